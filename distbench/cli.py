@@ -1,0 +1,196 @@
+"""Arguments to calls, `UserError` to a message and an exit code; nothing else happens here.
+
+Imports stand inside the commands: `--help` and `list` must not pay for what they do not use.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from distbench import __version__
+from distbench.spec.errors import UserError
+
+STARTED_AT = time.time()
+
+
+class Commands(click.Group):
+    """Turns the one error a user can mend into its message and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the chosen command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            click.echo(f"distbench: {error}", err=True)
+            ctx.exit(2)
+        except KeyboardInterrupt:
+            click.echo("distbench: interrupted", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="distbench")
+def main() -> None:
+    """Benchmark distributed PyTorch: what a parallelism plan costs on this hardware, and which part of it costs that.
+
+    \b
+    Example:
+      distbench run llama_2d --quick
+      distbench report
+    """
+
+
+@main.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a scenario.")
+def list_command(as_json: bool) -> None:
+    """List the shipped scenarios: mesh, tags and what each measures.
+
+    \b
+    Example:
+      distbench list --json
+    """
+    from distbench.spec import format_mesh, list_entries
+
+    entries = list_entries()
+    if as_json:
+        import json
+
+        fields = ("name", "mesh", "tags", "axes", "params", "summary")
+        rows = [{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries]
+        click.echo(json.dumps(rows, indent=1))
+        return
+    width = max((len(entry.name) for entry in entries), default=0)
+    meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)
+    for entry in entries:
+        click.echo(f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]")
+
+
+@main.command()
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
+@click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
+@click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
+@click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option("--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
+@click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def run(
+    scenarios: tuple[str, ...],
+    choices: tuple[str, ...],
+    mesh: str | None,
+    device: str | None,
+    quick: bool,
+    pipelined: int,
+    out: Path,
+    timeout: float,
+    log_dir: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure scenarios: one torchrun launch each, all cases of all their variants.
+
+    A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
+    process joins as a rank instead of starting any.
+
+    \b
+    Examples:
+      distbench run llama_2d --quick
+      distbench run cp_attention --set rotate=alltoall --mesh cp=4
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m distbench run llama_2d --mesh dp_shard=4,tp=4
+    """
+    import os
+
+    from distbench.launch import Request, jobs_of
+    from distbench.launch.ranks import joined_ranks
+    from distbench.spec import parse_mesh
+
+    joined = joined_ranks(os.environ)
+    request = Request(
+        targets=scenarios,
+        choices=choices,
+        mesh=parse_mesh(mesh) if mesh else None,
+        device=device,
+        quick=quick,
+        pipelined=pipelined,
+        out=out,
+        log_dir=log_dir,
+        timeout_s=timeout,
+        started_at=STARTED_AT,
+    )
+    silent = quiet or (joined is not None and joined.rank != 0)
+    sys.exit(_run_all(jobs_of(request, joined), joined, silent))
+
+
+def _run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
+    from distbench.display import display_for
+    from distbench.launch import launch
+
+    exit_codes = []
+    for job in jobs:
+        with display_for(job.scenario, silent) as display:
+            outcome = launch(job, joined, display)
+        if outcome.message:
+            click.echo(f"distbench: {job.scenario}: {outcome.message}", err=True)
+        if not silent and Path(job.run_file).exists():
+            counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
+            click.echo(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
+        exit_codes.append(outcome.exit_code)
+        if outcome.exit_code in (2, 130):
+            break
+    return max(exit_codes, default=0)
+
+
+def _relative(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+@main.command()
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN...]")
+@click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
+@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Also draw plots there, PNG and SVG.")
+@click.option("--group-by", metavar="COLUMN,...", help="Summarise cases by these columns instead of listing them.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder to look in.")
+def report(runs: tuple[Path, ...], form: str, plots: Path | None, group_by: str | None, out: Path) -> None:
+    """Show measured runs; without RUN, every scenario of the latest `distbench run`.
+
+    A RUN is a run file or a folder of run files.
+
+    \b
+    Examples:
+      distbench report --plots plots
+      distbench report results --format csv
+      distbench report --group-by kind,status
+    """
+    from distbench.report import render
+
+    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
+    shown = render(runs, out, form, plots, by)
+    for warning in shown.warnings:
+        click.echo(f"distbench: {warning}", err=True)
+    click.echo(shown.text)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
+
+    \b
+    Example:
+      distbench doctor
+    """
+    from distbench.doctor import examine, lines_of
+
+    found = examine()
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found, indent=1))
+    else:
+        click.echo("\n".join(lines_of(found)))
+    sys.exit(0 if found["usable"] else 1)

@@ -1,0 +1,112 @@
+"""What a person sees while ranks work: a live bar on a terminal, a plain line now and then elsewhere, or nothing."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol, TextIO
+
+PLAIN_EVERY_S = 10.0
+LONGEST_ID = 60
+
+
+class Display(Protocol):
+    """Shows the progress of one scenario."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One event of the ranks, as progress.py lists them."""
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class Plain:
+    """One line every few seconds, for logs.
+
+    Args:
+        scenario: its name.
+        stream: where lines go.
+        now: seconds, monotonic.
+    """
+
+    def __init__(self, scenario: str, stream: TextIO, now: Any = time.monotonic) -> None:
+        self._scenario = scenario
+        self._stream = stream
+        self._now = now
+        self._start = self._last = now()
+        self._done = self._total = 0
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Count, and print a line when the last one is old enough."""
+        if event["event"] == "plan":
+            self._total = event["num_cases"]
+            self._start = self._now()
+            self._line(f"{self._total} cases")
+        if event["event"] == "done":
+            self._done += 1
+            if event["status"] != "ok":
+                self._line(f"{event['id']}: {event['status']}")
+            elif self._now() - self._last >= PLAIN_EVERY_S:
+                self._line(f"{self._done} of {self._total} cases, about {self._left_s():.0f} s left")
+
+    def _left_s(self) -> float:
+        return (self._now() - self._start) / self._done * (self._total - self._done)
+
+    def _line(self, text: str) -> None:
+        self._last = self._now()
+        print(f"{self._scenario}: {text}", file=self._stream, flush=True)
+
+
+class Live:
+    """A bar over the scenario's cases, the running case and its samples, and the time left."""
+
+    def __init__(self, scenario: str, progress: Any) -> None:
+        self._progress = progress
+        self._scenario = scenario
+        self._task = progress.add_task(f"{scenario}: starting ranks", total=None, samples="")
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Move the bar."""
+        match event["event"]:
+            case "plan":
+                self._progress.update(self._task, total=event["num_cases"])
+            case "case":
+                text = f"{self._scenario}: {event['id'].partition('/')[2][:LONGEST_ID]}"
+                self._progress.update(self._task, description=text, samples="")
+            case "samples":
+                self._progress.update(self._task, samples=f"{event['count']} samples")
+            case "done":
+                self._progress.advance(self._task)
+            case "end":
+                self._progress.update(self._task, description=self._scenario, samples="")
+
+
+@contextlib.contextmanager
+def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
+    """The display that fits where standard error goes.
+
+    Args:
+        scenario: its name.
+        quiet: show nothing.
+    """
+    if quiet:
+        yield Quiet()
+    elif not sys.stderr.isatty():
+        yield Plain(scenario, sys.stderr)
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[samples]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+            yield Live(scenario, progress)

@@ -1,0 +1,123 @@
+"""What the machine is, as far as the standard library can tell; the worker adds what torch knows."""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ALLOWED_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_NTHREADS",
+    "NCCL_BUFFSIZE",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "SLURM_JOB_ID",
+    "SLURM_NNODES",
+)
+COMMAND_TIMEOUT_S = 10
+
+
+def host_facts() -> dict[str, Any]:
+    """Machine id, CPU, memory, git state, allowed environment variables and load of this host."""
+    return {
+        "machine": machine_name(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu_model": cpu_model(),
+        "num_cpus": available_cpus(),
+        "memory_bytes": memory_bytes(),
+        "variables": {name: os.environ[name] for name in ALLOWED_VARIABLES if name in os.environ},
+        "load_at_start": load_average(),
+        **git_state(),
+    }
+
+
+def machine_name() -> str:
+    """A short name for this machine, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
+    given = os.environ.get("DISTBENCH_MACHINE")
+    if given:
+        return slug(given)
+    digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
+    return f"{slug(platform.node() or 'host')}-{digest}"
+
+
+def slug(text: str) -> str:
+    """Letters, digits, dot, underscore and dash of `text`; every other run of characters becomes one dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unnamed"
+
+
+def cpu_model() -> str:
+    """The CPU's own name where the system gives one, else its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
+
+
+def available_cpus() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Physical memory in bytes, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def load_average() -> list[float] | None:
+    """1, 5 and 15 minute load averages, or None where the system has none."""
+    try:
+        return [round(value, 2) for value in os.getloadavg()]
+    except OSError:
+        return None
+
+
+def git_state() -> dict[str, Any]:
+    """Commit and dirtiness of the repository that the command was started in; None outside of one."""
+    commit = _output(["git", "rev-parse", "HEAD"])
+    if not commit:
+        return {"git_commit": None, "git_dirty": None}
+    return {"git_commit": commit.strip(), "git_dirty": bool(_output(["git", "status", "--porcelain"]))}
+
+
+def gpu_count() -> int:
+    """CUDA devices this process may use, counted without importing torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    if shutil.which("nvidia-smi"):
+        listed = _output(["nvidia-smi", "--list-gpus"])
+        if listed is not None:
+            return len([line for line in listed.splitlines() if line.startswith("GPU ")])
+    return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,72 @@
+"""Why a launch ended as it did, in one sentence, from what the ranks and torchrun left behind."""
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LAUNCH_LOG = "launch.log"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a launch failed.
+
+    Args:
+        kind: "user" and "storage" for what the user can mend, "raised" or "killed" for the rest.
+        message: one sentence.
+        rank: the rank that failed first, where known.
+    """
+
+    kind: str
+    message: str
+    rank: int | None = None
+
+
+def cause_of(log_dir: Path, exit_code: int) -> Cause:
+    """The first failure of a launch that ended with a non-zero exit code.
+
+    Args:
+        log_dir: the launch's log folder.
+        exit_code: of torchrun, or of the worker itself.
+    """
+    failures = sorted((_read(path) for path in log_dir.glob("failure-rank*.json")), key=lambda record: record["at"])
+    if failures:
+        first = failures[0]
+        message = first["message"]
+        if first["kind"] == "raised":
+            message = f"rank {first['rank']} raised {message}; its traceback is in {log_dir / _rank_log(first['rank'])}"
+        return Cause(first["kind"], message, first["rank"])
+    if found := _killed_rank(log_dir / LAUNCH_LOG):
+        rank, code = found
+        return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
+    return Cause("killed", f"the launch {_how(exit_code)}; see {log_dir / LAUNCH_LOG}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def _rank_log(rank: int) -> str:
+    return f"rank{rank}.log"
+
+
+def _killed_rank(launch_log: Path) -> tuple[int, int] | None:
+    """(rank, exit code) that torchrun names as the root cause."""
+    text = launch_log.read_text(encoding="utf-8", errors="replace") if launch_log.is_file() else ""
+    root = text.rpartition("Root Cause")[2]
+    match = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", root, re.DOTALL)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def _how(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"was killed by {name}"

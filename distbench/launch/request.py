@@ -1,0 +1,141 @@
+"""What the user asked for, checked and turned into jobs: one a scenario. Nothing is started here."""
+
+import datetime
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distbench.environment import gpu_count, host_facts, slug
+from distbench.launch.ranks import Joined
+from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
+from distbench.spec.job import axis_names, parse_choices, variants_of
+from distbench.spec.mesh import mesh_size
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One `distbench run` command.
+
+    Args:
+        targets: scenarios by name, file, or file::name.
+        choices: texts of --set.
+        mesh: mesh dim name to size, or None for the scenario's own.
+        device: "cpu", "cuda", or None to use CUDA where there is a GPU.
+        quick: quick sizes and settings.
+        pipelined: iterations timed back to back per sample, or 1.
+        out: results folder.
+        log_dir: folder for ranks' logs, or None for one beside each run file.
+        timeout_s: seconds without progress after which a launch is given up.
+        started_at: seconds since the epoch when the command began.
+    """
+
+    targets: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    mesh: Mapping[str, int] | None = None
+    device: str | None = None
+    quick: bool = False
+    pipelined: int = 1
+    out: Path = Path("results")
+    log_dir: Path | None = None
+    timeout_s: float = 300.0
+    started_at: float = 0.0
+
+
+def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
+    """One job a scenario, all checked before the first is started.
+
+    Raises:
+        UserError: an unknown scenario, axis or value, or a mesh that does not fit the ranks.
+    """
+    entries = _distinct([entry for target in request.targets for entry in find(target)])
+    facts = host_facts()
+    num_gpus = gpu_count()
+    device = request.device or ("cuda" if num_gpus else "cpu")
+    if device == "cuda" and not num_gpus:
+        raise UserError("--device cuda: no CUDA device is visible here; use --device cpu, or `distbench doctor`")
+    invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
+    _check_choices(request, entries)
+    return [_job(request, entry, device, num_gpus, joined, invocation_id, facts) for entry in entries]
+
+
+def _distinct(entries: list[Entry]) -> list[Entry]:
+    return list({(entry.file, entry.name): entry for entry in entries}.values())
+
+
+def _check_choices(request: Request, entries: list[Entry]) -> None:
+    """A --set that only some of several scenarios know applies to those; one that none knows is an error."""
+    for text in request.choices:
+        name = text.partition("=")[0]
+        if len(entries) > 1 and not any(name in entry.params for entry in entries):
+            known = sorted({name for entry in entries for name in entry.params})
+            raise UserError(f"--set {name}: none of these scenarios has that axis; they have {', '.join(known)}")
+
+
+def _job(
+    request: Request,
+    entry: Entry,
+    device: str,
+    num_gpus: int,
+    joined: Joined | None,
+    invocation_id: str,
+    facts: dict[str, object],
+) -> Job:
+    several = len(request.targets) > 1 or any("::" not in target and target.endswith(".py") for target in request.targets)
+    texts = [text for text in request.choices if not several or text.partition("=")[0] in entry.params]
+    variants = variants_of(entry, parse_choices(texts, entry.params), request.quick)
+    commit = str(facts.get("git_commit") or "nogit")[:8]
+    name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
+    folder = request.out / str(facts["machine"])
+    settings = Settings.quick() if request.quick else Settings()
+    return Job(
+        run_id=name,
+        invocation_id=invocation_id,
+        scenario=entry.name,
+        file=str(entry.file),
+        variants=variants,
+        axes=axis_names(variants, entry),
+        mesh=mesh_for(entry, request.mesh, device, num_gpus, joined),
+        device=device,
+        settings=replace(settings, iterations_per_sample=request.pipelined),
+        run_file=str((folder / f"{name}.jsonl").resolve()),
+        log_dir=str(((request.log_dir or folder / "logs") / name).resolve()),
+        timeout_s=request.timeout_s,
+        started_at=request.started_at,
+        environment=dict(facts),
+    )
+
+
+def mesh_for(
+    entry: Entry, asked: Mapping[str, int] | None, device: str, num_gpus: int, joined: Joined | None
+) -> dict[str, int]:
+    """The mesh of a job: the one asked for, or the scenario's own fitted to the ranks there are.
+
+    A mesh dim that the scenario declares and --mesh leaves out has size 1.
+
+    Raises:
+        UserError: the mesh asked for does not multiply to the ranks.
+    """
+    ranks = joined.world_size if joined else (num_gpus if device == "cuda" else None)
+    if asked is None:
+        return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
+    mesh = {**{name: asked.get(name, 1) for name in entry.mesh}, **asked}
+    wanted = mesh_size(mesh)
+    if joined and wanted != joined.world_size:
+        raise UserError(
+            f"mesh {format_mesh(mesh)} needs {wanted} ranks, the launcher started {joined.world_size}; "
+            f"give sizes that multiply to {joined.world_size}"
+        )
+    if not joined and device == "cuda" and wanted > num_gpus:
+        raise UserError(
+            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_gpus} CUDA devices; "
+            f"give sizes that multiply to at most {num_gpus}, or --device cpu"
+        )
+    return mesh
+
+
+def _utc(moment: float) -> str:
+    return datetime.datetime.fromtimestamp(moment, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -1,0 +1,235 @@
+"""The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
+
+Line 1 is the run (schema_version, run_id, job, environment), then one line a case, flushed and fsynced as it ends,
+then a footer. A file with no footer is an interrupted run; every case in it still counts.
+
+History of schema_version:
+    1: first version.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from distbench.spec.errors import UserError
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
+DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
+
+Record = dict[str, Any]
+UPGRADES: dict[int, Callable[[Record], Record]] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing measured.
+
+    Args:
+        id: stable join key, kind/dtype[shape]/what/how.
+        kind: "collective", "redistribute" or "step".
+        params: what tells it apart, as columns for a report.
+    """
+
+    id: str
+    kind: str
+    params: Record = field(default_factory=dict)
+
+
+@dataclass
+class CaseResult:
+    """What one case gave.
+
+    Args:
+        case: the case.
+        status: one of STATUSES.
+        samples_s: seconds of each sample on its slowest rank.
+        phases_s: phase name to seconds of each sample on that phase's slowest rank.
+        rank_median_s: each rank's median, seconds.
+        payload_bytes: S as nccl-tests has it for a collective; the global tensor's bytes for a redistribution.
+        wire_bytes: bytes that one rank must send, by the algorithm's own count.
+        group_size: ranks in one group.
+        mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
+        backend: "gloo" or "nccl".
+        backend_op: what the backend really runs for it.
+        stop_reason: what ended sampling: "precise", "max_samples" or "max_case_s".
+        counters: any other number or short text of the case.
+        error: one sentence, when status is not ok.
+    """
+
+    case: Case
+    status: str
+    samples_s: list[float] = field(default_factory=list)
+    phases_s: dict[str, list[float]] = field(default_factory=dict)
+    rank_median_s: list[float] = field(default_factory=list)
+    payload_bytes: int | None = None
+    wire_bytes: int | None = None
+    group_size: int | None = None
+    mesh_dim: str | None = None
+    backend: str | None = None
+    backend_op: str | None = None
+    stop_reason: str | None = None
+    counters: Record = field(default_factory=dict)
+    error: str | None = None
+
+    def to_record(self) -> Record:
+        """As one JSON line's data."""
+        return {"type": "case", **asdict(self)}
+
+
+@dataclass
+class Run:
+    """One run file, read.
+
+    Args:
+        path: the file.
+        header: its first line.
+        cases: one record a case, in file order, each with the fields of CaseResult.
+        footer: its last line, or None when the run was interrupted.
+        warnings: sentences about lines that could not be read.
+    """
+
+    path: Path
+    header: Record
+    cases: list[Record]
+    footer: Record | None
+    warnings: list[str]
+
+
+def append(path: Path, record: Record) -> None:
+    """Append one record as a line, and return when it is on the disk.
+
+    A line that a killed writer left unfinished is closed first, so that this record stands on a line of its own.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written.
+    """
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_run(path: Path) -> Run:
+    """Read one run file, whatever state it was left in, and bring it to the present schema.
+
+    Raises:
+        UserError: it cannot be read, its first line is no run header, or a newer distbench wrote it.
+    """
+    warnings: list[str] = []
+    try:
+        records = list(_records(path, warnings))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"run file {path} cannot be read: {error}") from error
+    if not records or records[0].get("type") != "run":
+        raise UserError(f"{path} is no distbench run file (its first line is no run header); give a results/*.jsonl file")
+    version = records[0].get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise UserError(
+            f"run file {path} has schema version {version}, this distbench reads up to {SCHEMA_VERSION}; update distbench"
+        )
+    for step in range(version, SCHEMA_VERSION):
+        records = [UPGRADES[step](record) for record in records]
+    footers = [record for record in records if record.get("type") == "footer"]
+    cases = [record for record in records if record.get("type") == "case"]
+    if not footers:
+        warnings.append(f"{path.name} has no footer: the run was interrupted; its {len(cases)} finished cases are shown")
+    return Run(path, records[0], cases, footers[-1] if footers else None, warnings)
+
+
+def _records(path: Path, warnings: list[str]) -> Iterator[Record]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and _well_formed(record):
+                yield record
+            else:
+                warnings.append(f"{path.name}, line {number}: not a whole record (cut short or corrupt); left out")
+
+
+def _well_formed(record: Record) -> bool:
+    if record.get("type") != "case":
+        return True
+    case = record.get("case")
+    samples = record.get("samples_s", [])
+    return (
+        isinstance(case, dict)
+        and isinstance(case.get("id"), str)
+        and record.get("status") in STATUSES
+        and isinstance(samples, list)
+        and all(isinstance(sample, int | float) for sample in samples)
+    )
+
+
+def median(values: Sequence[float]) -> float:
+    """The sample median; nan for none."""
+    ordered = sorted(values)
+    if not ordered:
+        return math.nan
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+@lru_cache(maxsize=4096)
+def median_ci_ranks(count: int) -> tuple[int, int]:
+    """0-based ranks of the order statistics that bound the median with at least 95 % confidence.
+
+    Distribution-free: the number of samples below the median is Binomial(count, 1/2) (Conover, Practical
+    Nonparametric Statistics, 3.2). Below 6 samples no pair of ranks reaches 95 %; the extremes are given.
+    """
+    if count < 6:
+        return 0, count - 1
+    tail, lower, total = 0.0, 0, 2.0**-count if count <= 1000 else 0.0
+    if total == 0.0:
+        lower = math.floor((count - 1.959964 * math.sqrt(count)) / 2)
+        return max(lower - 1, 0), min(count - lower, count - 1)
+    mass = total
+    while tail + mass <= 0.025:
+        tail += mass
+        mass *= (count - lower) / (lower + 1)
+        lower += 1
+    return lower - 1, count - lower
+
+
+def median_ci(values: Sequence[float]) -> tuple[float, float]:
+    """Lower and upper bound of the median's 95 % confidence interval; (nan, nan) for no values."""
+    if not values:
+        return math.nan, math.nan
+    ordered = sorted(values)
+    low, high = median_ci_ranks(len(ordered))
+    return ordered[low], ordered[high]
+
+
+def busbw_factor(op: str, group_size: int) -> float:
+    """What algbw = S/t is multiplied by to give busbw, as nccl-tests' PERFORMANCE.md derives it.
+
+    Args:
+        op: a name out of COLLECTIVE_OPS, or "send_recv".
+        group_size: ranks in the group that ran it (not the world's).
+
+    Raises:
+        ValueError: an op that has no factor here.
+    """
+    n = group_size
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (n - 1) / n
+    if op in ("broadcast", "send_recv"):
+        return 1.0
+    raise ValueError(f"no busbw factor is known for {op!r}")

@@ -1,0 +1,36 @@
+"""What to run, as plain data. This room knows nothing of torch: a scenario is found by reading its source."""
+
+from distbench.spec.discovery import Entry, find, list_entries
+from distbench.spec.errors import UserError
+from distbench.spec.job import Job, Settings
+from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
+from distbench.spec.plan import (
+    Collectives,
+    CpPlan,
+    FsdpPlan,
+    ParallelPlan,
+    Redistributions,
+    Scenario,
+    placement_pairs,
+    scenario,
+)
+
+__all__ = [
+    "Collectives",
+    "CpPlan",
+    "Entry",
+    "FsdpPlan",
+    "Job",
+    "ParallelPlan",
+    "Redistributions",
+    "Scenario",
+    "Settings",
+    "UserError",
+    "find",
+    "fit_mesh",
+    "format_mesh",
+    "list_entries",
+    "parse_mesh",
+    "placement_pairs",
+    "scenario",
+]

@@ -1,0 +1,141 @@
+"""Finds scenarios by reading source with `ast`: listing them costs milliseconds and imports nothing of theirs."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.mesh import check_mesh_dims
+
+PACKAGE = Path(__file__).resolve().parent.parent
+HEADER_ARGUMENTS = ("mesh", "axes", "quick", "tags")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One scenario as its source declares it.
+
+    Args:
+        name: the function's name.
+        file: the file that holds it.
+        mesh: default mesh, mesh dim name to size.
+        axes: parameter name to the values it runs through.
+        quick: parameter name to its value under --quick.
+        tags: words to find it by.
+        summary: first line of its docstring.
+        params: parameter name to default value.
+    """
+
+    name: str
+    file: Path
+    mesh: dict[str, int]
+    axes: dict[str, tuple[Any, ...]]
+    quick: dict[str, Any]
+    tags: tuple[str, ...]
+    summary: str
+    params: dict[str, Any]
+
+
+def scenario_folder() -> Path:
+    """The shipped scenarios: beside the package in a checkout, inside it when installed as a wheel."""
+    inside = PACKAGE / "scenarios"
+    return inside if inside.is_dir() else PACKAGE.parent / "scenarios"
+
+
+def list_entries() -> list[Entry]:
+    """Every shipped scenario, by name.
+
+    Raises:
+        UserError: a file cannot be parsed or a header is not literal.
+    """
+    found = [entry for file in sorted(scenario_folder().glob("*.py")) for entry in read_entries(file)]
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def find(target: str) -> list[Entry]:
+    """Scenarios meant by a name, `path/file.py` (all of it) or `path/file.py::name`.
+
+    Raises:
+        UserError: no such scenario or file, with the nearest names.
+    """
+    path, separator, name = target.partition("::")
+    if separator or path.endswith(".py"):
+        file = Path(path)
+        if not file.is_file():
+            raise UserError(f"scenario file {path!r} does not exist; give a path to a .py file, or a name")
+        entries, place = read_entries(file), f"in {path}"
+        name = name or "*"
+    else:
+        entries, place, name = list_entries(), "among the shipped scenarios", target
+    chosen = [entry for entry in entries if name in ("*", entry.name)]
+    if not chosen:
+        names = [entry.name for entry in entries]
+        hint = nearest(name, names) if name != "*" else "decorate a function with @scenario(mesh={...})"
+        raise UserError(f"no scenario {name!r} {place} ({hint}); `distbench list` shows all")
+    return chosen
+
+
+def read_entries(file: Path) -> list[Entry]:
+    """Scenarios that a file declares, in its order.
+
+    Raises:
+        UserError: the file cannot be read or parsed, or a header is not literal.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    except SyntaxError as error:
+        where = f"{file}, line {error.lineno}"
+        raise UserError(f"scenario file {where} is not valid Python: {error.msg}; mend that line") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"scenario file {file} cannot be read: {error}") from error
+    return list(_entries_of(tree, file))
+
+
+def _entries_of(tree: ast.Module, file: Path) -> Iterator[Entry]:
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and _called_name(decorator) == "scenario":
+                yield _entry(node, decorator, file)
+
+
+def _called_name(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
+    where = f"{file}:{decorator.lineno}, scenario {node.name!r}"
+    header = {keyword.arg or "**": _literal(keyword.value, where) for keyword in decorator.keywords}
+    for argument in header:
+        if argument not in HEADER_ARGUMENTS:
+            raise UserError(f"{where}: @scenario takes no {argument!r}; it takes {', '.join(HEADER_ARGUMENTS)}")
+    if decorator.args or not isinstance(header.get("mesh"), dict) or not header["mesh"]:
+        raise UserError(f"{where}: @scenario needs its mesh by name; write @scenario(mesh={{'tp': 2}})")
+    check_mesh_dims(header["mesh"])
+    params = {
+        argument.arg: _literal(default, where)
+        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        if default is not None
+    }
+    if node.args.args or node.args.posonlyargs or len(params) != len(node.args.kwonlyargs):
+        raise UserError(f"{where}: every parameter must be keyword-only with a literal default; write def f(*, x=1)")
+    axes = {name: tuple(values) for name, values in dict(header.get("axes") or {}).items()}
+    quick = dict(header.get("quick") or {})
+    for name in (*axes, *quick):
+        if name not in params:
+            raise UserError(f"{where}: {name!r} is no parameter of the function ({nearest(name, params)})")
+    summary = (ast.get_docstring(node) or "").partition("\n")[0]
+    tags = tuple(header.get("tags") or ())
+    return Entry(node.name, file.resolve(), dict(header["mesh"]), axes, quick, tags, summary, params)
+
+
+def _literal(node: ast.expr, where: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        text = ast.unparse(node)
+        raise UserError(f"{where}: {text!r} is not a literal; headers and defaults are read, not run") from error

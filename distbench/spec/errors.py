@@ -1,0 +1,20 @@
+"""The one error a user can mend. The CLI prints its message and exits with 2; nothing else is caught there."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user can fix: one sentence that says what was given, what is allowed and what to do next."""
+
+
+def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
+    """Up to `count` names of `allowed` closest to `given`, as text; all of them, shortened, when none is close."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(given, names, n=count, cutoff=0.5)
+    if close:
+        return "nearest: " + ", ".join(close)
+    if not names:
+        return "there are none"
+    shown = ", ".join(names[:8])
+    return f"there are: {shown}" + (", ..." if len(names) > 8 else "")

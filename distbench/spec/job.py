@@ -1,0 +1,154 @@
+"""A job: everything one launch needs to know, in one JSON file. The parent writes it, every rank reads it."""
+
+import ast
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distbench.spec.discovery import Entry
+from distbench.spec.errors import UserError, nearest
+
+Variant = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how precisely to measure one case.
+
+    Args:
+        warmup_iterations: iterations thrown away before the first sample, at every case.
+        min_samples: samples taken whatever they cost.
+        max_samples: samples after which a case ends.
+        max_case_s: seconds of timed iterations after which a case ends.
+        target_ci: width of the median's 95 % confidence interval, as a share of the median, that ends a case.
+        iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
+        seed: for data, initial parameters and the order of cases.
+    """
+
+    warmup_iterations: int = 3
+    min_samples: int = 15
+    max_samples: int = 2000
+    max_case_s: float = 1.0
+    target_ci: float = 0.02
+    iterations_per_sample: int = 1
+    seed: int = 20260101
+
+    @classmethod
+    def quick(cls) -> "Settings":
+        """A look, not a measurement to keep: fewer samples, less time a case."""
+        return cls(warmup_iterations=2, min_samples=5, max_samples=100, max_case_s=0.15, target_ci=0.05)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch: one scenario, all its variants, on one mesh.
+
+    Args:
+        run_id: names the run file; unique.
+        invocation_id: shared by all runs of one command.
+        scenario: the scenario's name.
+        file: the file that declares it.
+        variants: one dict of parameters each, in the order they run.
+        axes: names of the parameters that tell the variants apart.
+        mesh: mesh dim name to size.
+        device: "cpu" or "cuda".
+        settings: see Settings.
+        run_file: where results go.
+        log_dir: where each rank's log goes.
+        timeout_s: seconds without progress after which the launch is given up.
+        started_at: seconds since the epoch when the command began.
+        environment: what the parent knows of the machine.
+    """
+
+    run_id: str
+    invocation_id: str
+    scenario: str
+    file: str
+    variants: list[Variant]
+    axes: list[str]
+    mesh: dict[str, int]
+    device: str
+    settings: Settings
+    run_file: str
+    log_dir: str
+    timeout_s: float
+    started_at: float
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain JSON data, ordered as declared."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, path: Path) -> "Job":
+        """The job that `save` wrote."""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**record, "settings": Settings(**record["settings"])})
+
+    def save(self, path: Path) -> None:
+        """Write the job as JSON."""
+        path.write_text(json.dumps(self.to_record(), indent=1), encoding="utf-8")
+
+
+def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
+    """All combinations of the axes, the user's choices first, the quick sizes for what the user left unset.
+
+    Args:
+        entry: the scenario.
+        chosen: parameter name to the values that the user gave with --set.
+        quick: whether --quick was given.
+
+    Raises:
+        UserError: a name that is no parameter of the scenario.
+    """
+    for name in chosen:
+        if name not in entry.params:
+            raise UserError(f"scenario {entry.name!r} has no axis or parameter {name!r} ({nearest(name, entry.params)})")
+    base: dict[str, tuple[Any, ...]] = {name: (default,) for name, default in entry.params.items()}
+    sweeps = {**base, **entry.axes}
+    if quick:
+        sweeps |= {name: (value,) for name, value in entry.quick.items()}
+    sweeps |= {name: tuple(values) for name, values in chosen.items()}
+    return [dict(zip(sweeps, values, strict=True)) for values in itertools.product(*sweeps.values())]
+
+
+def axis_names(variants: Sequence[Variant], entry: Entry) -> list[str]:
+    """Parameters that tell the variants apart: the declared axes, and whatever else takes several values."""
+    return [
+        name
+        for name in (variants[0] if variants else {})
+        if name in entry.axes or len({repr(variant[name]) for variant in variants}) > 1
+    ]
+
+
+def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """`["rotate=allgather,alltoall"]` to `{"rotate": ["allgather", "alltoall"]}`, each value of its default's type.
+
+    Raises:
+        UserError: a text that is not NAME=VALUE, a name given twice, or a value of another type.
+    """
+    chosen: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise UserError(f"--set {text!r} is not AXIS=VALUE; write for example --set rotate=alltoall")
+        if name in chosen:
+            raise UserError(f"--set {name} is given twice; give all its values at once: --set {name}=A,B")
+        chosen[name] = [_typed(name, value, params.get(name)) for value in values.split(",")]
+    return chosen
+
+
+def _typed(name: str, text: str, default: Any) -> Any:
+    if isinstance(default, str):
+        return text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    wanted = type(default)
+    if default is not None and not isinstance(value, wanted) and not (wanted is float and isinstance(value, int)):
+        raise UserError(f"--set {name}={text}: {name} takes {wanted.__name__} values such as {default!r}")
+    return value

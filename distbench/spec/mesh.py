@@ -1,0 +1,69 @@
+"""Device meshes as ordered {mesh dim name: size}; torch sees them only in the worker."""
+
+import math
+from collections.abc import Mapping
+
+from distbench.spec.errors import UserError
+
+MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+Mesh = dict[str, int]
+
+
+def parse_mesh(text: str) -> Mesh:
+    """`"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`.
+
+    Raises:
+        UserError: a part is not name=size, a name is unknown or given twice, or a size is not a positive integer.
+    """
+    mesh: Mesh = {}
+    for part in text.split(","):
+        name, equals, size = part.strip().partition("=")
+        if not equals or not size.isdecimal() or int(size) < 1:
+            raise UserError(f"mesh part {part!r} is not NAME=SIZE; write for example --mesh dp_shard=2,tp=2")
+        if name in mesh:
+            raise UserError(f"mesh dim {name!r} is given twice in {text!r}; give each mesh dim once")
+        mesh[name] = int(size)
+    check_mesh_dims(mesh)
+    return mesh
+
+
+def check_mesh_dims(mesh: Mapping[str, int]) -> None:
+    """Refuse mesh dim names that no plan knows.
+
+    Raises:
+        UserError: a name is not one of MESH_DIMS.
+    """
+    for name in mesh:
+        if name not in MESH_DIMS:
+            raise UserError(f"mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
+
+
+def format_mesh(mesh: Mapping[str, int]) -> str:
+    """`{"dp_shard": 2, "tp": 2}` to `"dp_shard=2,tp=2"`."""
+    return ",".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
+    """The declared mesh adapted to another number of ranks, mesh dims and their order kept.
+
+    The last mesh dims are the fastest links, so they keep as much of their declared size as divides what is left;
+    the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
+
+    Args:
+        declared: mesh dim name to size, as the scenario's header has it.
+        world_size: number of ranks to fill exactly.
+    """
+    left = world_size
+    fitted: Mesh = {}
+    first, *rest = declared
+    for name in reversed(rest):
+        fitted[name] = math.gcd(declared[name], left)
+        left //= fitted[name]
+    fitted[first] = left
+    return {name: fitted[name] for name in declared}
+
+
+def mesh_size(mesh: Mapping[str, int]) -> int:
+    """Number of ranks the mesh needs."""
+    return math.prod(mesh.values())

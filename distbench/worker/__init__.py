@@ -1,0 +1,1 @@
+"""Everything that touches torch. One process here is one rank."""

@@ -1,0 +1,72 @@
+"""`python -m distbench.worker JOB.json`, started by torchrun (or by whoever set the rank variables)."""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from distbench.spec import Job
+
+STARTED_AT = time.time()
+PR_SET_PDEATHSIG = 1
+
+
+def main(job_path: str) -> int:
+    """Run one rank of a job; its exit code."""
+    from distbench.spec import UserError
+    from distbench.worker.failure import RankFailed, StorageFailed, one_line, report_failure
+
+    job = Job.load(Path(job_path))
+    rank = int(os.environ.get("RANK", "0"))
+    log_dir = Path(job.log_dir)
+    _die_with_parent()
+    _log_to(log_dir / f"rank{rank}.log")
+    (log_dir / f"rank{rank}.pid").write_text(str(os.getpid()))
+    try:
+        _run(job)
+    except (UserError, StorageFailed, RankFailed) as error:
+        kinds: dict[type[Exception], str] = {UserError: "user", StorageFailed: "storage"}
+        report_failure(log_dir, rank, kinds.get(type(error), "raised"), str(error))
+    except Exception as error:
+        traceback.print_exc()
+        report_failure(log_dir, rank, "raised", one_line(error))
+    else:
+        return 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of a process group whose other ranks hang would keep this rank from ending.
+    os._exit(1)
+
+
+def _run(job: Job) -> None:
+    from distbench.worker.stopwatch import Stopwatch
+
+    stopwatch = Stopwatch()
+    stopwatch.add("launch", max(STARTED_AT - job.started_at, 0.0))
+    with stopwatch.on("imports"):
+        from distbench.worker.session import run_session
+    run_session(job, stopwatch)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this rank when its launcher dies, so that no launch leaves orphans (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _log_to(path: Path) -> None:
+    """Send everything this rank prints to its own log; SIGUSR1 adds the stack of every thread."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,32 @@
+"""How a rank that cannot go on says why: a file of its own that the parent reads when the launch has ended."""
+
+import json
+import time
+from pathlib import Path
+
+
+class RankFailed(Exception):
+    """This rank failed where the others did not; the launch must end."""
+
+
+class StorageFailed(Exception):
+    """The results folder took no more: full, or gone. Everything written before is kept."""
+
+
+def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
+    """Write `failure-rank<N>.json`.
+
+    Args:
+        log_dir: where each rank's log is.
+        rank: this rank.
+        kind: "user" for what the user can mend, "storage" for a full disk, "raised" for anything else.
+        message: one sentence.
+    """
+    record = {"rank": rank, "kind": kind, "message": message, "at": time.time()}
+    (log_dir / f"failure-rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line: its type and the first line of its message."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,49 @@
+"""Peak memory of a stretch of work: the allocator's own count on CUDA, the growth of resident memory on CPU."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """Counts from the moment it is made until `read`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            self._start = _resident("VmRSS") if _reset_peak() else None
+
+    def read(self) -> dict[str, Any]:
+        """Bytes: `peak_allocated_bytes` and `peak_reserved_bytes` on CUDA; `peak_growth_bytes` on CPU, None where
+        the system does not tell."""
+        if self._device.type == "cuda":
+            return {
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+            }
+        peak = _resident("VmHWM")
+        known = self._start is not None and peak is not None
+        return {"peak_growth_bytes": max(peak - self._start, 0) if known else None}  # type: ignore[operator]
+
+
+def _reset_peak() -> bool:
+    try:
+        CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _resident(field: str) -> int | None:
+    try:
+        match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match.group(1)) * 1024 if match else None

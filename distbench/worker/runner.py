@@ -1,0 +1,145 @@
+"""Runs cases one after another: open, warm up, time, check, and append a line; one bad case never costs the others."""
+
+import contextlib
+import datetime
+import os
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from distbench.progress import Teller
+from distbench.results import CaseResult, append
+from distbench.spec import Settings, UserError
+from distbench.worker.bench import Bench, Prepared
+from distbench.worker.clocks import CudaClock, HostClock
+from distbench.worker.failure import RankFailed, StorageFailed, one_line
+from distbench.worker.measure import Meter, Ranks, Samples
+from distbench.worker.place import Place
+from distbench.worker.stopwatch import Stopwatch
+from distbench.worker.torch_internals import Unsupported
+
+AGREEMENT_TIMEOUT = datetime.timedelta(seconds=10)
+
+
+class Runner:
+    """One rank's part in measuring a list of cases.
+
+    Args:
+        place: this rank's place.
+        store: the launch's key-value store, through which ranks agree on failures.
+        settings: when to stop sampling.
+        run_file: where rank 0 appends results.
+        teller: where rank 0 tells its progress.
+        stopwatch: where this rank's time is counted.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        store: dist.Store,
+        settings: Settings,
+        run_file: Path,
+        teller: Teller,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._place = place
+        self._store = store
+        self._run_file = run_file
+        self._teller = teller
+        self._stopwatch = stopwatch
+        clock = CudaClock() if place.device.type == "cuda" else HostClock()
+        shared = clock.shared_between_ranks and len(set(place.gather(os.uname().nodename))) == 1
+        ranks = Ranks(place.control, place.device)
+        self._repeats = settings.iterations_per_sample
+        self._meter = Meter(ranks, clock, settings, shared, teller.tell_samples)
+
+    def run(self, benches: Sequence[Bench]) -> None:
+        """Measure every case, in order.
+
+        Raises:
+            UserError: a case is declared wrongly.
+            RankFailed: this rank failed alone, so the others wait for it in vain.
+            StorageFailed: a result could not be written.
+        """
+        for index, bench in enumerate(benches):
+            self._teller.tell("case", index=index, id=bench.case.id)
+            result = self._outcome(index, bench)
+            result.backend = self._place.backend
+            self.save(result.to_record())
+            self._teller.tell("done", id=bench.case.id, status=result.status, spent_s=self._stopwatch.spent_s)
+
+    def save(self, record: dict[str, Any]) -> None:
+        """Rank 0 appends a record to the run file; the other ranks do nothing.
+
+        Raises:
+            StorageFailed: the disk is full or the folder is gone.
+        """
+        if self._place.rank != 0:
+            return
+        try:
+            append(self._run_file, record)
+        except OSError as error:
+            raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
+
+    def _outcome(self, index: int, bench: Bench) -> CaseResult:
+        try:
+            return self._measure(bench)
+        except UserError:
+            raise
+        except Unsupported as reason:
+            status, message = "unsupported", str(reason)
+        except Exception as error:
+            traceback.print_exc()
+            status, message = "raised", one_line(error)
+        self._agree(index, message)
+        return CaseResult(bench.case, status, error=message)
+
+    def _agree(self, index: int, message: str) -> None:
+        """Return when every rank failed this case too; a rank that failed alone must end the launch."""
+        self._store.set(f"distbench/failed/{index}/{self._place.rank}", message)
+        keys = [f"distbench/failed/{index}/{rank}" for rank in range(dist.get_world_size())]
+        try:
+            self._store.wait(keys, AGREEMENT_TIMEOUT)
+        except RuntimeError as error:
+            raise RankFailed(message) from error
+
+    def _measure(self, bench: Bench) -> CaseResult:
+        watch = self._stopwatch
+        with contextlib.ExitStack() as opened:
+            with watch.on("set-up"):
+                prepared = opened.enter_context(bench.open())
+            with watch.on("warm-up"):
+                estimate_s = self._meter.warm_up(prepared.call)
+            samples = self._meter.measure(prepared.call, prepared.phases, estimate_s)
+            watch.add("timed", sum(samples.samples_s) * self._repeats)
+            with watch.on("checking"):
+                wrong = self._check(prepared)
+            return self._result(bench, prepared, samples, wrong)
+
+    def _check(self, prepared: Prepared) -> str | None:
+        found = self._place.gather(prepared.check())
+        wrong = [f"rank {rank}: {message}" for rank, message in enumerate(found) if message]
+        return wrong[0] if wrong else None
+
+    def _result(self, bench: Bench, prepared: Prepared, samples: Samples, wrong: str | None) -> CaseResult:
+        fields = dict(prepared.fields)
+        counters = {
+            **fields.pop("counters", {}),
+            "entry_skew_s": samples.entry_skew_s,
+            "isolated_s": samples.isolated_s,
+            **prepared.after(),
+        }
+        return CaseResult(
+            case=bench.case,
+            status="wrong" if wrong else "ok",
+            error=wrong,
+            samples_s=samples.samples_s,
+            phases_s=samples.phases_s,
+            rank_median_s=samples.rank_median_s,
+            stop_reason=samples.stop_reason,
+            counters=counters,
+            **fields,
+        )

@@ -1,0 +1,144 @@
+"""One rank's life: process group, mesh, cases, tear down."""
+
+import contextlib
+import datetime
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from distbench.progress import FILE_NAME, Teller
+from distbench.results import SCHEMA_VERSION
+from distbench.spec import Job, Scenario, UserError
+from distbench.spec.job import Variant
+from distbench.worker.bench import Bench
+from distbench.worker.environment import torch_facts
+from distbench.worker.place import Place
+from distbench.worker.runner import Runner
+from distbench.worker.stopwatch import Stopwatch
+from distbench.worker.workloads import benches_of
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The launch's ranks, connected.
+
+    Args:
+        place: this rank's place.
+        store: the launch's key-value store.
+    """
+
+    place: Place
+    store: dist.Store
+
+
+def run_session(job: Job, stopwatch: Stopwatch) -> None:
+    """Measure every case of the job.
+
+    Raises:
+        UserError: the scenario or its plan is declared wrongly.
+        RankFailed: this rank failed alone.
+        StorageFailed: a result could not be written.
+    """
+    with stopwatch.on("set-up"):
+        function = load_scenario(Path(job.file), job.scenario)
+        connected = connected_ranks(job)
+    with connected as ranks:
+        place = ranks.place
+        teller = Teller(Path(job.log_dir) / FILE_NAME if place.rank == 0 else None)
+        teller.tell("connected")
+        with stopwatch.on("set-up"):
+            benches = all_benches(job, function, place)
+            runner = Runner(place, ranks.store, job.settings, Path(job.run_file), teller, stopwatch)
+            runner.save(header_of(job, place))
+        teller.tell("plan", num_cases=len(benches))
+        runner.run(benches)
+        teller.tell("end", spent_s=stopwatch.spent_s)
+
+
+def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
+    """Import the file as a script would be, its own folder first on the path, and take the function.
+
+    Raises:
+        UserError: the import raised.
+    """
+    sys.path.insert(0, str(file.parent))
+    module_spec = importlib.util.spec_from_file_location(f"distbench_scenario_{file.stem}", file)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"scenario file {file} cannot be imported: {type(error).__name__}: {error}") from error
+    function: Callable[..., Scenario] = getattr(module, name)
+    return function
+
+
+@contextlib.contextmanager
+def connected_ranks(job: Job) -> Iterator[Ranks]:
+    """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves)."""
+    device = torch.device("cpu")
+    if job.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    backend = BACKENDS[job.device]
+    timeout = datetime.timedelta(seconds=max(job.timeout_s, 1) * 4 + 60)
+    store, rank, world_size = next(dist.rendezvous("env://"))
+    store.set_timeout(timeout)
+    default = "gloo" if job.device == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(default, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    yield Ranks(Place(rank, device, mesh, backend, control, job.settings.seed), store)
+    # Without the barrier a rank that leaves early can abort one that is still speaking (SIGABRT).
+    dist.barrier(control)
+    dist.destroy_process_group()
+
+
+def all_benches(job: Job, function: Callable[..., Scenario], place: Place) -> list[Bench]:
+    """Every case of every variant, each id once.
+
+    Raises:
+        UserError: the scenario raised, returned something else, or its plan cannot work.
+    """
+    found: dict[str, Bench] = {}
+    for variant in job.variants:
+        label = variant_label(job, variant)
+        scenario = function(**variant)
+        if not isinstance(scenario, Scenario):
+            raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
+        for bench in benches_of(scenario, label, place):
+            found.setdefault(bench.case.id, bench)
+    if not found:
+        raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
+    return list(found.values())
+
+
+def variant_label(job: Job, variant: Variant) -> str:
+    """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
+    axes = ",".join(f"{name}={variant[name]}" for name in job.axes)
+    return f"{job.scenario}/{axes}" if axes else job.scenario
+
+
+def header_of(job: Job, place: Place) -> dict[str, Any]:
+    """The run file's first line."""
+    record = job.to_record()
+    environment = {**record.pop("environment"), **torch_facts(place)}
+    return {
+        "type": "run",
+        "schema_version": SCHEMA_VERSION,
+        "run_id": job.run_id,
+        "invocation_id": job.invocation_id,
+        "job": record,
+        "environment": environment,
+    }

@@ -1,0 +1,28 @@
+"""How a rank spends its time, by activity."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+ACTIVITIES = ("launch", "imports", "set-up", "warm-up", "timed", "checking")
+
+
+class Stopwatch:
+    """Seconds by activity; stretches must not overlap."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.spent_s: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
+
+    def add(self, activity: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self.spent_s[activity] += seconds
+
+    @contextlib.contextmanager
+    def on(self, activity: str) -> Iterator[None]:
+        """Count the time of a `with` block."""
+        start = self._now()
+        try:
+            yield
+        finally:
+            self.add(activity, self._now() - start)

@@ -1,0 +1,33 @@
+"""The one room with private or experimental torch names, each probed before it is used.
+
+Every feature that needs a name that is missing raises `Unsupported` with the reason, and the case that asked for it
+is recorded as such.
+"""
+
+from distbench.worker.torch_internals.context_parallel import context_parallel
+from distbench.worker.torch_internals.mesh import BACKEND_OPS, flatten_mesh, is_strided_shard
+from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
+from distbench.worker.torch_internals.redistribution import (
+    PathStep,
+    clear_redistribution_caches,
+    plan_only,
+    plan_path,
+    planner,
+)
+
+__all__ = [
+    "BACKEND_OPS",
+    "Internal",
+    "PathStep",
+    "Probe",
+    "Unsupported",
+    "clear_redistribution_caches",
+    "context_parallel",
+    "flatten_mesh",
+    "is_strided_shard",
+    "plan_only",
+    "plan_path",
+    "planner",
+    "probe",
+    "require",
+]

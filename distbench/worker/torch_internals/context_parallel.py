@@ -1,0 +1,114 @@
+"""Context parallel on CUDA as torch has it, and on CPU with torch's ring template round the CPU flash kernel."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+
+from distbench.worker.torch_internals.probe import Unsupported, require
+
+
+@contextlib.contextmanager
+def context_parallel(
+    mesh: DeviceMesh, buffers: list[torch.Tensor], seq_dims: list[int], rotate: str, load_balance: bool
+) -> Iterator[None]:
+    """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
+
+    On CPU torch has the ring template but no dispatch to the CPU flash kernel; there, inside torch's own context,
+    `F.scaled_dot_product_attention` is ours and calls torch's template with that kernel.
+
+    Args:
+        mesh: 1-D mesh of the context parallel ranks.
+        buffers: tensors to shard over the sequence, in place; they are not restored.
+        seq_dims: each buffer's sequence dim.
+        rotate: "allgather" or "alltoall".
+        load_balance: head-tail chunks instead of contiguous ones.
+
+    Raises:
+        Unsupported: torch's context parallel is not the one we know.
+    """
+    require("context parallel")
+    from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+    options = module._cp_options
+    saved = options.enable_load_balance, options.rotate_method
+    module.set_rotate_method(rotate)
+    options.enable_load_balance = load_balance
+    try:
+        with module.context_parallel(
+            mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(buffers)
+        ):
+            with _ring_attention_on_cpu(mesh) if mesh.device_type == "cpu" else contextlib.nullcontext():
+                yield
+    finally:
+        options.enable_load_balance, options.rotate_method = saved
+
+
+@contextlib.contextmanager
+def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
+    require("context parallel on CPU")
+    group = mesh.get_group()
+    replaced = F.scaled_dot_product_attention
+
+    def ring_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if attn_mask is not None or dropout_p or enable_gqa:
+            raise Unsupported("context parallel on CPU: attn_mask, dropout_p and enable_gqa have no ring path in torch")
+        output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
+        return output
+
+    F.scaled_dot_product_attention = ring_attention  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = replaced
+
+
+class _RingAttention(torch.autograd.Function):
+    """torch's ring-attention template round the CPU flash kernel; q, k, v are (batch, heads, local sequence, head)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, group: Any, is_causal: bool, scale: float | None) -> Any:
+        from torch.distributed.tensor.experimental._context_parallel._attention import _templated_ring_attention
+
+        op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, logsumexp, *_ = _templated_ring_attention(
+            group, 2, op, query=query, key=key, value=value, is_causal=is_causal, dropout_p=0.0, scale=scale
+        )
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        from torch.distributed.tensor.experimental._context_parallel._attention import _templated_ring_attention_backward
+
+        op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        query, key, value, out, logsumexp = ctx.saved_tensors
+        grads = _templated_ring_attention_backward(
+            ctx.group,
+            2,
+            op,
+            grad_out=grad_outputs[0].contiguous(),
+            grad_out_name="grad_out",
+            query=query,
+            key=key,
+            value=value,
+            out=out,
+            logsumexp=logsumexp,
+            is_causal=ctx.is_causal,
+            dropout_p=0.0,
+            scale=ctx.scale,
+        )
+        return (*grads[:3], None, None, None)

@@ -1,0 +1,114 @@
+"""Which private or experimental torch names we lean on, and whether this torch has them (2.11 to 2.13)."""
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+REDISTRIBUTE = "torch.distributed.tensor._redistribute"
+PLACEMENTS = "torch.distributed.tensor.placement_types"
+SPEC = "torch.distributed.tensor._dtensor_spec"
+CP = "torch.distributed.tensor.experimental._context_parallel._attention"
+
+
+class Unsupported(Exception):
+    """This torch or this machine cannot do what a case asks for; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Internal:
+    """A torch name that we lean on although torch does not promise it.
+
+    Args:
+        feature: what needs it.
+        module: where it lives.
+        name: dotted name inside the module.
+        parameters: parameters it must take, if it is called.
+    """
+
+    feature: str
+    module: str
+    name: str
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What came of looking for one Internal: `missing` is None when all is well."""
+
+    internal: Internal
+    missing: str | None
+
+
+INTERNALS = (
+    Internal("redistribution planners", REDISTRIBUTE, "_gen_transform_infos", ("src_spec", "dst_spec")),
+    Internal("redistribution planners", REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
+    Internal("redistribution planners", REDISTRIBUTE, "clear_redistribute_planner_cache"),
+    Internal("redistribution planners", REDISTRIBUTE, "use_min_cost_redistribution_plan", ("enabled",)),
+    Internal(
+        "redistribution planners",
+        REDISTRIBUTE,
+        "_optimize_transform_infos",
+        ("transform_infos", "device_mesh", "src_placements", "dst_placements"),
+    ),
+    Internal(
+        "redistribution paths",
+        REDISTRIBUTE,
+        "DTensorRedistributePlanner.stringify_transform_infos",
+        ("mesh", "transform_infos", "src_placement", "src_shard_order"),
+    ),
+    Internal("redistribution planners", SPEC, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
+    Internal("redistribution planners", SPEC, "TensorMeta"),
+    Internal("2-D parameter shards", PLACEMENTS, "_StridedShard"),
+    Internal("context parallel", CP, "context_parallel", ("mesh", "buffers", "buffer_seq_dims")),
+    Internal("context parallel", CP, "set_rotate_method", ("rotate_method",)),
+    Internal("context parallel", CP, "_cp_options.enable_load_balance"),
+    Internal("context parallel", CP, "_cp_options.rotate_method"),
+    Internal(
+        "context parallel on CPU",
+        CP,
+        "_templated_ring_attention",
+        ("group", "seq_dim", "op", "query", "key", "value", "is_causal"),
+    ),
+    Internal(
+        "context parallel on CPU",
+        CP,
+        "_templated_ring_attention_backward",
+        ("group", "seq_dim", "op", "grad_out", "grad_out_name", "query", "key", "value", "out", "logsumexp"),
+    ),
+    Internal("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu"),
+    Internal("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
+    Internal("mesh dims flattened for FSDP", "torch.distributed.device_mesh", "DeviceMesh._flatten"),
+)
+
+
+def probe() -> list[Probe]:
+    """Look for every internal; nothing is changed."""
+    return [Probe(internal, _missing(internal)) for internal in INTERNALS]
+
+
+def require(feature: str) -> None:
+    """Raise unless every internal of the feature is there.
+
+    Raises:
+        Unsupported: with the first name that is missing.
+    """
+    for internal in INTERNALS:
+        if internal.feature == feature and (missing := _missing(internal)):
+            raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; distbench knows torch 2.11 to 2.13")
+
+
+def _missing(internal: Internal) -> str | None:
+    try:
+        found: Any = importlib.import_module(internal.module)
+        for part in internal.name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return f"has no {internal.module}.{internal.name}"
+    if internal.parameters:
+        known = inspect.signature(found).parameters
+        if lacking := [name for name in internal.parameters if name not in known]:
+            return f"has {internal.name} without its parameter {', '.join(lacking)}"
+    return None

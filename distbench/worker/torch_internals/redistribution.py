@@ -1,0 +1,95 @@
+"""DTensor's redistribution planners: which one plans, the path it takes, and what planning costs."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from distbench.worker.torch_internals.probe import require
+
+
+def clear_redistribution_caches() -> None:
+    """Forget every planned path and planner: a plan cached under one planner would be served to the other."""
+    from torch.distributed.tensor import _redistribute as module
+
+    module._gen_transform_infos.cache_clear()
+    module.clear_redistribute_planner_cache()
+
+
+@contextlib.contextmanager
+def planner(name: str) -> Iterator[None]:
+    """Make DTensor plan redistributions with `greedy` or `min_cost`, caches cleared on both edges.
+
+    Raises:
+        Unsupported: torch's planner is not the one we know.
+    """
+    require("redistribution planners")
+    from torch.distributed.tensor import _redistribute as module
+
+    clear_redistribution_caches()
+    try:
+        with module.use_min_cost_redistribution_plan(enabled=name == "min_cost"):
+            yield
+    finally:
+        clear_redistribution_caches()
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """One step of a redistribution path on this rank.
+
+    Args:
+        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local cut.
+        group_size: ranks in the group that takes the step.
+        logical_numel: elements of the tensor as it is before this mesh dim shards it.
+    """
+
+    op: str | None
+    group_size: int
+    logical_numel: int
+
+
+def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
+    """The path DTensor would take now: in torch's own notation, and step by step.
+
+    Args:
+        dtensor: the source DTensor.
+        placements: target placements, one a mesh dim.
+    """
+    require("redistribution paths")
+    from torch.distributed.tensor import _redistribute as module
+
+    source = dtensor._spec
+    target = _spec(source, placements)
+    infos = module._optimize_transform_infos(
+        module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
+    )
+    text = module.DTensorRedistributePlanner.stringify_transform_infos(
+        source.mesh, infos, source.placements, source.shard_order
+    )
+    return text, [_path_step(info, source.mesh) for info in infos]
+
+
+def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
+    """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
+    from torch.distributed.tensor import _redistribute as module
+
+    source = dtensor._spec
+    target = _spec(source, placements)
+    return lambda: module._gen_transform_infos(source, target)
+
+
+def _spec(source: Any, placements: Sequence[Any]) -> Any:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta)
+
+
+def _path_step(info: Any, mesh: DeviceMesh) -> PathStep:
+    group_mesh = getattr(info, "mesh", mesh)
+    numel = 1
+    for size in info.logical_shape:
+        numel *= int(size)
+    return PathStep(info._comm_type_key(), group_mesh.size(info.mesh_dim), numel)
