@@ -1,3 +1,5 @@
+"""`python -m distbench`."""
+
 from distbench.cli import main
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def list_command(as_json: bool) -> None:
     width = max((len(entry.name) for entry in entries), default=0)
     meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)
     for entry in entries:
-        click.echo(f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]")
+        click.echo(
+            f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]"
+        )
 
 
 @main.command()
@@ -76,7 +78,9 @@ def list_command(as_json: bool) -> None:
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
-@click.option("--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def run(

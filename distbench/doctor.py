@@ -28,7 +28,12 @@ def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
     seen = gpu_count()
     cuda = next(check["ok"] for check in checks if check["name"] == "CUDA")
     if seen and not cuda:
-        return {"name": "GPUs of this host", "ok": False, "found": str(seen), "advice": "install a torch built for CUDA"}
+        return {
+            "name": "GPUs of this host",
+            "ok": False,
+            "found": str(seen),
+            "advice": "install a torch built for CUDA",
+        }
     return {"name": "GPUs of this host", "ok": True, "found": str(seen), "advice": ""}
 
 

@@ -66,7 +66,7 @@ def torchrun_command(num_ranks: int, arguments: list[str], log_dir: str) -> list
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        "distbench.worker.torchrun",
         "--standalone",
         "--local-addr=127.0.0.1",
         f"--nproc-per-node={num_ranks}",

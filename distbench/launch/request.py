@@ -84,7 +84,9 @@ def _job(
     invocation_id: str,
     facts: dict[str, object],
 ) -> Job:
-    several = len(request.targets) > 1 or any("::" not in target and target.endswith(".py") for target in request.targets)
+    several = len(request.targets) > 1 or any(
+        "::" not in target and target.endswith(".py") for target in request.targets
+    )
     texts = [text for text in request.choices if not several or text.partition("=")[0] in entry.params]
     variants = variants_of(entry, parse_choices(texts, entry.params), request.quick)
     commit = str(facts.get("git_commit") or "nogit")[:8]

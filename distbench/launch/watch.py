@@ -195,7 +195,7 @@ def _rank_pids(log_dir: Path) -> list[int]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the launch if it still runs: torchrun is asked, then killed; the kernel kills ranks whose torchrun is gone."""
+    """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -23,6 +23,7 @@ class Settings:
         min_samples: samples taken whatever they cost.
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
+        budget_s: seconds of timed iterations that the cases of a launch share: with many cases, each ends sooner.
         target_ci: width of the median's 95 % confidence interval, as a share of the median, that ends a case.
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
@@ -31,7 +32,8 @@ class Settings:
     warmup_iterations: int = 3
     min_samples: int = 15
     max_samples: int = 2000
-    max_case_s: float = 1.0
+    max_case_s: float = 5.0
+    budget_s: float = 180.0
     target_ci: float = 0.02
     iterations_per_sample: int = 1
     seed: int = 20260101
@@ -39,7 +41,11 @@ class Settings:
     @classmethod
     def quick(cls) -> "Settings":
         """A look, not a measurement to keep: fewer samples, less time a case."""
-        return cls(warmup_iterations=2, min_samples=5, max_samples=100, max_case_s=0.15, target_ci=0.05)
+        return cls(warmup_iterations=2, min_samples=5, max_samples=200, max_case_s=1.5, budget_s=8.0)
+
+    def case_limit_s(self, num_cases: int) -> float:
+        """Seconds of timed iterations that one of `num_cases` cases may take."""
+        return min(self.max_case_s, self.budget_s / max(num_cases, 1))
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,9 @@ def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) 
     """
     for name in chosen:
         if name not in entry.params:
-            raise UserError(f"scenario {entry.name!r} has no axis or parameter {name!r} ({nearest(name, entry.params)})")
+            raise UserError(
+                f"scenario {entry.name!r} has no axis or parameter {name!r} ({nearest(name, entry.params)})"
+            )
     base: dict[str, tuple[Any, ...]] = {name: (default,) for name, default in entry.params.items()}
     sweeps = {**base, **entry.axes}
     if quick:

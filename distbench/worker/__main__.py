@@ -1,6 +1,5 @@
 """`python -m distbench.worker JOB.json`, started by torchrun (or by whoever set the rank variables)."""
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -10,9 +9,9 @@ import traceback
 from pathlib import Path
 
 from distbench.spec import Job
+from distbench.worker.orphans import die_with_parent
 
 STARTED_AT = time.time()
-PR_SET_PDEATHSIG = 1
 
 
 def main(job_path: str) -> int:
@@ -23,7 +22,7 @@ def main(job_path: str) -> int:
     job = Job.load(Path(job_path))
     rank = int(os.environ.get("RANK", "0"))
     log_dir = Path(job.log_dir)
-    _die_with_parent()
+    die_with_parent()
     _log_to(log_dir / f"rank{rank}.log")
     (log_dir / f"rank{rank}.pid").write_text(str(os.getpid()))
     try:
@@ -50,12 +49,6 @@ def _run(job: Job) -> None:
     with stopwatch.on("imports"):
         from distbench.worker.session import run_session
     run_session(job, stopwatch)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this rank when its launcher dies, so that no launch leaves orphans (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _log_to(path: Path) -> None:

@@ -110,16 +110,17 @@ class Meter:
             samples = torch.cat([samples, slowest / settings.iterations_per_sample])
             timed_s += float(slowest.sum())
             reason = stop_reason(samples.tolist(), timed_s, settings)
-            self._on_batch(len(samples), min(1.0, max(timed_s / settings.max_case_s, len(samples) / settings.max_samples)))
+            self._on_batch(
+                len(samples), min(1.0, max(timed_s / settings.max_case_s, len(samples) / settings.max_samples))
+            )
         return self._summary(torch.cat(batches, dim=1), phases, reason)
 
     def _batch_size(self, estimate_s: float, taken: int, timed_s: float) -> int:
         sample_s = max(estimate_s, 1e-7) * self._settings.iterations_per_sample
         count = min(max(int(BATCH_S / sample_s), BATCH_MIN), BATCH_MAX)
-        if taken < self._settings.min_samples:
-            return min(count, self._settings.min_samples - taken) if sample_s > BATCH_S else count
-        left = max(int((self._settings.max_case_s - timed_s) / sample_s), 1)
-        return min(count, left, max(self._settings.max_samples - taken, 1))
+        wanted = max(self._settings.min_samples - taken, 0)
+        affordable = max(int((self._settings.max_case_s - timed_s) / sample_s), wanted, 1)
+        return min(count, affordable, self._settings.max_samples - taken)
 
     def _iterate(self, call: Call, count: int) -> torch.Tensor:
         rows = []

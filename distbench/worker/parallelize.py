@@ -9,6 +9,7 @@ from torch import nn
 
 from distbench.spec import ParallelPlan
 from distbench.worker.place import Place
+from distbench.worker.sharding import cut
 from distbench.worker.torch_internals import flatten_mesh
 
 
@@ -41,7 +42,7 @@ def parallelize(model: nn.Module, plan: ParallelPlan, place: Place) -> nn.Module
         plan: the plan, already checked against the mesh.
         place: this rank's place.
     """
-    if plan.tp is not None and place.size(plan.tp_dim) >= 1 and plan.tp_dim in place.mesh_dims:
+    if plan.tp is not None and plan.tp_dim in place.mesh_dims:
         tp_mesh = place.mesh[plan.tp_dim]
         if callable(plan.tp):
             model = plan.tp(model, tp_mesh)
@@ -81,9 +82,8 @@ def materialise(model: nn.Module, place: Place) -> None:
 @torch.no_grad()
 def load_initial_values(model: nn.Module, place: Place) -> None:
     """Set every parameter (or this rank's shard of it) to the value that its name and the seed determine."""
-    from distbench.worker.sharding import cut
-
-    for name, parameter in model.named_parameters():
+    parameters: Iterable[tuple[str, Any]] = model.named_parameters()
+    for name, parameter in parameters:
         full = initial_value(name, tuple(parameter.shape), place.seed).to(parameter.dtype)
         if hasattr(parameter, "to_local"):
             mesh = parameter.device_mesh

@@ -38,7 +38,8 @@ def _unused_mesh_dims(plan: ParallelPlan, place: Place) -> Iterator[str]:
     used |= {plan.cp.mesh_dim} if plan.cp else set()
     for name in place.mesh_dims:
         if name not in used:
-            yield f"mesh dim {name!r} (size {place.size(name)}) is not used by the plan, which uses {', '.join(sorted(used))}"
+            known = ", ".join(sorted(used)) or "none"
+            yield f"mesh dim {name!r} (size {place.size(name)}) is not used by the plan, which uses {known}"
     if plan.fsdp and not set(plan.fsdp.mesh_dims) & set(place.mesh_dims):
         yield f"FSDP shards over {', '.join(plan.fsdp.mesh_dims)}, the mesh has only {', '.join(place.mesh_dims)}"
     if plan.cp and plan.cp.mesh_dim not in place.mesh_dims:
@@ -93,7 +94,8 @@ def _undividable_batch(batch: Any, plan: ParallelPlan, place: Place) -> Iterator
         chunks = size * 2 if plan.cp.load_balance else size
         length = batch.shape[plan.cp.seq_dim]
         if length % chunks:
-            yield f"a sequence of {length} cannot be cut into {chunks} chunks over mesh dim {plan.cp.mesh_dim!r} of size {size}"
+            over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
+            yield f"a sequence of {length} cannot be cut into {chunks} chunks over {over}"
 
 
 def _buffers(model: nn.Module) -> Iterator[str]:

@@ -79,7 +79,9 @@ def compare(model: nn.Module, local_loss: float, reference: Reference, place: Pl
         reference: what one device gave.
         place: this rank's place; all ranks must call this together.
     """
-    errors = {name: _gradient_error(parameter, reference.gradients[name]) for name, parameter in model.named_parameters()}
+    errors = {
+        name: _gradient_error(parameter, reference.gradients[name]) for name, parameter in model.named_parameters()
+    }
     gathered = place.gather((local_loss, errors))
     loss = sum(loss for loss, _ in gathered) / len(gathered)
     worst = {name: max(theirs[name] for _, theirs in gathered) for name in errors}

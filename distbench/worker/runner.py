@@ -39,7 +39,7 @@ class Runner:
     def __init__(
         self,
         place: Place,
-        store: dist.Store,
+        store: dist.TCPStore | dist.PrefixStore,
         settings: Settings,
         run_file: Path,
         teller: Teller,

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class Ranks:
     """
 
     place: Place
-    store: dist.Store
+    store: dist.TCPStore | dist.PrefixStore
 
 
 def run_session(job: Job, stopwatch: Stopwatch) -> None:
@@ -58,7 +58,8 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         teller.tell("connected")
         with stopwatch.on("set-up"):
             benches = all_benches(job, function, place)
-            runner = Runner(place, ranks.store, job.settings, Path(job.run_file), teller, stopwatch)
+            settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(benches)))
+            runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch)
             runner.save(header_of(job, place))
         teller.tell("plan", num_cases=len(benches))
         runner.run(benches)

@@ -1,4 +1,4 @@
-"""Which part of a full tensor a rank holds, worked out here and not by DTensor: what its results are checked against."""
+"""Which part of a full tensor a rank holds, worked out here and not by DTensor: what results are checked against."""
 
 import re
 from collections.abc import Sequence

@@ -38,11 +38,15 @@ def context_parallel(
     module.set_rotate_method(rotate)
     options.enable_load_balance = load_balance
     try:
-        with module.context_parallel(
-            mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(buffers)
-        ):
-            with _ring_attention_on_cpu(mesh) if mesh.device_type == "cpu" else contextlib.nullcontext():
-                yield
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(
+                module.context_parallel(
+                    mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(buffers)
+                )
+            )
+            if mesh.device_type == "cpu":
+                entered.enter_context(_ring_attention_on_cpu(mesh))
+            yield
     finally:
         options.enable_load_balance, options.rotate_method = saved
 
@@ -92,7 +96,9 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from torch.distributed.tensor.experimental._context_parallel._attention import _templated_ring_attention_backward
+        from torch.distributed.tensor.experimental._context_parallel._attention import (
+            _templated_ring_attention_backward,
+        )
 
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, key, value, out, logsumexp = ctx.saved_tensors

@@ -54,7 +54,7 @@ class Sizes:
 
 
 def sizes_of(op: str, size_bytes: int, dtype: str, group_size: int) -> Sizes:
-    """Elements that S bytes come to, rounded down to a multiple of the group's size as nccl-tests does (at least 1 each)."""
+    """Elements that S bytes come to, rounded down to a multiple of the group's size as nccl-tests does."""
     total = max(size_bytes // DTYPE_BYTES[dtype] // group_size, 1) * group_size
     share = total // group_size
     return Sizes(

@@ -52,7 +52,9 @@ def _check_sweep(sweep: Redistributions, place: Place) -> None:
         for placements in pair:
             if len(placements) != len(place.mesh_dims):
                 text = "".join(placements)
-                raise UserError(f"placements {text} name {len(placements)} mesh dims, the mesh has {len(place.mesh_dims)}")
+                raise UserError(
+                    f"placements {text} name {len(placements)} mesh dims, the mesh has {len(place.mesh_dims)}"
+                )
             for text in placements:
                 dim = getattr(parse_placement(text), "dim", 0)
                 if dim >= len(sweep.shape):
@@ -74,16 +76,16 @@ def _bench(sweep: Redistributions, source: Placements, target: Placements, name:
 
 
 @contextlib.contextmanager
-def _open(sweep: Redistributions, source: Placements, target: Placements, name: str, place: Place) -> Iterator[Prepared]:
+def _open(
+    sweep: Redistributions, source: Placements, target: Placements, name: str, place: Place
+) -> Iterator[Prepared]:
     from torch.distributed.tensor import DTensor
 
     full = tagged(sweep.shape, TORCH_DTYPES[sweep.dtype])
     before = [parse_placement(text) for text in source]
     after = [parse_placement(text) for text in target]
     local = source_shard(full, before, place.mesh_shape, place.coordinate).to(place.device)
-    dtensor = DTensor.from_local(
-        local, place.mesh, before, run_check=False, shape=full.shape, stride=full.stride()
-    )
+    dtensor = DTensor.from_local(local, place.mesh, before, run_check=False, shape=full.shape, stride=full.stride())
 
     def redistribute(stamp: Callable[[], None] | None = None) -> Any:
         return dtensor.redistribute(place.mesh, after)

@@ -1,0 +1,102 @@
+"""The small models that the scenarios share. Ordinary PyTorch: nothing here knows that it will be parallelised."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class FeedForward(nn.Module):
+    """SwiGLU feed-forward: (batch, sequence, dim) to the same."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, dim, bias=False)
+        self.w3 = nn.Linear(dim, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Attention(nn.Module):
+    """Causal self-attention: (batch, sequence, dim) to the same; works on whatever share of the heads it is given."""
+
+    def __init__(self, dim: int, num_heads: int, rotary: bool = True) -> None:
+        super().__init__()
+        self.head_dim = dim // num_heads
+        self.rotary = rotary
+        self.wq = nn.Linear(dim, dim, bias=False)
+        self.wk = nn.Linear(dim, dim, bias=False)
+        self.wv = nn.Linear(dim, dim, bias=False)
+        self.wo = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (self._heads(linear(x)) for linear in (self.wq, self.wk, self.wv))
+        if self.rotary:
+            query, key = rotate_positions(query), rotate_positions(key)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def rotate_positions(x: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of (batch, heads, sequence, head); positions count from the tensor's own start."""
+    half = x.shape[-1] // 2
+    frequency = 10000.0 ** (-torch.arange(half, device=x.device) / half)
+    angle = torch.arange(x.shape[-2], device=x.device)[:, None] * frequency
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, dim: int, num_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(dim)
+        self.attention = Attention(dim, num_heads)
+        self.ffn_norm = nn.RMSNorm(dim)
+        self.feed_forward = FeedForward(dim, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Llama(nn.Module):
+    """A llama-like stack: token ids (batch, sequence) to logits (batch, sequence, vocabulary)."""
+
+    def __init__(self, vocab_size: int, dim: int, num_layers: int, num_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleList(Block(dim, num_heads, hidden) for _ in range(num_layers))
+        self.norm = nn.RMSNorm(dim)
+        self.output = nn.Linear(dim, vocab_size, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output(self.norm(x))
+
+
+def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy over every position."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
+
+
+def token_batch(batch: int, sequence: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random token ids and their targets, each (batch, sequence); the same on every rank."""
+    tokens = torch.randint(vocab_size, (batch, sequence + 1), generator=torch.Generator().manual_seed(0))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def vector_batch(batch: int, sequence: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random inputs and targets, each (batch, sequence, dim); the same on every rank."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(batch, sequence, dim, generator=generator), torch.randn(
+        batch, sequence, dim, generator=generator
+    )

@@ -1,0 +1,23 @@
+"""Tensor parallel attention: heads are split over the tp mesh dim, the output projection adds the parts up."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from models import Attention, vector_batch
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from distbench.spec import ParallelPlan, Scenario, scenario
+
+
+@scenario(mesh={"tp": 4}, quick={"dim": 256, "sequence": 128}, tags=("tp", "attention"))
+def tp_attention(*, dim: int = 1024, num_heads: int = 16, batch: int = 2, sequence: int = 512) -> Scenario:
+    """Causal attention with its heads split by Colwise projections and joined by a Rowwise one."""
+    plan = {"w[qkv]": ColwiseParallel(), "wo": RowwiseParallel()}
+    return Scenario(
+        build_model=partial(Attention, dim, num_heads),
+        make_batch=partial(vector_batch, batch, sequence, dim),
+        loss=F.mse_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(tp=plan),
+    )
