@@ -52,6 +52,6 @@ def lines_of(found: dict[str, Any]) -> list[str]:
         mark = "ok" if check["ok"] else "MISSING"
         lines.append(f"{mark:<8}{check['name']:<{width}}  {check['found']}")
         if not check["ok"] and check["advice"]:
-            lines.append(f"{'':<8}{'':<{width}}  -> {check['advice']}")
+            lines.append(f"{'':<8}-> {check['advice']}")
     verdict = "This machine can run distbench." if found["usable"] else "This machine cannot run distbench yet."
     return [*lines, "", verdict]

@@ -1,6 +1,6 @@
 """What the ranks tell the parent while they work: one JSON line an event in the log folder, written by rank 0.
 
-Events: plan (num_cases), case (index, id), samples (count, share), done (id, status, spent_s), end (spent_s).
+Events: plan (num_cases), case (index, id), samples (count), done (id, status, spent_s), end (spent_s).
 """
 
 import json
@@ -29,12 +29,12 @@ class Teller:
         if self._file is not None:
             self._file.write(json.dumps({"event": event, **facts}) + "\n")
 
-    def tell_samples(self, count: int, share: float) -> None:
+    def tell_samples(self, count: int) -> None:
         """Write how far a case is, a few times a second at most."""
         now = time.monotonic()
         if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
             self._last_samples = now
-            self.tell("samples", count=count, share=share)
+            self.tell("samples", count=count)
 
 
 class Listener:

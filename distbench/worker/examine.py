@@ -10,7 +10,7 @@ import torch.distributed as dist
 from distbench.worker.torch_internals import probe
 
 OLDEST, NEWEST = (2, 11), (2, 13)
-CUDA_ADVICE = "only needed to measure GPUs: install a torch built for CUDA and its driver, or run with --device cpu"
+CUDA_ADVICE = "to measure GPUs, install a torch built for CUDA and its driver"
 
 
 def checks() -> list[dict[str, Any]]:
@@ -26,9 +26,8 @@ def checks() -> list[dict[str, Any]]:
     ]
     for found in probe():
         internal = found.internal
-        name = f"{internal.feature}: {internal.module}.{internal.name}"
         advice = f"cases that need {internal.feature} come out as unsupported; use torch 2.11 to 2.13"
-        rows.append(_row(name, found.missing is None, found.missing or "", advice))
+        rows.append(_row(internal.name, found.missing is None, found.missing or internal.feature, advice))
     return rows
 
 

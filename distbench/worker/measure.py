@@ -69,7 +69,7 @@ class Meter:
         clock: where moments are read from.
         settings: when to stop.
         shared_clock: whether all ranks' moments are on one time line.
-        on_batch: called on every rank after each batch with (samples so far, fraction of the way to the end).
+        on_batch: called on every rank after each batch with the number of samples so far.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Meter:
         clock: Clock,
         settings: Settings,
         shared_clock: bool,
-        on_batch: Callable[[int, float], None] = lambda count, share: None,
+        on_batch: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._ranks = ranks
         self._clock = clock
@@ -110,9 +110,7 @@ class Meter:
             samples = torch.cat([samples, slowest / settings.iterations_per_sample])
             timed_s += float(slowest.sum())
             reason = stop_reason(samples.tolist(), timed_s, settings)
-            self._on_batch(
-                len(samples), min(1.0, max(timed_s / settings.max_case_s, len(samples) / settings.max_samples))
-            )
+            self._on_batch(len(samples))
         return self._summary(torch.cat(batches, dim=1), phases, reason)
 
     def _batch_size(self, estimate_s: float, taken: int, timed_s: float) -> int:

@@ -21,7 +21,8 @@ from distbench.worker.place import Place
 from distbench.worker.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Unsupported
 
-AGREEMENT_TIMEOUT = datetime.timedelta(seconds=10)
+AGREEMENT_TIMEOUT = datetime.timedelta(seconds=5)
+GONE = "distbench/gone"
 
 
 class Runner:
@@ -104,7 +105,11 @@ class Runner:
         try:
             self._store.wait(keys, AGREEMENT_TIMEOUT)
         except RuntimeError as error:
+            self._store.set(GONE, str(self._place.rank))
             raise RankFailed(message) from error
+        if self._store.check([GONE]):
+            # Not a failure of this rank's own: the rank that failed alone has left, and broke its connections.
+            raise RankFailed(message)
 
     def _measure(self, bench: Bench) -> CaseResult:
         watch = self._stopwatch

@@ -31,15 +31,15 @@ def step_benches(scenario: Scenario, label: str, place: Place) -> Iterator[Bench
     """
     if scenario.build_model is None:
         return
+    name, _, axes = label.partition("/")
     if scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
     with torch.device("meta"):
         model = scenario.build_model()
     inputs, _ = scenario.make_batch()
     if found := problems(model, inputs, scenario.plan, place):
-        raise UserError(f"{label}: " + "; ".join(found))
+        raise UserError("; ".join(f"{axes}: {problem}" if axes else problem for problem in found))
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
-    name, _, axes = label.partition("/")
     params = {"scenario": name, "variant": axes, "num_tokens": num_tokens(inputs)}
     yield Bench(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, place))
 

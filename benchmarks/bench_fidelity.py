@@ -1,0 +1,26 @@
+"""distbench's median over a bare loop's, of the same collective in the same processes, interleaved; 4 gloo ranks."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+RANKS = 4
+
+
+def main() -> list[tuple[str, float, float]]:
+    """Rows for the benchmark table: how far the ratio is from 1."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        subprocess.run([*command, "-m", "benchmarks.fidelity_ranks", str(out)], check=True, capture_output=True)
+        rows = json.loads(out.read_text())
+    return [
+        (
+            f"|distbench / bare loop - 1|, {op}, {size} B (ratio {ratio:.3f})",
+            abs(ratio - 1),
+            0.03 if size >= 2**20 else 0.1,
+        )
+        for op, size, ratio in rows
+    ]

@@ -1,0 +1,27 @@
+"""`distbench --help` and `list` against a bare `import click`: whole processes, in turn, ratio of medians."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+ROUNDS = 15
+COMMANDS = {"--help": ["-m", "distbench", "--help"], "list": ["-m", "distbench", "list"]}
+
+
+def seconds(arguments: list[str]) -> float:
+    """Wall time of one Python process."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def main() -> list[tuple[str, float, float]]:
+    """Rows for the benchmark table."""
+    taken: dict[str, list[float]] = {name: [] for name in ("click", *COMMANDS)}
+    for _ in range(ROUNDS):
+        taken["click"].append(seconds(["-c", "import click"]))
+        for name, arguments in COMMANDS.items():
+            taken[name].append(seconds(arguments))
+    base = statistics.median(taken["click"])
+    return [(f"distbench {name} / import click", statistics.median(taken[name]) / base, 3.0) for name in COMMANDS]

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# One script for everything. `./run.sh help` lists what it does; CI calls `check` and `test`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+venv=.venv
+python=$venv/bin/python
+
+usage() {
+    cat <<'TEXT'
+./run.sh             set up, run every shipped scenario in its quick size, print the report
+./run.sh test        set up and run the tests (further words go to pytest)
+./run.sh check       set up and check format, lint and types
+./run.sh bench       set up and run the project's own benchmarks
+./run.sh ANYTHING    set up and run `distbench ANYTHING`
+TEXT
+}
+
+# Installing is skipped when the stamp is as new as what it was made from.
+set_up() {
+    if [ ! -x "$python" ]; then
+        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+            echo "run.sh: python3 is older than 3.11; install Python 3.11 or newer" >&2
+            exit 2
+        }
+        echo "run.sh: making $venv" >&2
+        python3 -m venv "$venv"
+    fi
+    if [ "$venv/.installed" -nt pyproject.toml ] && [ "$venv/.installed" -nt constraints.txt ]; then
+        return
+    fi
+    echo "run.sh: installing (a few minutes the first time)" >&2
+    "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
+    "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
+    touch "$venv/.installed"
+}
+
+quick_start() {
+    local code=0
+    mapfile -t names < <("$python" -m distbench list --json | "$python" -c \
+        'import json, sys; [print(entry["name"]) for entry in json.load(sys.stdin)]')
+    "$python" -m distbench run "${names[@]}" --quick || code=$?
+    "$python" -m distbench report --plots results/plots
+    return "$code"
+}
+
+case "${1-}" in
+    "") set_up && quick_start ;;
+    help) usage ;;
+    test) set_up && shift && exec "$python" -m pytest "$@" ;;
+    check) set_up && "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
+    bench) set_up && shift && exec "$python" -m benchmarks "$@" ;;
+    *) set_up && exec "$python" -m distbench "$@" ;;
+esac

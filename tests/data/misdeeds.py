@@ -1,0 +1,43 @@
+"""Five cases, the third of which goes wrong on rank 1 in a way of the test's choice."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+
+
+class Model(nn.Module):
+    def __init__(self, misdeed: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.misdeed = misdeed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rank = int(os.environ["RANK"])
+        if self.misdeed == "raise_everywhere":
+            raise ValueError("every rank refuses")
+        if rank == 1 and self.misdeed == "raise":
+            raise ValueError("rank one refuses")
+        if rank == 1 and self.misdeed == "hang":
+            time.sleep(1000)
+        if rank == 1 and self.misdeed == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.misdeed == "slow":
+            time.sleep(0.5)
+        return self.linear(x)
+
+
+@scenario(mesh={"dp_shard": 2}, axes={"case": (1, 2, 3, 4, 5)})
+def misdeeds(*, case: int = 1, misdeed: str = "none") -> Scenario:
+    """Five small steps; case 3 misbehaves."""
+    return Scenario(
+        build_model=lambda: Model(misdeed if case == 3 else "none"),
+        make_batch=lambda: (torch.ones(4, 8), torch.ones(4, 8)),
+        loss=F.mse_loss,
+        plan=ParallelPlan(fsdp=FsdpPlan()),
+    )

@@ -1,0 +1,143 @@
+"""The command line's edge: help, exit codes, one sentence for what a user can mend. No ranks are started."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import DATA, ROOT, Cli
+
+COMMANDS = ("list", "run", "report", "doctor")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.returncode == 0
+    assert re.search(r"Examples?:", done.stdout) and f"distbench {command}" in done.stdout
+
+
+def our_options() -> set[str]:
+    from distbench.cli import main
+
+    return {
+        option
+        for command in main.commands.values()
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("-")
+    }
+
+
+def torchrun_options() -> set[str]:
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True)
+    return set(re.findall(r"--[a-z][a-z-]+", done.stdout))
+
+
+def test_no_option_is_a_prefix_of_a_torchrun_option() -> None:
+    """torchrun expands abbreviations: an option that abbreviates one of its own would be taken away from us."""
+    theirs = torchrun_options()
+    assert len(theirs) > 20
+    clashes = {(ours, their) for ours in our_options() for their in theirs if their.startswith(ours)}
+    # --log-dir is torchrun's very name for the same thing, asked for by name; it abbreviates nothing.
+    assert clashes == {("--log-dir", "--log-dir")}
+
+
+def test_options_reach_us_when_torchrun_starts_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "distbench"]
+    done = subprocess.run(
+        [*command, "run", "nosuch", "--log-dir", str(tmp_path), "--quick"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "no scenario 'nosuch'" in done.stderr
+
+
+def test_list_as_json_is_complete(cli: Cli) -> None:
+    rows = json.loads(cli("list", "--json").stdout)
+    row = next(row for row in rows if row["name"] == "cp_attention")
+    assert row["mesh"] == {"cp": 4}
+    assert row["axes"] == {"rotate": ["allgather", "alltoall"], "load_balance": [True, False]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "lama_2d"], "nearest: llama_2d"),
+        (["run", str(DATA / "missing.py")], "does not exist"),
+        (["run", "llama_2d", "--mesh", "dp=2"], "'dp' is unknown"),
+        (["run", "llama_2d", "--set", "rotate=x"], "no axis or parameter 'rotate'"),
+        (["run", "llama_2d", "--set", "dim=big"], "takes int values"),
+        (["run", "llama_2d", "--device", "cuda"], "no CUDA device"),
+        (["run", "llama_2d", "--out", "/dev/null/x"], "cannot be written"),
+        (["report", "nothing.jsonl"], "nothing.jsonl"),
+        (["report", "--out", "/nowhere"], "distbench run"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:
+    done = cli(*arguments, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.startswith("distbench: ") and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_scenario_file_with_a_syntax_error_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("x = 1\ndef broken(:\n")
+    done = cli("run", str(file))
+    assert done.returncode == 2 and "line 2 is not valid Python" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_option_is_an_error(cli: Cli) -> None:
+    done = cli("run", "llama_2d", "--frobnicate")
+    assert done.returncode == 2 and "No such option" in done.stderr
+
+
+@pytest.mark.parametrize(("mesh", "world_size"), [("dp_shard=2,tp=2", "3"), ("dp_shard=2", "4")])
+def test_a_mesh_that_does_not_multiply_to_the_ranks_is_refused(cli: Cli, mesh: str, world_size: str) -> None:
+    done = cli("run", "llama_2d", "--mesh", mesh, RANK="0", WORLD_SIZE=world_size)
+    assert done.returncode == 2
+    assert f"the launcher started {world_size}" in done.stderr and f"multiply to {world_size}" in done.stderr
+
+
+def test_rank_variables_that_are_no_numbers_are_refused(cli: Cli) -> None:
+    done = cli("run", "llama_2d", RANK="first", WORLD_SIZE="4")
+    assert done.returncode == 2 and "unset RANK" in done.stderr
+
+
+def test_doctor_lists_every_internal_and_says_this_machine_is_fine(cli: Cli) -> None:
+    from distbench.worker.torch_internals.probe import INTERNALS
+
+    done = cli("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = {check["name"]: check["ok"] for check in found["checks"]}
+    assert all(names[internal.name] for internal in INTERNALS)
+    assert found["usable"] and names["gloo"]
+
+
+def test_doctor_without_torch_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
+    done = subprocess.run(
+        [sys.executable, "-m", "distbench", "doctor"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "no torch here" in done.stdout and "pip install" in done.stdout
+
+
+def test_a_torch_internal_that_moved_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed.tensor._redistribute as redistribute
+
+    from distbench.worker.torch_internals import Unsupported, probe, require
+
+    monkeypatch.delattr(redistribute, "_optimize_transform_infos")
+    missing = [found for found in probe() if found.missing]
+    assert [found.internal.name for found in missing] == ["_optimize_transform_infos"]
+    with pytest.raises(Unsupported, match=r"has no .*_optimize_transform_infos"):
+        require("redistribution planners")

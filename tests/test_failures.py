@@ -1,0 +1,176 @@
+"""What can go wrong with real ranks: a sentence, the right exit code, no process left, finished cases kept."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DATA, ROOT, Cli, run_files
+
+from distbench.results import read_run
+
+pytestmark = pytest.mark.gloo
+MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
+
+
+def outcome_of(folder: Path) -> list[str]:
+    (file,) = run_files(folder)
+    return [record["status"] for record in read_run(file).cases]
+
+
+def footer_of(folder: Path) -> dict[str, object]:
+    (file,) = run_files(folder)
+    footer = read_run(file).footer
+    assert footer is not None
+    return footer
+
+
+def assert_nothing_runs(folder: Path) -> None:
+    pids = [int(path.read_text()) for path in folder.rglob("rank*.pid")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.1)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def run_misdeed(cli: Cli, folder: Path, misdeed: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more)
+
+
+def test_a_rank_that_raises_alone_ends_the_run_with_its_traceback(cli: Cli, tmp_path: Path) -> None:
+    done = run_misdeed(cli, tmp_path, "raise")
+    assert done.returncode == 1, done.stderr
+    sentence = next(line for line in done.stderr.splitlines() if line.startswith("distbench:"))
+    assert "rank 1 raised ValueError: rank one refuses" in sentence
+    log = Path(sentence.rpartition(" ")[2])
+    assert "Traceback" in log.read_text() and "rank one refuses" in log.read_text()
+    assert "Traceback" not in done.stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", "raised"]
+    assert footer_of(tmp_path)["status"] == "failed"
+    assert_nothing_runs(tmp_path)
+
+
+def test_a_case_that_every_rank_refuses_costs_only_itself(cli: Cli, tmp_path: Path) -> None:
+    done = run_misdeed(cli, tmp_path, "raise_everywhere")
+    assert done.returncode == 1, done.stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", "raised", "ok", "ok"]
+    assert footer_of(tmp_path)["status"] == "complete"
+    shown = cli("report", "--out", str(tmp_path))
+    assert shown.returncode == 0 and "every rank refuses" in shown.stdout
+
+
+def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path) -> None:
+    done = run_misdeed(cli, tmp_path, "hang", "--timeout", "6")
+    assert done.returncode == 1, done.stderr
+    assert "made no progress for 6 s" in done.stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", "timeout"]
+    (log,) = tmp_path.rglob("rank1.log")
+    assert "misdeeds.py" in log.read_text(), "the hung rank's stack must name where it sleeps"
+    assert_nothing_runs(tmp_path)
+
+
+def test_a_killed_rank_is_named_and_the_finished_cases_are_reported(cli: Cli, tmp_path: Path) -> None:
+    done = run_misdeed(cli, tmp_path, "kill")
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 was killed by SIGKILL" in done.stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", "aborted"]
+    assert_nothing_runs(tmp_path)
+    shown = cli("report", "--out", str(tmp_path))
+    assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "distbench",
+        "run",
+        MISDEEDS,
+        "--quick",
+        "--out",
+        str(folder),
+        "--set",
+        "misdeed=slow",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for_case_3(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        told = [json.loads(line) for path in folder.rglob("progress.jsonl") for line in path.read_text().splitlines()]
+        if any(event["event"] == "case" and event["index"] == 2 for event in told):
+            return
+        time.sleep(0.05)
+    raise AssertionError("case 3 never began")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(tmp_path: Path, sent: signal.Signals) -> None:
+    process = start(tmp_path)
+    wait_for_case_3(tmp_path)
+    process.send_signal(sent)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "interrupted" in stderr and "Traceback" not in stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", "aborted"]
+    assert footer_of(tmp_path)["status"] == "interrupted"
+    assert_nothing_runs(tmp_path)
+
+
+def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(cli: Cli, tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for_case_3(tmp_path)
+    process.kill()
+    process.communicate(timeout=30)
+    assert_nothing_runs(tmp_path)
+    shown = cli("report", "--out", str(tmp_path))
+    assert shown.returncode == 0, shown.stderr
+    assert "interrupted" in shown.stdout + shown.stderr and "case=2" in shown.stdout
+
+
+def mounted(folder: Path, options: str) -> bool:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    if not mounted(folder, "size=16k"):
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        log_dir = ["--log-dir", str(tmp_path / "logs")]
+        done = cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", str(folder), *log_dir)
+        assert done.returncode == 2, done.stderr
+        assert "No space left" in done.stderr and "Traceback" not in done.stderr
+        shown = cli("report", "--out", str(folder))
+        assert shown.returncode == 0, shown.stderr
+        (file,) = run_files(folder)
+        kept = read_run(file).cases
+        assert kept and all(record["status"] == "ok" for record in kept)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_read_only_results_folder_is_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "fixed"
+    if not mounted(folder, "ro,size=16k"):
+        pytest.skip("needs the right to mount a read-only tmpfs")
+    try:
+        done = cli("run", "collectives", "--quick", "--out", str(folder))
+        assert done.returncode == 2, done.stderr
+        assert "cannot be written" in done.stderr and "--out" in done.stderr and "Traceback" not in done.stderr
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -1,0 +1,124 @@
+"""The meter, with a clock and ranks that are told what to say: every figure is exact."""
+
+import pytest
+import torch
+
+from distbench.spec import Settings
+from distbench.worker.clocks import HostClock
+from distbench.worker.measure import Meter, Ranks, stop_reason
+
+
+class FakeRanks(Ranks):
+    """This rank, and another that starts `late` seconds later and takes `slower` times as long."""
+
+    def __init__(self, late: float = 0.0, slower: float = 1.0) -> None:
+        self.world_size = 2
+        self.meetings = 0
+        self._late, self._slower = late, slower
+
+    def meet(self) -> None:
+        self.meetings += 1
+
+    def gather(self, stamps: torch.Tensor) -> torch.Tensor:
+        first = stamps[:, :1]
+        return torch.stack([stamps, first + self._late + (stamps - first) * self._slower])
+
+
+class FakeTime:
+    """Time that passes only when the measured call says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def meter_of(time: FakeTime, ranks: FakeRanks, **settings: float) -> Meter:
+    return Meter(ranks, HostClock(time), Settings(**settings), shared_clock=True)
+
+
+def test_a_sample_is_the_slowest_ranks_time() -> None:
+    time = FakeTime()
+
+    def call(stamp: object) -> None:
+        time.now += 0.010
+
+    samples = meter_of(time, FakeRanks(slower=3.0), min_samples=5).measure(call, (), 0.01)
+    assert samples.samples_s == pytest.approx([0.030] * len(samples.samples_s))
+    assert samples.rank_median_s == pytest.approx([0.010, 0.030])
+    assert samples.stop_reason == "precise"
+
+
+def test_entry_skew_is_apart_from_the_time_between_last_in_and_last_out() -> None:
+    time = FakeTime()
+
+    def call(stamp: object) -> None:
+        time.now += 0.010
+
+    samples = meter_of(time, FakeRanks(late=0.004, slower=2.0), min_samples=5).measure(call, (), 0.01)
+    assert samples.entry_skew_s == pytest.approx(0.004)
+    assert samples.isolated_s == pytest.approx(0.020)
+
+
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_phases_add_up_also_when_iterations_are_pipelined(repeats: int) -> None:
+    time = FakeTime()
+
+    def call(stamp: object) -> None:
+        for seconds in (0.003, 0.005):
+            time.now += seconds
+            stamp()  # type: ignore[operator]
+
+    meter = meter_of(time, FakeRanks(), min_samples=5, iterations_per_sample=repeats)
+    assert meter.warm_up(call) == pytest.approx(0.008)
+    samples = meter.measure(call, ("forward", "backward"), 0.008)
+    assert samples.samples_s == pytest.approx([0.008] * len(samples.samples_s))
+    assert samples.phases_s["forward"] == pytest.approx([0.003] * len(samples.samples_s))
+    assert samples.phases_s["backward"] == pytest.approx([0.005] * len(samples.samples_s))
+
+
+def test_every_sample_starts_with_a_meeting_and_warm_up_is_thrown_away() -> None:
+    time, ranks = FakeTime(), FakeRanks()
+    calls = []
+
+    def call(stamp: object) -> None:
+        time.now += 1.0 if len(calls) < 3 else 0.01
+        calls.append(time.now)
+
+    meter = meter_of(time, ranks, warmup_iterations=3, min_samples=5)
+    meter.warm_up(call)
+    samples = meter.measure(call, (), 0.01)
+    assert max(samples.samples_s) == pytest.approx(0.01)
+    assert ranks.meetings == len(calls) == 3 + len(samples.samples_s)
+
+
+def test_noise_is_sampled_until_the_time_is_spent() -> None:
+    time = FakeTime()
+    calls = []
+
+    def call(stamp: object) -> None:
+        calls.append(1)
+        time.now += 0.01 if len(calls) % 2 else 0.02
+
+    samples = meter_of(time, FakeRanks(), min_samples=5, max_case_s=1.0).measure(call, (), 0.015)
+    assert samples.stop_reason == "max_case_s"
+    assert 1.0 <= sum(samples.samples_s) <= 1.2
+
+
+def test_the_sample_cap_is_kept_exactly() -> None:
+    time = FakeTime()
+    calls = []
+
+    def call(stamp: object) -> None:
+        calls.append(1)
+        time.now += 1e-6 * (1 + len(calls) % 2)
+
+    samples = meter_of(time, FakeRanks(), min_samples=5, max_samples=37, max_case_s=9.0).measure(call, (), 1e-6)
+    assert len(samples.samples_s) == 37 and samples.stop_reason == "max_samples"
+
+
+def test_few_samples_are_taken_whatever_they_cost() -> None:
+    settings = Settings(min_samples=5, max_case_s=1.0)
+    assert stop_reason([10.0, 20.0, 30.0, 5.0], 65.0, settings) is None
+    assert stop_reason([10.0, 20.0, 30.0, 5.0, 7.0], 72.0, settings) == "max_case_s"

@@ -1,0 +1,99 @@
+"""Shards, sources and expected results, against values written out by hand."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from distbench.spec import UserError
+from distbench.worker.sharding import chunk_of, cut, parse_placement, source_shard, tagged
+from distbench.worker.torch_internals import PathStep
+from distbench.worker.workloads.collective import OPERATIONS, expected, sizes_of, tag, tag_period
+from distbench.worker.workloads.redistribution import wire_bytes
+
+FULL = torch.arange(20.0).reshape(5, 4)
+
+
+def test_uneven_chunks_are_ceil_sized_and_the_last_may_be_short_or_empty() -> None:
+    assert [chunk_of(FULL, 0, 4, index).shape[0] for index in range(4)] == [2, 2, 1, 0]
+
+
+def test_nested_shards_cut_from_left_to_right() -> None:
+    # 5 rows over 2: rows 0-2 and 3-4; again over 2: 0-1 and 2, then 3 and 4.
+    rows = [cut(FULL, [Shard(0), Shard(0)], (2, 2), (i, j))[:, 0].tolist() for i in range(2) for j in range(2)]
+    assert rows == [[0.0, 4.0], [8.0], [12.0], [16.0]]
+
+
+def test_a_strided_shard_cuts_after_the_plain_one() -> None:
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    full = torch.arange(8.0)
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    # torch's own example for FSDP2 over TP: ranks (0,0) (0,1) (1,0) (1,1) hold rows 0-1, 4-5, 2-3, 6-7.
+    held = [cut(full, placements, (2, 2), (i, j)).tolist() for i in range(2) for j in range(2)]
+    assert held == [[0, 1], [4, 5], [2, 3], [6, 7]]
+
+
+def test_partial_sources_add_up_to_the_tensor_over_every_partial_mesh_dim() -> None:
+    full = tagged((3, 5), torch.float32)
+    parts = [source_shard(full, [Partial(), Partial()], (2, 3), (i, j)) for i in range(2) for j in range(3)]
+    assert torch.equal(sum(parts), full)
+    assert len({tuple(part.flatten().tolist()) for part in parts}) == 6, "equal parts would hide a missing rank"
+
+
+def test_placements_are_parsed_or_refused() -> None:
+    assert [parse_placement(text) for text in ("R", "S(2)", "P(sum)")] == [Replicate(), Shard(2), Partial("sum")]
+    for text in ("S", "S(x)", "P", "", "S(-1)"):
+        with pytest.raises(UserError, match="unknown"):
+            parse_placement(text)
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+@pytest.mark.parametrize("group_size", [2, 3, 4, 8])
+def test_a_local_copy_never_looks_like_the_collective(op: str, group_size: int) -> None:
+    sizes = sizes_of(op, 1024, "f32", group_size)
+    for rank in range(group_size):
+        wanted = expected(op, rank, sizes, group_size, torch.float32)
+        mine = tag(op, rank, sizes.given, group_size, torch.float32)
+        copies = [mine.repeat(group_size)[: sizes.got], mine[: sizes.got]]
+        alone = any(copy.shape == wanted.shape and torch.equal(copy, wanted) for copy in copies)
+        assert alone == (op == "broadcast" and rank == 0)
+
+
+def test_expected_results_of_two_ranks_by_hand() -> None:
+    def tags(op: str, rank: int) -> list[float]:
+        period = tag_period(op, 2)
+        return [float((offset + 3 * rank) % period) for offset in range(4)]
+
+    sizes = sizes_of("all_reduce", 16, "f32", 2)
+    assert sizes.total == 4
+    both = [a + b for a, b in zip(tags("all_reduce", 0), tags("all_reduce", 1), strict=True)]
+    assert expected("all_reduce", 1, sizes, 2, torch.float32).tolist() == both
+    assert expected("reduce_scatter", 1, sizes, 2, torch.float32).tolist() == both[2:]
+    a, b = tags("all_to_all", 0), tags("all_to_all", 1)
+    assert expected("all_to_all", 0, sizes, 2, torch.float32).tolist() == [*a[:2], *b[:2]]
+    assert expected("all_to_all", 1, sizes, 2, torch.float32).tolist() == [*a[2:], *b[2:]]
+    assert expected("all_gather", 0, sizes, 2, torch.float32).tolist() == [*a[:2], *b[:2]]
+    assert expected("broadcast", 1, sizes, 2, torch.float32).tolist() == a
+
+
+@pytest.mark.parametrize("group_size", [2, 4, 8, 16, 32])
+def test_sums_of_tags_are_exact_in_bfloat16(group_size: int) -> None:
+    top = group_size * (tag_period("all_reduce", group_size) - 1)
+    assert torch.tensor(float(top)).bfloat16().item() == top or top <= 256
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "got"), [("all_gather", 64, 256), ("reduce_scatter", 256, 64), ("all_to_all", 256, 256)]
+)
+def test_sizes_are_those_of_nccl_tests(op: str, given: int, got: int) -> None:
+    sizes = sizes_of(op, 1024, "f32", 4)
+    assert (sizes.total, sizes.given, sizes.got) == (256, given, got)
+
+
+def test_wire_bytes_of_a_path_by_hand() -> None:
+    # A (4, 8) float32 tensor, 128 bytes. all_gather of halves: each of 2 ranks sends its 64 bytes. all_to_all of 64
+    # local bytes: half of them leave. all_reduce of 128 bytes on 2 ranks: 2 x 1/2 x 128.
+    assert wire_bytes([PathStep("all_gather", 2, 32)], 4) == 64
+    assert wire_bytes([PathStep("all_to_all", 2, 32)], 4) == 32
+    assert wire_bytes([PathStep("all_reduce", 2, 32)], 4) == 128
+    assert wire_bytes([PathStep("reduce_scatter", 4, 32), PathStep(None, 4, 32)], 4) == 96

@@ -1,0 +1,149 @@
+from pathlib import Path
+
+import pytest
+
+from distbench.spec import Entry, UserError, find, fit_mesh, list_entries, parse_mesh, placement_pairs
+from distbench.spec.job import Job, Settings, axis_names, parse_choices, variants_of
+
+SHIPPED = {
+    "collectives",
+    "tp_mlp",
+    "tp_attention",
+    "fsdp_stack",
+    "cp_attention",
+    "llama_2d",
+    "redistribute",
+}
+
+
+def entry(**changes: object) -> Entry:
+    fields = {
+        "name": "demo",
+        "file": Path("demo.py"),
+        "mesh": {"tp": 2},
+        "axes": {"rotate": ("allgather", "alltoall"), "on": (True, False)},
+        "quick": {"dim": 8},
+        "tags": (),
+        "summary": "",
+        "params": {"rotate": "allgather", "on": True, "dim": 64},
+    }
+    return Entry(**{**fields, **changes})
+
+
+def test_every_scenario_of_the_issue_is_shipped_with_a_summary() -> None:
+    entries = list_entries()
+    assert {found.name for found in entries} >= SHIPPED
+    assert all(found.summary and found.mesh and found.tags for found in entries)
+
+
+def test_mesh_text_keeps_order_and_sizes() -> None:
+    assert list(parse_mesh("dp_shard=2,tp=4").items()) == [("dp_shard", 2), ("tp", 4)]
+
+
+@pytest.mark.parametrize("text", ["tp", "tp=0", "tp=x", "tp=2,tp=2", "=2", "dim=2", ""])
+def test_bad_mesh_text_is_refused_in_a_sentence(text: str) -> None:
+    with pytest.raises(UserError, match=r"[;:]"):
+        parse_mesh(text)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fitted"),
+    [
+        (4, {"dp_shard": 2, "tp": 2}),
+        (8, {"dp_shard": 4, "tp": 2}),
+        (2, {"dp_shard": 1, "tp": 2}),
+        (1, {"dp_shard": 1, "tp": 1}),
+        (3, {"dp_shard": 3, "tp": 1}),
+    ],
+)
+def test_a_mesh_is_fitted_to_the_ranks_from_its_last_mesh_dim(ranks: int, fitted: dict[str, int]) -> None:
+    assert fit_mesh({"dp_shard": 2, "tp": 2}, ranks) == fitted
+
+
+def test_placement_pairs_are_all_ordered_pairs() -> None:
+    pairs = placement_pairs(2)
+    # 16 sources x 9 targets, less the 9 that are equal.
+    assert len(pairs) == len(set(pairs)) == 16 * 9 - 9
+    assert (("P(sum)", "S(0)"), ("S(1)", "R")) in pairs
+    assert not any("P(sum)" in target for _, target in pairs)
+
+
+def test_unset_axes_run_in_all_combinations() -> None:
+    variants = variants_of(entry(), {}, quick=False)
+    assert len(variants) == 4 and all(variant["dim"] == 64 for variant in variants)
+    assert axis_names(variants, entry()) == ["rotate", "on"]
+
+
+def test_a_set_axis_is_pinned_and_beats_the_quick_size() -> None:
+    chosen = parse_choices(["rotate=alltoall", "dim=32"], entry().params)
+    variants = variants_of(entry(), chosen, quick=True)
+    assert [(variant["rotate"], variant["dim"]) for variant in variants] == [("alltoall", 32)] * 2
+    assert all(variant["dim"] == 8 for variant in variants_of(entry(), {}, quick=True))
+
+
+def test_a_set_parameter_with_several_values_becomes_an_axis() -> None:
+    variants = variants_of(entry(axes={}), parse_choices(["dim=1,2,3"], entry().params), quick=False)
+    assert [variant["dim"] for variant in variants] == [1, 2, 3]
+    assert axis_names(variants, entry(axes={})) == ["dim"]
+
+
+@pytest.mark.parametrize("text", ["dim", "dim=x", "=3", "dim="])
+def test_bad_choices_are_refused(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_choices([text], entry().params)
+
+
+def test_an_unknown_axis_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="nearest: rotate"):
+        variants_of(entry(), {"rotat": ["x"]}, quick=False)
+
+
+def test_an_unknown_scenario_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="nearest: llama_2d"):
+        find("lama_2d")
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "mine.py"
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_file_anywhere_is_found_without_importing_it(tmp_path: Path) -> None:
+    text = "import nothing_like_this\n@scenario(mesh={'tp': 2})\ndef mine(*, x: int = 1):\n    'Doc.'\n"
+    path = write(tmp_path, text)
+    assert [found.name for found in find(path)] == ["mine"]
+    assert find(f"{path}::mine")[0].params == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def broken(:\n", "line 1 is not valid Python"),
+        ("@scenario(mesh=MESH)\ndef f(): ...\n", "not a literal"),
+        ("@scenario(tags=())\ndef f(): ...\n", "needs its mesh"),
+        ("@scenario(mesh={'tp': 2}, axis={})\ndef f(): ...\n", "takes no 'axis'"),
+        ("@scenario(mesh={'tp': 2}, axes={'y': (1,)})\ndef f(*, x=1): ...\n", "'y' is no parameter"),
+        ("@scenario(mesh={'tp': 2})\ndef f(x=1): ...\n", "keyword-only"),
+        ("@scenario(mesh={'rows': 2})\ndef f(): ...\n", "'rows' is unknown"),
+        ("x = 1\n", "no scenario"),
+    ],
+)
+def test_a_bad_scenario_file_is_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as raised:
+        find(write(tmp_path, text))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_job_survives_its_file(tmp_path: Path) -> None:
+    job = Job(
+        "r", "i", "s", "f.py", [{"x": 1}], ["x"], {"tp": 2}, "cpu", Settings.quick(), "a", "b", 3.0, 4.0, {"k": 1}
+    )
+    job.save(tmp_path / "job.json")
+    assert Job.load(tmp_path / "job.json") == job
+
+
+def test_many_cases_share_the_budget() -> None:
+    settings = Settings(max_case_s=5.0, budget_s=100.0)
+    assert settings.case_limit_s(10) == 5.0
+    assert settings.case_limit_s(1000) == 0.1
