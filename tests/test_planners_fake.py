@@ -1,0 +1,75 @@
+"""torch's two planners on a fake process group: which one plans, and that neither is served the other's cache."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from distbench.worker.torch_internals import plan_path, planner
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_shard", "tp"))
+    dist.destroy_process_group()
+
+
+def sharded_over_tp(mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(torch.zeros(256, 1024), mesh, [Replicate(), Shard(0)], run_check=False)
+
+
+def test_each_planner_gives_torchs_own_path(mesh: DeviceMesh) -> None:
+    """Expected: what torch plans when asked for this planner by argument, past every cache."""
+    from torch.distributed.tensor import _redistribute
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    source = sharded_over_tp(mesh)
+    target = (Shard(1), Replicate())
+    spec = DTensorSpec(mesh, target, tensor_meta=source._spec.tensor_meta)
+    paths = {}
+    for name in ("greedy", "min_cost", "greedy"):
+        infos = _redistribute._gen_transform_infos_non_cached(source._spec, spec, name == "min_cost")
+        wanted = _redistribute.DTensorRedistributePlanner.stringify_transform_infos(
+            mesh, infos, source._spec.placements, source._spec.shard_order
+        )
+        with planner(name):
+            path, _ = plan_path(source, target)
+        assert path == wanted
+        paths[name] = path
+    assert paths["greedy"] != paths["min_cost"], "a pair on which both agree would not notice a shared cache"
+
+
+def test_the_switch_leaves_torch_as_it_was(mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor import _redistribute
+
+    before = _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN
+    with pytest.raises(RuntimeError, match="inside"), planner("min_cost"):
+        raise RuntimeError("inside")
+    assert before == _redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "steps"),
+    [
+        ([Shard(0), Replicate()], [Replicate(), Replicate()], [("all_gather", 2, 1024 * 1024)]),
+        ([Replicate(), Shard(0)], [Replicate(), Shard(1)], [("all_to_all", 4, 1024 * 1024)]),
+        ([Partial(), Replicate()], [Shard(0), Replicate()], [("reduce_scatter", 2, 1024 * 1024)]),
+        ([Replicate(), Partial()], [Replicate(), Replicate()], [("all_reduce", 4, 1024 * 1024)]),
+        ([Replicate(), Replicate()], [Shard(0), Replicate()], [(None, 2, 1024 * 1024)]),
+    ],
+)
+def test_a_path_of_one_step_has_its_collective_group_and_size(mesh: DeviceMesh, source, target, steps) -> None:
+    shape = [1024, 1024]
+    for size, placement in zip((2, 4), source, strict=True):
+        if placement.is_shard():
+            shape[placement.dim] //= size
+    given = DTensor.from_local(torch.zeros(shape), mesh, source, run_check=False)
+    with planner("greedy"):
+        _, found = plan_path(given, target)
+    assert [(step.op, step.group_size, step.logical_numel) for step in found] == steps
