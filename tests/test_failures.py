@@ -64,6 +64,16 @@ def test_a_case_that_every_rank_refuses_costs_only_itself(cli: Cli, tmp_path: Pa
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
 
 
+@pytest.mark.parametrize("misdeed", ["wrong", "nan"])
+def test_a_step_that_differs_from_one_device_is_wrong_and_the_rest_go_on(
+    cli: Cli, tmp_path: Path, misdeed: str
+) -> None:
+    done = run_misdeed(cli, tmp_path, misdeed)
+    assert done.returncode == 1, done.stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", "wrong", "ok", "ok"]
+    assert footer_of(tmp_path)["status"] == "complete"
+
+
 def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path) -> None:
     done = run_misdeed(cli, tmp_path, "hang", "--timeout", "6")
     assert done.returncode == 1, done.stderr

@@ -122,3 +122,18 @@ def test_few_samples_are_taken_whatever_they_cost() -> None:
     settings = Settings(min_samples=5, max_case_s=1.0)
     assert stop_reason([10.0, 20.0, 30.0, 5.0], 65.0, settings) is None
     assert stop_reason([10.0, 20.0, 30.0, 5.0, 7.0], 72.0, settings) == "max_case_s"
+
+
+def test_a_call_that_raised_leaves_nothing_to_the_next() -> None:
+    time = FakeTime()
+
+    def refuse(stamp: object) -> None:
+        raise ValueError("no")
+
+    def call(stamp: object) -> None:
+        time.now += 0.01
+
+    meter = meter_of(time, FakeRanks(), min_samples=5)
+    with pytest.raises(ValueError, match="no"):
+        meter.warm_up(refuse)
+    assert meter.measure(call, (), 0.01).samples_s == pytest.approx([0.01] * 5)

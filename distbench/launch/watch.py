@@ -68,7 +68,7 @@ class _Seen:
 
     spent_s: dict[str, float] = field(default_factory=dict)
     num_by_status: dict[str, int] = field(default_factory=dict)
-    running: str | None = None
+    running: Case | None = None
     ended: bool = False
     last_news: float = field(default_factory=time.monotonic)
 
@@ -76,7 +76,7 @@ class _Seen:
         self.last_news = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
         if event["event"] == "case":
-            self.running = event["id"]
+            self.running = Case(event["id"], event["kind"], event["params"])
         elif event["event"] == "done":
             self.running = None
             self.num_by_status[event["status"]] = self.num_by_status.get(event["status"], 0) + 1
@@ -96,7 +96,8 @@ def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str,
     Raises:
         UserError: the results or log folder cannot be written.
     """
-    job = replace(job, started_at=time.time())
+    environment = {**job.environment, "load_at_start": load_average()}
+    job = replace(job, started_at=time.time(), environment=environment)
     log_dir = _make_folders(job)
     timeout_s = job.timeout_s if not joined or joined.rank == 0 else math.inf
     seen = _Seen()
@@ -107,7 +108,7 @@ def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str,
             status = _follow(process, Listener(log_dir / FILE_NAME), seen, watcher, timeout_s)
         if status == "timeout":
             _ask_for_stacks(log_dir)
-            hung = f"case {seen.running}" if seen.running else "set-up"
+            hung = f"case {seen.running.id}" if seen.running else "set-up"
             cause = Cause("hung", f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {log_dir}")
         elif status == "failed":
             cause = cause_of(log_dir, process.returncode)
@@ -215,8 +216,7 @@ def _close_run_file(job: Job, seen: _Seen, status: str, cause: Cause) -> None:
         if seen.running and status != "complete" and cause.kind not in ("user", "storage"):
             verdict = {"timeout": "timeout", "interrupted": "aborted"}.get(status)
             verdict = verdict or ("raised" if cause.kind == "raised" else "aborted")
-            kind = seen.running.partition("/")[0]
-            lost = CaseResult(Case(seen.running, kind), verdict, error=cause.message)
+            lost = CaseResult(seen.running, verdict, error=cause.message)
             append(run_file, lost.to_record())
             seen.num_by_status[verdict] = seen.num_by_status.get(verdict, 0) + 1
         wall_s = time.time() - job.started_at

@@ -124,6 +124,7 @@ class Meter:
         rows = []
         repeats = range(self._settings.iterations_per_sample)
         stamp = self._clock.stamp
+        self._clock.read()  # a case that raised may have left moments behind
         for _ in range(count):
             self._ranks.meet()
             stamp()

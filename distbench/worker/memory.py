@@ -1,5 +1,7 @@
 """Peak memory of a stretch of work: the allocator's own count on CUDA, the growth of resident memory on CPU."""
 
+import ctypes
+import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         else:
+            _give_back_freed_memory()
             self._start = _resident("VmRSS") if _reset_peak() else None
 
     def read(self) -> dict[str, Any]:
@@ -31,6 +34,14 @@ class PeakMemory:
         peak = _resident("VmHWM")
         known = self._start is not None and peak is not None
         return {"peak_growth_bytes": max(peak - self._start, 0) if known else None}  # type: ignore[operator]
+
+
+def _give_back_freed_memory() -> None:
+    """Return what earlier cases freed to the system, or this case's growth would hide in their pages (glibc only)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _reset_peak() -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import math
 import os
 import traceback
 from collections.abc import Sequence
@@ -66,11 +67,12 @@ class Runner:
             StorageFailed: a result could not be written.
         """
         for index, bench in enumerate(benches):
-            self._teller.tell("case", index=index, id=bench.case.id)
+            case = bench.case
+            self._teller.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
             result = self._outcome(index, bench)
             result.backend = self._place.backend
             self.save(result.to_record())
-            self._teller.tell("done", id=bench.case.id, status=result.status, spent_s=self._stopwatch.spent_s)
+            self._teller.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
 
     def save(self, record: dict[str, Any]) -> None:
         """Rank 0 appends a record to the run file; the other ranks do nothing.
@@ -137,6 +139,8 @@ class Runner:
             "isolated_s": samples.isolated_s,
             **prepared.after(),
         }
+        # JSON has no infinity: an error beyond all bounds is told by the status and its sentence.
+        counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
         return CaseResult(
             case=bench.case,
             status="wrong" if wrong else "ok",
@@ -148,3 +152,7 @@ class Runner:
             counters=counters,
             **fields,
         )
+
+
+def _unbounded(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -29,7 +29,9 @@ class Model(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.misdeed == "slow":
             time.sleep(0.5)
-        return self.linear(x)
+        if self.misdeed == "nan":
+            return self.linear(x) * float("nan")
+        return self.linear(x) * (2 if rank == 1 and self.misdeed == "wrong" else 1)
 
 
 @scenario(mesh={"dp_shard": 2}, axes={"case": (1, 2, 3, 4, 5)})

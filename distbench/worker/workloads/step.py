@@ -40,7 +40,13 @@ def step_benches(scenario: Scenario, label: str, place: Place) -> Iterator[Bench
     if found := problems(model, inputs, scenario.plan, place):
         raise UserError("; ".join(f"{axes}: {problem}" if axes else problem for problem in found))
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
-    params = {"scenario": name, "variant": axes, "num_tokens": num_tokens(inputs)}
+    params = {
+        "scenario": name,
+        "variant": axes,
+        "num_tokens": num_tokens(inputs),
+        "dtype": dtype_name(inputs.dtype),
+        "shape": list(inputs.shape),
+    }
     yield Bench(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, place))
 
 
@@ -107,8 +113,8 @@ class Step:
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
-    step = Step(scenario, place)
     peak = PeakMemory(place.device)
+    step = Step(scenario, place)
     counters: dict[str, Any] = {}
 
     def check() -> str | None:

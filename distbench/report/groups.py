@@ -1,0 +1,67 @@
+"""Cases summarised by columns of the frame."""
+
+from typing import TYPE_CHECKING, Any
+
+from distbench.report.frame import Row
+from distbench.report.layout import Table, capped
+from distbench.report.stats import geometric_mean
+from distbench.report.units import known, time_text
+from distbench.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_ROWS = 200
+STATISTICS = ("num_cases", "num_ok", "geometric_mean_s", "min_s", "max_s")
+
+
+def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
+    """One row a group, in order of first appearance: the columns asked for, then STATISTICS.
+
+    Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result's time says nothing.
+
+    Raises:
+        UserError: a column that the frame does not have.
+    """
+    import pandas as pd
+
+    for name in group_by:
+        if name not in frame.columns:
+            raise UserError(f"--group-by {name}: no such column ({nearest(name, map(str, frame.columns))})")
+    by = list(dict.fromkeys(group_by))
+    medians = frame["median_s"].where(frame["status"] == "ok")
+    whole = frame[by].assign(_median_s=medians, _ok=frame["status"] == "ok")
+    groups = whole.groupby(by, sort=False, dropna=False)
+    found = groups.agg(
+        num_cases=("_ok", "size"),
+        num_ok=("_ok", "sum"),
+        geometric_mean_s=("_median_s", lambda values: geometric_mean(values.to_numpy(float))),
+        min_s=("_median_s", "min"),
+        max_s=("_median_s", "max"),
+    )
+    # A statistic wins over a column of the same name, such as min_s, so that the result has each name once.
+    keys = found.index.to_frame(index=False)
+    keys.columns = pd.Index([f"{name}_group" if name in STATISTICS else name for name in by])
+    return pd.concat([keys, found.reset_index(drop=True)], axis=1)
+
+
+def table(groups: "pd.DataFrame") -> Table:
+    """The groups as a table."""
+    keys = [str(name) for name in groups.columns if name not in STATISTICS]
+    columns = (*(f"<{name}" for name in keys), "cases", "ok", "geometric mean", "min", "max")
+    rows = [
+        (*(_key_text(record[name]) for name in keys), str(record["num_cases"]), str(record["num_ok"]), *_times(record))
+        for record in groups.head(MAX_ROWS).to_dict("records")
+    ]
+    notes = ["times are of the ok cases' medians"]
+    return capped(Table(f"by {', '.join(keys)}", columns, rows, notes), len(groups), MAX_ROWS)
+
+
+def _times(record: Row) -> tuple[str, ...]:
+    return tuple(time_text(record[name]) for name in STATISTICS[2:])
+
+
+def _key_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if known(value) else "-"

@@ -1,0 +1,185 @@
+"""Tables and headings as data, and the two ways to write them: text of at most 100 columns, and GitHub Markdown."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_WIDTH = 100
+GAP = 2
+MIN_COLUMN_WIDTH = 6
+# What a line may not be broken within: it ends with a separator, but not between a number and its % or inside an arrow.
+_PIECE = re.compile(r"(?:[^ ,/>=-]|-(?=>)| (?=%))*(?:[ ,/>=]|-(?!>))?")
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a stretch of the report is about; level 1 is the report's own title."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Sentences, one paragraph each."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under column headings. A cell may hold several lines.
+
+    Args:
+        title: what is in it, in one line.
+        columns: headings; one that starts with "<" is left-aligned, all others right-aligned.
+        rows: one text a column each.
+        notes: sentences below it.
+        breaks: indexes of the rows that a blank line goes before.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    notes: list[str] = field(default_factory=list)
+    breaks: frozenset[int] = frozenset()
+
+
+Block = Heading | Lines | Table
+
+
+def capped(table: Table, num_rows: int, cap: int) -> Table:
+    """The table with a note on the rows that were left out, if `num_rows` is more than `cap`."""
+    if num_rows <= cap:
+        return table
+    more = f"... {num_rows - cap} more rows: --format csv"
+    return Table(table.title, table.columns, table.rows, [more, *table.notes], table.breaks)
+
+
+def text_of(blocks: Sequence[Block]) -> str:
+    """As plain text, no line longer than MAX_WIDTH characters."""
+    parts = [_text_block(block) for block in blocks]
+    lines = "\n\n".join(part for part in parts if part).split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown_of(blocks: Sequence[Block]) -> str:
+    """As GitHub Markdown; its lines may be of any length."""
+    return "\n\n".join(part for part in (_markdown_block(block) for block in blocks) if part)
+
+
+def _text_block(block: Block) -> str:
+    if isinstance(block, Heading):
+        lines = wrap(block.text, MAX_WIDTH)
+        return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(len, lines))])
+    if isinstance(block, Lines):
+        return "\n".join(_paragraph(text) for text in block.texts)
+    return "\n".join([*wrap(clean(block.title), MAX_WIDTH), *_table_lines(block), *map(_paragraph, block.notes)])
+
+
+def _paragraph(text: str) -> str:
+    return "\n".join(wrap(clean(text), MAX_WIDTH, indent="  "))
+
+
+def _table_lines(table: Table) -> list[str]:
+    headings = tuple(heading.removeprefix("<") for heading in table.columns)
+    lefts = [heading.startswith("<") for heading in table.columns]
+    rows = [tuple(_clean_lines(cell) for cell in row) for row in table.rows]
+    widths = fit(headings, rows)
+    lines = _row_lines(headings, widths, lefts)
+    lines.append((" " * GAP).join("-" * width for width in widths))
+    for index, row in enumerate(rows):
+        if index in table.breaks:
+            lines.append("")
+        lines += _row_lines(row, widths, lefts)
+    return lines
+
+
+def fit(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Column widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH.
+
+    Args:
+        headings: one text a column.
+        rows: texts of as many columns each.
+    """
+    columns = list(zip(headings, *rows, strict=True))
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    room = MAX_WIDTH - GAP * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > MIN_COLUMN_WIDTH:
+        widest = widths.index(max(widths))
+        others = sorted(widths)[-2] if len(widths) > 1 else MIN_COLUMN_WIDTH
+        widths[widest] = max(others - 1, widths[widest] - (sum(widths) - room), MIN_COLUMN_WIDTH)
+    return widths
+
+
+def _row_lines(cells: Sequence[str], widths: Sequence[int], lefts: Sequence[bool]) -> list[str]:
+    wrapped = [
+        [piece for line in cell.split("\n") for piece in wrap(line, width)]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    lines = []
+    for number in range(max(map(len, wrapped), default=0)):
+        texts = [pieces[number] if number < len(pieces) else "" for pieces in wrapped]
+        padded = [
+            text.ljust(width) if left else text.rjust(width)
+            for text, width, left in zip(texts, widths, lefts, strict=True)
+        ]
+        lines.append((" " * GAP).join(padded)[:MAX_WIDTH])
+    return lines
+
+
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of at most `width` characters, broken after a space, comma, slash, dash, = or arrow where there is one.
+
+    Args:
+        text: one line.
+        width: the most characters of a line.
+        indent: what lines after the first begin with.
+    """
+    if len(text) <= width:
+        return [text]
+    lines, line = [], ""
+    for piece in _PIECE.findall(text):
+        rest = piece
+        while len(line + rest.rstrip()) > width:
+            if line.strip():
+                lines.append(line.rstrip())
+            else:
+                room = width - len(line)
+                lines.append(line + rest[:room])
+                rest = rest[room:]
+            line = indent
+        line += rest
+    return [*lines, line.rstrip()] if line.strip() else lines
+
+
+def clean(text: str) -> str:
+    """One line without control characters: what a rank said may hold anything."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _clean_lines(cell: str) -> str:
+    return "\n".join(clean(line) for line in cell.split("\n"))
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters, the end cut away."""
+    text = clean(text)
+    return text if len(text) <= width else text[: width - 4].rstrip() + " ..."
+
+
+def _markdown_block(block: Block) -> str:
+    if isinstance(block, Heading):
+        return "#" * block.level + " " + _escaped(block.text)
+    if isinstance(block, Lines):
+        return "\n".join(f"- {_escaped(text)}" for text in block.texts)
+    headings = [_escaped(heading.removeprefix("<")) for heading in block.columns]
+    rules = [":---" if heading.startswith("<") else "---:" for heading in block.columns]
+    rows = [headings, rules, *([_escaped(cell) for cell in row] for row in block.rows)]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    notes = "\n".join(f"- {_escaped(note)}" for note in block.notes)
+    return "\n\n".join(part for part in (f"**{_escaped(block.title)}**", table, notes) if part)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([|*`<\\])", r"\\\1", clean(text.replace("\n", " ")).strip())

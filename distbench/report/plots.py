@@ -1,0 +1,228 @@
+"""Plots of runs: busbw against size, step time by phase, planner against planner. A figure answers one question."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distbench.report import plot_style as style
+from distbench.report.collectives import collectives_of
+from distbench.report.frame import PHASES
+from distbench.report.overview import scenario_name
+from distbench.report.redistributions import BASELINE, Comparison, comparisons
+from distbench.report.steps import steps_of
+from distbench.report.units import size_text, time_text, whole_text
+from distbench.results import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Drawn = Iterator[tuple[str, "Figure"]]
+MAX_BARS = 24
+MAX_PANELS = 4
+PANEL_WIDTH = 5.2
+
+
+def draw_all(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], folder: Path) -> list[Path]:
+    """Draw whatever there is something to draw of; the files written, PNG and SVG of each.
+
+    Args:
+        runs: the runs.
+        frames: each run's frame.
+        folder: an existing folder.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    import matplotlib as mpl
+
+    names = [scenario_name(run) for run in runs]
+    written = []
+    with mpl.rc_context(style.SETTINGS):
+        for run, name, frame in zip(runs, names, frames, strict=True):
+            stem = name if names.count(name) == 1 else run.path.stem
+            for kind, figure in _figures(name, frame):
+                written += style.save(figure, folder, _file_name(kind, stem))
+    return written
+
+
+def _file_name(kind: str, stem: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{kind}-{stem}")
+
+
+def _figures(name: str, frame: "pd.DataFrame") -> Drawn:
+    makers: tuple[Callable[[str, pd.DataFrame], Drawn], ...] = (busbw_figures, step_figures, planner_figures)
+    for make in makers:
+        yield from make(name, frame)
+
+
+def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
+    """busbw against size, one figure a dtype, one panel a mesh dim, one line a collective."""
+    measured = collectives_of(frame)
+    measured = measured[(measured["busbw_gb_per_s"] > 0) & (measured["payload_bytes"] > 0)]
+    for dtype, of_dtype in measured.groupby("dtype", sort=False):
+        panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
+        colors = dict(zip(sorted(of_dtype["op"].unique()), style.CYCLE * 3, strict=False))
+        figure, axes = style.new_figure(len(panels), 1.2 + PANEL_WIDTH * len(panels), 4.6)
+        for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True):
+            _busbw_panel(panel, str(mesh_dim), of_dim, colors)
+        axes[0].set_ylabel("busbw (GB/s)")
+        figure.suptitle(f"{name}: bus bandwidth by message size, {dtype}", x=0.01, ha="left", fontweight="bold")
+        _note_other_ops(figure, of_dtype)
+        yield f"busbw-{dtype}", figure
+
+
+def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> None:
+    ends: list[tuple[str, float, float]] = []
+    for op, of_op in measured.groupby("op", sort=False):
+        points = of_op.sort_values("payload_bytes")
+        sizes, busbw = points["payload_bytes"].to_numpy(float), points["busbw_gb_per_s"].to_numpy(float)
+        low, high = points["busbw_low_gb_per_s"].to_numpy(float), points["busbw_high_gb_per_s"].to_numpy(float)
+        color = colors[str(op)]
+        axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.plot(sizes, busbw, color=color, marker="o", markersize=4, linewidth=1.8)
+        ends.append((str(op), float(sizes[-1]), float(busbw[-1])))
+    axes.set_yscale("log")
+    axes.grid(visible=True, axis="y")
+    style.size_ticks(axes, measured["payload_bytes"].tolist())
+    style.label_axis(axes.yaxis, lambda value: f"{value:g}")
+    axes.tick_params(labelleft=True)
+    group_sizes = "/".join(whole_text(size) for size in measured["group_size"].dropna().unique())
+    axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes}", fontweight="normal")
+    axes.set_xlabel("message size S")
+    _label_ends(axes, ends, colors)
+
+
+def _label_ends(axes: "Axes", ends: Sequence[tuple[str, float, float]], colors: dict[str, str]) -> None:
+    """Each line's name beside its last point, moved apart where lines end close together."""
+    low, high = axes.get_ylim()
+    decades = math.log10(high / low)
+    places = style.spread([math.log10(end[2]) for end in ends], decades * 0.055)
+    for (op, size, busbw), place in zip(ends, places, strict=True):
+        axes.annotate(
+            op,
+            xy=(size, busbw),
+            xytext=(1.02, (place - math.log10(low)) / decades),
+            textcoords="axes fraction",
+            color=colors[op],
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def _note_other_ops(figure: "Figure", measured: "pd.DataFrame") -> None:
+    other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
+    pairs = other[["op", "backend_op", "backend"]].drop_duplicates().itertuples(index=False)
+    notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in pairs]
+    _caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
+
+
+def _caption(figure: "Figure", text: str) -> None:
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+
+
+def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
+    """Step time by variant: phases stacked, the whole step's median and interval over them."""
+    steps = steps_of(frame).head(MAX_BARS)
+    if steps.empty:
+        return
+    figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
+    scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
+    places = list(range(len(steps)))
+    ends = [0.0] * len(steps)
+    for phase, color in zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True):
+        widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
+        if any(widths):
+            axes.barh(places, widths, left=ends, color=color, height=0.62, label=phase)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    _whole_steps(axes, steps, scale)
+    axes.set_yticks(places, [str(variant).replace(",", ", ") for variant in steps["variant"]])
+    axes.invert_yaxis()
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+    axes.set_xlabel(f"time a step ({unit})")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
+    figure.suptitle(f"{name}: where a step's time goes", x=0.01, ha="left", fontweight="bold")
+    _caption(figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step")
+    yield "step", figure
+
+
+def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
+    medians = (steps["median_s"] / scale).to_numpy(float)
+    below = medians - (steps["ci_low_s"] / scale).to_numpy(float)
+    above = (steps["ci_high_s"] / scale).to_numpy(float) - medians
+    axes.errorbar(
+        medians,
+        range(len(steps)),
+        xerr=[below, above],
+        fmt="D",
+        color=style.BLACK,
+        markersize=4.5,
+        capsize=3,
+        linewidth=1.2,
+        label="whole step, median and 95 % CI",
+    )
+    stacked = steps[[f"{phase}_s" for phase in PHASES]].sum(axis=1).to_numpy(float) / scale
+    ends = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
+    for place, (median, end) in enumerate(zip(medians, ends, strict=True)):
+        label = time_text(median * scale).replace("  ", " ")
+        axes.annotate(label, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, max(ends) * 1.12)
+
+
+def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
+    """Each planner's median against greedy's on the same pair, one figure a planner, one panel a shape."""
+    found = comparisons(frame)
+    for planner in dict.fromkeys(comparison.planner for comparison in found):
+        panels = [comparison for comparison in found if comparison.planner == planner][:MAX_PANELS]
+        figure, axes = style.new_figure(len(panels), 0.6 + PANEL_WIDTH * len(panels), 5.6, share=False)
+        for panel, comparison in zip(axes, panels, strict=True):
+            _planner_panel(panel, comparison)
+        axes[0].set_ylabel(f"{planner}, median time")
+        figure.suptitle(f"{name}: {planner} against {BASELINE}, one dot a pair", x=0.01, ha="left", fontweight="bold")
+        _caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
+        yield f"{planner}-against-{BASELINE}", figure
+
+
+def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
+    pairs, planner = comparison.pairs, comparison.planner
+    differing = ~pairs["same_path"]
+    layers: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+        ("same path", ~differing, {"facecolors": "none", "edgecolors": style.LIGHT, "s": 22}),
+        ("no difference beyond noise", differing & (pairs["side"] == 0), {"color": style.GREY, "s": 22}),
+        (f"{BASELINE} faster", differing & (pairs["side"] > 0), {"color": style.RED, "s": 34, "marker": "^"}),
+        (f"{planner} faster", differing & (pairs["side"] < 0), {"color": style.BLUE, "s": 34, "marker": "v"}),
+    )
+    for label, chosen, look in layers:
+        of_layer = pairs[chosen]
+        axes.scatter(of_layer["median_s"], of_layer["median_s_other"], label=f"{label} ({len(of_layer)})", **look)
+    both = [pairs["median_s"], pairs["median_s_other"]]
+    low, high = min(part.min() for part in both) / 1.25, max(part.max() for part in both) * 1.25
+    axes.plot([low, high], [low, high], color=style.GREY, linewidth=1, linestyle="--", zorder=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        _time_axis(axis, low, high)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_aspect("equal")
+    axes.grid(visible=True)
+    axes.set_xlabel(f"{BASELINE}, median time")
+    title = f"{comparison.dtype} {comparison.shape} ({size_text(comparison.payload_bytes)})"
+    axes.set_title(title, fontweight="normal")
+    axes.legend(loc="upper left", fontsize=8.5, handletextpad=0.3, borderaxespad=0.2)
+
+
+def _time_axis(axis: Any, low: float, high: float) -> None:
+    """A log axis of seconds with ticks at 1, 2 and 5, or at whole decades where there are many."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    factors = (1, 2, 5) if high / low < 300 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    style.label_axis(axis, style.time_tick)

@@ -1,0 +1,107 @@
+"""Numbers as a person reads them: three significant digits, the unit that suits them. "-" where there is no number."""
+
+import math
+from typing import TypeGuard
+
+NOTHING = "-"
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def known(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def decimals_for(value: float, significant: int = 3) -> int:
+    """Decimals that give `value` so many significant digits, never a negative number of them."""
+    if value == 0:
+        return significant - 1
+    # Rounded first, so that 9.996 counts as 10.0 and not as 10.00.
+    magnitude = math.floor(math.log10(float(f"{abs(value):.{significant - 1}e}")))
+    return max(significant - 1 - magnitude, 0)
+
+
+def time_scale(seconds: float) -> tuple[float, str]:
+    """(seconds in one unit, the unit's name) for a time of about `seconds`."""
+    for scale, name in _TIMES:
+        if float(f"{abs(seconds):.2e}") >= scale:
+            return scale, name
+    return _TIMES[-1]
+
+
+def time_text(seconds: float) -> str:
+    """`641 us`, `1.23 ms`, `12.0  s`; names of units are two wide, so that a right-aligned column lines up."""
+    if not known(seconds):
+        return NOTHING
+    scale, name = time_scale(seconds)
+    return f"{_plain(seconds / scale)} {name:>2}"
+
+
+def time_ci_text(center: float, low: float, high: float, num_samples: int) -> str:
+    """`[576, 757]` in the unit and with the decimals of its centre (seconds); a * where it does not reach 95 %."""
+    if not (known(center) and known(low) and known(high)):
+        return NOTHING
+    scale, _ = time_scale(center)
+    decimals = decimals_for(center / scale)
+    return f"[{low / scale:.{decimals}f}, {high / scale:.{decimals}f}]" + ("*" if num_samples < 6 else "")
+
+
+def ratio_text(center: float, low: float, high: float) -> str:
+    """`0.81 [0.78, 0.85]`."""
+    if not known(center):
+        return NOTHING
+    text = f"{center:.2f}" if center < 100 else f"{center:.0f}"
+    return f"{text} [{low:.2f}, {high:.2f}]" if known(low) and known(high) else text
+
+
+def size_text(size_bytes: float) -> str:
+    """`512 B`, `64 KiB`, `1.5 MiB`: powers of two, whole numbers without decimals."""
+    if not known(size_bytes):
+        return NOTHING
+    value, unit = float(size_bytes), 0
+    while abs(value) >= 1024 and unit < len(_SIZES) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.0f} {_SIZES[unit]}" if value == int(value) else f"{_plain(value)} {_SIZES[unit]}"
+
+
+def bandwidth_text(gb_per_s: float) -> str:
+    """GB/s (1e9 bytes a second), at most four decimals; padded behind, so that a column lines up at its points."""
+    if not known(gb_per_s):
+        return NOTHING
+    decimals = min(decimals_for(gb_per_s), 4)
+    return f"{gb_per_s:.{decimals}f}" + " " * (4 - decimals if decimals else 5)
+
+
+def count_text(value: float) -> str:
+    """`812`, `5.21 k`, `1.30 M`."""
+    if not known(value):
+        return NOTHING
+    for scale, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{_plain(value / scale)} {name}"
+    return _plain(value) if value != int(value) else str(int(value))
+
+
+def error_text(relative: float) -> str:
+    """A relative error: `4.4e-07`, `0`."""
+    if isinstance(relative, float) and math.isinf(relative):
+        return "inf"
+    if not known(relative):
+        return NOTHING
+    return f"{relative:.1e}" if relative else "0"
+
+
+def percent_text(share: float) -> str:
+    """A share of one as `12 %`."""
+    return f"{100 * share:.0f} %"
+
+
+def whole_text(value: float) -> str:
+    """A count that is always whole: `12`."""
+    return str(int(value)) if known(value) else NOTHING
+
+
+def _plain(value: float) -> str:
+    return f"{value:.{decimals_for(value)}f}"
