@@ -179,7 +179,7 @@ def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     found = comparisons(frame)
     for planner in dict.fromkeys(comparison.planner for comparison in found):
         panels = [comparison for comparison in found if comparison.planner == planner][:MAX_PANELS]
-        figure, axes = style.new_figure(len(panels), 0.6 + PANEL_WIDTH * len(panels), 5.6, share=False)
+        figure, axes = style.new_figure(len(panels), 0.6 + PANEL_WIDTH * len(panels), 6.4, share=False)
         for panel, comparison in zip(axes, panels, strict=True):
             _planner_panel(panel, comparison)
         axes[0].set_ylabel(f"{planner}, median time")

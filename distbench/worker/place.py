@@ -55,6 +55,12 @@ class Place:
                 position, count = position * size + along, count * size
         return position, count
 
+    def any(self, flag: bool) -> bool:
+        """Whether any rank's flag is set, on every rank. Never inside timed iterations."""
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(flags.item())
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
         gathered: list[Any] = [None] * dist.get_world_size(self.control)

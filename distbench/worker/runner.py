@@ -127,9 +127,11 @@ class Runner:
             return self._result(bench, prepared, samples, wrong)
 
     def _check(self, prepared: Prepared) -> str | None:
-        found = self._place.gather(prepared.check())
-        wrong = [f"rank {rank}: {message}" for rank, message in enumerate(found) if message]
-        return wrong[0] if wrong else None
+        message = prepared.check()
+        if not self._place.any(message is not None):
+            return None
+        found = enumerate(self._place.gather(message))
+        return next(f"rank {rank}: {message}" for rank, message in found if message)
 
     def _result(self, bench: Bench, prepared: Prepared, samples: Samples, wrong: str | None) -> CaseResult:
         fields = dict(prepared.fields)
