@@ -25,8 +25,8 @@ LOCAL_OPS = ("cut", "partition")
 # torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
 TORCH_BETWEEN_HOSTS_SHARE, TORCH_BETWEEN_HOSTS_HOP_US, TORCH_ALL_TO_ALL_US = 0.22, 2.7, 1.0
-# Beyond this a second slope is fitted only if it leaves at most this share of the error.
-KNEE_GAIN, KNEE_MIN_SIZES = 0.5, 5
+# A second slope is fitted only if it leaves at most this share of an error that is there at all.
+KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
 
 
 class MeshCost(Protocol):
@@ -146,7 +146,7 @@ def fit_line(
         raise ValueError(f"a line of {op} over {mesh_dim} needs samples of two sizes, there are {len(sizes)}")
     blank = Line(op, mesh_dim, group_size, 0.0, 0.0)
     best, miss = _fit(blank, samples, None)
-    if len(sizes) >= KNEE_MIN_SIZES:
+    if len(sizes) >= KNEE_MIN_SIZES and miss > STRAIGHT_ERROR * math.sqrt(len(samples)):
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]

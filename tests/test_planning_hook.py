@@ -156,8 +156,8 @@ def test_other_steps_than_ours_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_redistributions_inside_ops_and_backward_are_ours(mesh: DeviceMesh) -> None:
-    left = DTensor.from_local(torch.ones(8, 16), mesh, (Shard(0), Shard(0)), run_check=False).requires_grad_()
-    right = DTensor.from_local(torch.ones(16, 4), mesh, (Replicate(), Shard(1)), run_check=False)
+    left: Any = DTensor.from_local(torch.ones(8, 16), mesh, (Shard(0), Shard(0)), run_check=False).requires_grad_()
+    right: Any = DTensor.from_local(torch.ones(16, 4), mesh, (Replicate(), Shard(1)), run_check=False)
     with calibrated_planning(profile_of(1e-6)) as counts:
         (left @ right).sum().backward()
         forward = counts.ours

@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-from distbench.planning import Move, NoPath, NotHandled, Problem, State, box_of, cheapest_route, legal_steps, parse_state
+from distbench.planning import (
+    Move,
+    NoPath,
+    NotHandled,
+    Problem,
+    State,
+    box_of,
+    cheapest_route,
+    legal_steps,
+    parse_state,
+)
 
 
 class TableCost:

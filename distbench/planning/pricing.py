@@ -10,7 +10,6 @@ from distbench.costmodel import MeshCost
 from distbench.planning.graph import (
     ALL_GATHER,
     ALL_REDUCE,
-    ALL_TO_ALL,
     COLLECTIVES,
     CUT,
     REDUCE_SCATTER,

@@ -94,7 +94,7 @@ def _route(states: tuple[State, ...], label: int) -> Route:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _searcher(problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], peak_cap_bytes: int | None) -> "_Searcher":
     graph = graph_of(len(problem.mesh_shape), len(problem.shape), partial_ops, problem.is_even)
     return _Searcher(Pricing(graph, problem, model, peak_cap_bytes))
