@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -22,8 +23,7 @@ from torch.distributed.tensor import _redistribute as module
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distbench.costmodel import TorchCost
-from distbench.planning import Problem, State, cheapest_route
+from distbench.planning import Problem, State, TorchCost, cheapest_route
 from distbench.worker.torch_internals.calibrated import planning_under
 
 Row = tuple[str, float, float]
@@ -40,7 +40,7 @@ ALL_PAIRS_LIMIT_S, HOOK_REQUIRED = 1.0, 80.0
 
 
 def main() -> list[Row]:
-    """(name, measured, required) of each speed-up; the time of all pairs is given as limit over measured, so above 1."""
+    """(name, measured, required) of each speed-up; the time of all pairs is given as its limit over it."""
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=256)
     rows: list[Row] = []
@@ -77,9 +77,9 @@ def all_pairs_seconds(mesh_shape: tuple[int, ...]) -> float:
 def through_dtensor(mesh: DeviceMesh, model: TorchCost, pairs: Iterable[Pair]) -> float:
     """Speed-up of everything that DTensor does for a plan that it has not cached, hook and translation included."""
     specs = [specs_of(mesh, pair) for pair in pairs]
-    theirs = [timed(lambda pair=pair: module._gen_transform_infos_non_cached(*pair, True)) for pair in specs]
+    theirs = [timed(partial(module._gen_transform_infos_non_cached, *pair, True)) for pair in specs]
     with planning_under(lambda mesh: model):
-        ours = [timed(lambda pair=pair: module._gen_transform_infos_non_cached(*pair, True)) for pair in specs]
+        ours = [timed(partial(module._gen_transform_infos_non_cached, *pair, True)) for pair in specs]
     return median(theirs) / median(ours)
 
 
@@ -153,8 +153,8 @@ def specs_of(mesh: DeviceMesh, pair: Pair) -> tuple[DTensorSpec, DTensorSpec]:
 
 def placements_of(state: State) -> tuple[Any, ...]:
     """torch's placements."""
-    kinds = {"S": lambda text: Shard(int(text[2])), "R": lambda text: Replicate(), "P": lambda text: Partial()}
-    return tuple(kinds[text[0]](text) for text in state.placements())
+    others: dict[str, Any] = {"R": Replicate(), "P(sum)": Partial("sum")}
+    return tuple(others.get(text) or Shard(int(text[2])) for text in state.placements())
 
 
 def order_of(state: State) -> Any:

@@ -1,8 +1,8 @@
-"""Cost models: seconds of a collective from its mesh dim and bytes. Torch's constants, and a profile fitted to a machine.
+"""The cost of collectives on one machine: lines fitted to measured points, kept in a profile, asked for predictions.
 
-A profile holds one line for each collective and mesh dim, t = base + per_byte x payload (+ per_copied_byte x payload for
-each tensor dim that is not the first), with a second slope beyond a knee where that halves the error. Payload is S as
-nccl-tests has it: the full gathered or scattered buffer.
+A line is t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first), with a
+second slope beyond a knee where that halves the error. Payload is S as nccl-tests has it: the full gathered or
+scattered buffer.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,61 +22,8 @@ from distbench.spec.errors import UserError, nearest
 
 PROFILE_VERSION = 1
 LOCAL_OPS = ("cut", "partition")
-# torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
-TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
-TORCH_BETWEEN_HOSTS_SHARE, TORCH_BETWEEN_HOSTS_HOP_US, TORCH_ALL_TO_ALL_US = 0.22, 2.7, 1.0
 # A second slope is fitted only if it leaves at most this share of an error that is there at all.
 KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
-
-
-class MeshCost(Protocol):
-    """Prices steps on one mesh. It must be hashable, and more bytes or copies must never be cheaper."""
-
-    @property
-    def pads(self) -> bool:
-        """Whether it wants the payload as sent, padding included, or the even share of an uneven tensor."""
-
-    def __hash__(self) -> int:
-        """Models are keys of caches."""
-
-    def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """Seconds of a step.
-
-        Args:
-            op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition".
-            mesh_dim: number of the mesh dim.
-            payload_bytes: the full gathered or scattered buffer; for a local step what it copies.
-            num_copies: tensor dims gathered or scattered that are not the first (0 to 2).
-        """
-
-
-class TorchCost:
-    """torch's own `one_step_redistribute_cost`, in seconds.
-
-    Args:
-        mesh_shape: ranks along each mesh dim.
-        devices_per_host: as torch counts them; it counts one for every CPU.
-    """
-
-    pads = False
-
-    def __init__(self, mesh_shape: Sequence[int], devices_per_host: int) -> None:
-        self._terms: dict[tuple[str, int], tuple[float, float]] = {}
-        for mesh_dim, size in enumerate(mesh_shape):
-            between_hosts = math.prod(mesh_shape[mesh_dim:]) > devices_per_host
-            hop_us = TORCH_BETWEEN_HOSTS_HOP_US if between_hosts else TORCH_HOP_US
-            gib_per_s = TORCH_GIB_PER_S * (TORCH_BETWEEN_HOSTS_SHARE if between_hosts else 1)
-            for op in ("all_gather", "all_to_all", "all_reduce", "reduce_scatter"):
-                num_hops = (size - 1) * (2 if op == "all_reduce" else 1)
-                base_us = TORCH_LAUNCH_US + num_hops * hop_us + (TORCH_ALL_TO_ALL_US if op == "all_to_all" else 0)
-                self._terms[op, mesh_dim] = base_us * 1e-6, num_hops / size / gib_per_s / 2**30
-
-    def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """See `MeshCost`."""
-        if op in LOCAL_OPS:
-            return 0.0
-        base_s, per_byte_s = self._terms[op, mesh_dim]
-        return base_s + per_byte_s * payload_bytes
 
 
 @dataclass(frozen=True)
@@ -93,7 +40,7 @@ class Line:
     """The cost of one collective over one mesh dim.
 
     Args:
-        op: see `MeshCost.seconds`.
+        op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition".
         mesh_dim: name of the mesh dim.
         group_size: ranks in each of its groups.
         base_s: seconds of an empty one.
@@ -310,7 +257,7 @@ class MeasuredCost:
         self.lines = dict(lines)
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """See `MeshCost`; a local step without a line costs nothing, as does a mesh dim of one rank."""
+        """See `planning.models.MeshCost`; a local step without a line costs nothing, as does a mesh dim of one rank."""
         line = self.lines.get((op, mesh_dim))
         return 0.0 if line is None else line.seconds(payload_bytes, num_copies)
 

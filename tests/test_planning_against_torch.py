@@ -15,8 +15,7 @@ from torch.distributed.tensor._collective_utils import one_step_redistribute_cos
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distbench.costmodel import TorchCost
-from distbench.planning import Problem, State, cheapest_route, legal_steps
+from distbench.planning import Problem, State, TorchCost, cheapest_route, legal_steps
 
 WORLD_SIZE = 64
 # (mesh shape, tensor ndim, pairs): 2,000 in all, most where a torch plan is cheap.
@@ -66,8 +65,8 @@ def to_torch(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             placements[mesh_dim] = Shard(tensor_dim)
     for mesh_dim, reduce_op in state.partials:
         placements[mesh_dim] = Partial(reduce_op)
-    order = tuple(ShardOrderEntry(dim, mesh_dims) for dim, mesh_dims in enumerate(state.orders) if mesh_dims)
-    return tuple(placements), order
+    shard_order: Any = tuple(ShardOrderEntry(dim, cuts) for dim, cuts in enumerate(state.orders) if cuts)
+    return tuple(placements), shard_order
 
 
 def meta_of(shape: tuple[int, ...]) -> TensorMeta:
@@ -77,7 +76,7 @@ def meta_of(shape: tuple[int, ...]) -> TensorMeta:
 
 def torch_cost_us(mesh: DeviceMesh, meta: TensorMeta, source: State, target: State) -> float:
     """What torch's cheapest path costs by torch's own count, microseconds."""
-    planner = torch_planning.DTensorRedistributePlanner(mesh, meta)
+    planner: Any = torch_planning.DTensorRedistributePlanner(mesh, meta)
     planner.partial_reduce_ops_in_target.update(op for _, op in (*source.partials, *target.partials))
     path = planner.find_min_cost_path(planner.DistState(*to_torch(source)), planner.DistState(*to_torch(target)))
     return float(sum(planner.cost_function(before, after) for before, after in pairwise(path)))
@@ -108,13 +107,16 @@ def test_torchs_constants_are_reproduced_step_by_step() -> None:
             before = DTensorSpec(mesh, to_torch(state)[0], meta, shard_order=to_torch(state)[1])
             for following, move in legal_steps(state):
                 after = DTensorSpec(mesh, to_torch(following)[0], meta, shard_order=to_torch(following)[1])
-                payload = 96 * 40 * 4 / before.num_shards * (mesh_shape[move.mesh_dim] if move.op == "all_gather" else 1)
+                gathered = mesh_shape[move.mesh_dim] if move.op == "all_gather" else 1
+                payload = 96 * 40 * 4 / before.num_shards * gathered
                 seconds = model.seconds(move.op, move.mesh_dim, payload, 0)
                 assert seconds * 1e6 == pytest.approx(one_step_redistribute_cost(before, after), rel=1e-12)
 
 
 def test_hosts_of_several_devices_are_priced_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed.tensor import _collective_utils as utils
+    from torch.distributed.tensor import _collective_utils
+
+    utils: Any = _collective_utils
 
     monkeypatch.setattr(utils._mesh_resources, "num_devices_per_host", lambda device_type: 8, raising=False)
     mesh, model = mesh_of((4, 2, 4)), TorchCost((4, 2, 4), devices_per_host=8)

@@ -21,6 +21,7 @@ from distbench.costmodel import (
 from distbench.planning import Problem, cheapest_route, parse_state
 from distbench.spec.errors import UserError
 
+NEGATIVE = '{"op": "x", "mesh_dim": "tp", "group_size": 2, "base_s": -1, "per_byte_s": 0}'
 SIZES = [4.0**n for n in range(5, 13)]
 
 
@@ -34,7 +35,7 @@ def samples(seconds_of: object, copies: tuple[int, ...] = (0,), noise: float = 0
 
 def test_a_straight_line_is_found_without_a_knee() -> None:
     line = fit_line("all_gather", "tp", 4, samples(lambda size, n: 2e-5 + 3e-9 * size))
-    assert (line.base_s, line.per_byte_s) == (pytest.approx(2e-5), pytest.approx(3e-9))
+    assert [line.base_s, line.per_byte_s] == pytest.approx([2e-5, 3e-9])
     assert line.knee_bytes is None
     assert line.error < 1e-9
 
@@ -128,7 +129,7 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
     head = {"profile_version": 1, "machine": "H100", "backend": "nccl", "torch": "2.13", "mesh": {"tp": 8}}
     path.write_text(json.dumps({**head, "source": "a data sheet", "lines": [line]}))
     predicted = load_profile(path).predict("all_gather", "tp", 1e9)
-    assert (predicted.seconds, predicted.error) == (pytest.approx(0.01001), 0.3)
+    assert [predicted.seconds, predicted.error] == pytest.approx([0.01001, 0.3])
 
 
 @pytest.mark.parametrize(
@@ -137,8 +138,7 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ('{"profile_version": 99}', "newer"),
         ('{"profile_version": 1, "lines": [{"op": "x"}]}', "cannot be read"),
-        ('{"profile_version": 1, "lines": [{"op": "x", "mesh_dim": "tp", "group_size": 2, "base_s": -1, "per_byte_s": 0}]}',
-         "negative"),
+        (f'{{"profile_version": 1, "lines": [{NEGATIVE}]}}', "negative"),
     ],
 )
 def test_a_profile_that_cannot_be_used_is_refused(text: str, said: str, tmp_path: Path) -> None:

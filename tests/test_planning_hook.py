@@ -19,6 +19,7 @@ from distbench.worker.torch_internals.calibrated import calibrated_planning, req
 from distbench.worker.torch_internals.probe import Unsupported
 
 PLANNER = module.DTensorRedistributePlanner
+MASKED: Any = _MaskPartial(offset_shape=torch.Size((8, 1)), offset_dim=0)  # type: ignore[no-untyped-call]
 ORIGINAL = PLANNER.find_min_cost_path
 
 
@@ -37,9 +38,10 @@ def mesh() -> DeviceMesh:
 def profile_of(all_to_all_s: float, gather_per_byte_s: float = 1e-9) -> Profile:
     """Gathers cost per byte, all-to-alls a fixed time: which of the two is taken can be dictated."""
     lines = []
+    per_byte = ("all_gather", "all_reduce", "reduce_scatter")
     for name, size in (("dp", 2), ("tp", 4)):
         lines.append(Line("all_to_all", name, size, all_to_all_s, 0.0))
-        lines += [Line(op, name, size, 1e-6, gather_per_byte_s) for op in ("all_gather", "all_reduce", "reduce_scatter")]
+        lines += [Line(op, name, size, 1e-6, gather_per_byte_s) for op in per_byte]
     return Profile("test", "gloo", torch.__version__, {"dp": 2, "tp": 4}, tuple(lines))
 
 
@@ -90,7 +92,7 @@ def test_a_plan_cached_before_is_not_served_inside(mesh: DeviceMesh) -> None:
     ("source", "target", "reason"),
     [
         ((Replicate(), Shard(0)), (Partial(), Shard(0)), "a target with Partial"),
-        ((_MaskPartial(offset_shape=torch.Size((8, 1)), offset_dim=0), Replicate()), (Replicate(), Shard(0)), "_MaskPartial"),
+        ((MASKED, Replicate()), (Replicate(), Shard(0)), "_MaskPartial"),
     ],
 )
 def test_what_we_do_not_handle_is_torchs_plan(mesh: DeviceMesh, source: Any, target: Any, reason: str) -> None:
@@ -122,8 +124,9 @@ def test_symbolic_shapes_are_torchs_plan(mesh: DeviceMesh) -> None:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     env = ShapeEnv()
-    symbol = env.create_unspecified_symint_and_symbol(64, source=_source(), dynamic_dim=_dynamic())
-    meta = TensorMeta(torch.Size((64, 64)), (64, 1), torch.float32)._replace(shape=(symbol, 64))
+    symbol: Any = env.create_unspecified_symint_and_symbol(64, source=_source(), dynamic_dim=_dynamic())
+    shape: Any = (symbol, 64)
+    meta = TensorMeta(shape, (64, 1), torch.float32)
     start = PLANNER.DistState((Replicate(), Replicate()), ())
     with calibrated_planning(profile_of(1.0)) as counts:
         assert PLANNER(mesh, meta).find_min_cost_path(start, start) == [start]

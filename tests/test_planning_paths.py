@@ -15,13 +15,15 @@ from distbench.planning import (
     State,
     box_of,
     cheapest_route,
+    least_received_bytes,
     legal_steps,
     parse_state,
+    priced_steps,
 )
 
 
 class TableCost:
-    """Any monotone model: a base and a slope drawn for each op and mesh dim, in whole microseconds so that ties occur."""
+    """Any monotone model: base and slope drawn for each op and mesh dim, in whole microseconds so that ties occur."""
 
     pads = True
 
@@ -63,7 +65,7 @@ def step_key(problem: Problem, model: TableCost, state: State, following: State,
         padded[move.target_dim] = after[move.target_dim] * group
         payload = bytes_of(problem, padded)
     base, slope = model.terms.get((move.op, move.mesh_dim), (0, 0))
-    speaks = move.op not in ("cut", "partition")
+    speaks = move.op not in ("cut", "partition") and group > 1
     sent = payload * (group - 1) // group * (2 if move.op == "all_reduce" else 1) if speaks else 0
     held = bytes_of(problem, before) + bytes_of(problem, after)
     return base + slope * payload * (1 + move.num_copies), sent, int(speaks), held
@@ -119,8 +121,7 @@ def test_a_memory_cap_is_obeyed_and_one_that_forbids_all_is_refused() -> None:
 def test_what_was_planned_before_does_not_change_a_path() -> None:
     script = """
 import random, sys
-from distbench.costmodel import TorchCost
-from distbench.planning import Problem, cheapest_route, parse_state
+from distbench.planning import TorchCost, Problem, cheapest_route, parse_state
 texts = ["S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "S(1)S(1)", "RS(0)", "S(1)R", "RR", "P(sum)R", "P(sum)S(1)"]
 pairs = [(a, b) for a in texts for b in texts if "P" not in b]
 random.Random(int(sys.argv[1])).shuffle(pairs)
@@ -164,3 +165,59 @@ def test_boxes_are_the_nested_ceil_chunks() -> None:
     assert [box_of(turned, (5,), (2, 2), cell)[0] for cell in cells] == [(0, 2), (3, 4), (2, 3), (4, 5)]
     # One row over 4: the first rank has it, the others are empty.
     assert [box_of(parse_state("S(0)", 1), (1,), (4,), (r,))[0] for r in range(4)] == [(0, 1), (1, 1), (1, 1), (1, 1)]
+
+
+def test_a_routes_steps_add_up_to_it() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        problem, model = Problem((2, 4, 2), (rng.randrange(1, 40), rng.randrange(1, 40)), 4), TableCost(seed)
+        source, target = parse_state("P(sum)S(1)S(1)", 2), parse_state("S(1)S(0)R", 2)
+        route = cheapest_route(problem, model, source, target)
+        prices = [step.price for step in priced_steps(problem, model, route.states)]
+        assert sum(price.seconds for price in prices) == pytest.approx(route.seconds)
+        assert sum(price.sent_bytes for price in prices) == route.sent_bytes
+        assert sum(price.is_collective for price in prices) == route.num_collectives
+        assert max(price.held_bytes for price in prices) == route.peak_bytes
+
+
+def test_a_path_that_jumps_is_refused() -> None:
+    states = [parse_state("S(0)S(0)", 2), parse_state("RS(0)", 2)]
+    with pytest.raises(ValueError, match="no single step"):
+        priced_steps(Problem((2, 2), (4, 4), 4), TableCost(0), states)
+
+
+def test_the_receive_bound_of_a_known_pair() -> None:
+    # 8 x 8 bytes on 2 x 4, S(0) to S(1) over 4: each rank needs 8 x 2, has 2 x 2 of them.
+    problem = Problem((2, 4), (8, 8), 1)
+    assert least_received_bytes(problem, parse_state("RS(0)", 2), parse_state("RS(1)", 2)) == 12
+    assert least_received_bytes(problem, parse_state("RR", 2), parse_state("RS(1)", 2)) == 0
+
+
+def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, partial: bool) -> State:
+    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
+    partials = []
+    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
+        choice = rng.randrange(tensor_ndim + 1 + partial)
+        if choice < tensor_ndim:
+            orders[choice].append(mesh_dim)
+        elif choice > tensor_ndim:
+            partials.append((mesh_dim, "sum"))
+    return State(mesh_ndim, tuple(map(tuple, orders)), tuple(sorted(partials)))
+
+
+@pytest.mark.parametrize("mesh_shape", [(2, 3), (4, 2), (2, 2, 2), (3, 1, 2)])
+def test_random_pairs_are_exact_on_even_and_uneven_tensors(mesh_shape: tuple[int, ...]) -> None:
+    rng = random.Random(str(mesh_shape))
+    for seed in range(40):
+        unit, model = rng.choice((1, 24)), TableCost(seed)
+        problem = Problem(mesh_shape, (rng.randrange(1, 9) * unit, rng.randrange(1, 9) * unit), 2)
+        source, target = (random_state(rng, len(mesh_shape), 2, partial) for partial in (True, False))
+        if source != target:
+            route = cheapest_route(problem, model, source, target)
+            got = (round(route.seconds * 1e6), route.sent_bytes, route.num_collectives, route.peak_bytes)
+            assert got == least_key(problem, model, source, target), f"{source} -> {target} of {problem.shape}"
+
+
+def test_planning_leaves_torch_out() -> None:
+    script = "import sys, distbench.planning, distbench.costmodel; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

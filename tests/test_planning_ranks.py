@@ -17,6 +17,7 @@ from torch.distributed.tensor import _redistribute as module
 
 from distbench.costmodel import Line, Profile
 from distbench.planning import State, parse_state
+from distbench.spec.errors import UserError
 from distbench.worker.direct import DirectRedistribution
 from distbench.worker.sharding import chunk_of, cut, parse_placement, source_shard, tagged
 from distbench.worker.torch_internals.calibrated import calibrated_planning
@@ -126,8 +127,8 @@ def check_gradients(mesh: DeviceMesh) -> int:
         moving: list[Any] = []
         for full in (left, right):
             part = cut(full.detach(), shards, mesh.shape, tuple(mesh.get_coordinate() or ()))
-            moving.append(DTensor.from_local(part, mesh, shards, run_check=False, shape=full.shape, stride=full.stride()))
-            moving[-1].requires_grad_()
+            whole = {"shape": full.shape, "stride": full.stride()}
+            moving.append(DTensor.from_local(part, mesh, shards, run_check=False, **whole).requires_grad_())
         (moving[0] @ moving[1]).redistribute(mesh, [parse_placement("R")] * 2).pow(2).sum().backward()
         for full, part in zip((left, right), moving, strict=True):
             torch.testing.assert_close(part.grad.full_tensor(), full.grad)
@@ -136,7 +137,8 @@ def check_gradients(mesh: DeviceMesh) -> int:
 
 
 def check_disagreement_is_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(Exception, match="different profiles"), calibrated_planning(profile_of(mesh, float(dist.get_rank()))):
+    mine = profile_of(mesh, float(dist.get_rank()))
+    with pytest.raises(UserError, match="different profiles"), calibrated_planning(mine):
         pass
 
 
@@ -159,7 +161,8 @@ def eight_ranks() -> int:
 
 def run_rank(rank: int, world_size: int, checks: Callable[[], int], folder: str) -> None:
     torch.set_num_threads(1)
-    store: Any = dist.FileStore(f"{folder}/store", world_size)
+    store = dist.FileStore(  # type: ignore[attr-defined]
+        f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     checked = checks()
     dist.barrier()
@@ -173,5 +176,6 @@ def test_values_on_real_ranks(world_size: int, checks: Callable[[], int], at_lea
     # One clean process imports torch, and the ranks are forked from it.
     multiprocessing.set_forkserver_preload(["torch", "torch.distributed.tensor", run_rank.__module__])
     arguments = (world_size, checks, str(tmp_path))
-    mp.start_processes(run_rank, arguments, nprocs=world_size, start_method="forkserver")
+    start: Any = mp.start_processes  # type: ignore[attr-defined]
+    start(run_rank, arguments, nprocs=world_size, start_method="forkserver")
     assert int((tmp_path / "checked").read_text()) >= at_least

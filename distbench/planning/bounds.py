@@ -1,8 +1,8 @@
 """A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
 
-Forgotten are which tensor dims are cut, in which order, and whether the target's own mesh dims cut already (they always
-do, here). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer
-1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends on the tensor dim
+Forgotten are which tensor dims are cut, in which order, and whether the target's own mesh dims cut already (here
+they always do). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson and
+Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends on the tensor dim
 that is forgotten, and could be larger than what the cheapest path really moves.
 """
 

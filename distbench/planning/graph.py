@@ -1,7 +1,7 @@
-"""torch's graph of redistribution states, shared by every tensor of one rank count: states as numbers, steps as rows.
+"""torch's graph of redistribution states, shared by all tensors of one rank: states as numbers, steps as rows.
 
-The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.13) without its strided shards:
-a mesh dim leaves a tensor dim only if it cut last, and enters one as the last cut.
+The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.13) without its strided
+shards: a mesh dim leaves a tensor dim only if it cut last, and enters one as the last cut.
 """
 
 import threading
@@ -54,9 +54,9 @@ class Graph:
     """States as small numbers and their steps, each worked out once; see `graph_of`.
 
     Where all cuts are even, a price depends on the set of sharded mesh dims alone, and on a move only so far as its
-    tensor dims are the first or not: states and moves of one price share a kind and a number.
+    tensor dims are the first or not: states of one price share a kind, moves a number.
 
-    A mesh dim's pending bit says that it must still leave where it is: bit m for a cut, bit mesh_ndim + m for a partial.
+    A mesh dim's pending bit says that it must still leave where it is: bit m for a cut, mesh_ndim + m for a partial.
     """
 
     def __init__(self, mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...], even: bool) -> None:

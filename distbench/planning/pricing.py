@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distbench.costmodel import MeshCost
 from distbench.planning.graph import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -17,6 +16,7 @@ from distbench.planning.graph import (
     Kind,
     Move,
 )
+from distbench.planning.models import MeshCost
 from distbench.planning.states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest

@@ -1,12 +1,12 @@
-"""The exact cheapest path between two states: A* over the shared graph, and one Dijkstra for all targets of a source."""
+"""The exact cheapest path between two states: A* over the shared graph, with prices and bounds kept for a tensor."""
 
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 
-from distbench.costmodel import MeshCost
 from distbench.planning.bounds import Bounds
 from distbench.planning.graph import graph_of
+from distbench.planning.models import MeshCost
 from distbench.planning.pricing import (
     COLLECTIVE_BITS,
     COLLECTIVE_SHIFT,
@@ -95,9 +95,9 @@ def _route(states: tuple[State, ...], label: int) -> Route:
 
 
 @lru_cache(maxsize=256)
-def _searcher(problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], peak_cap_bytes: int | None) -> "_Searcher":
+def _searcher(problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], cap: int | None) -> "_Searcher":
     graph = graph_of(len(problem.mesh_shape), len(problem.shape), partial_ops, problem.is_even)
-    return _Searcher(Pricing(graph, problem, model, peak_cap_bytes))
+    return _Searcher(Pricing(graph, problem, model, cap))
 
 
 class _Searcher:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel import MeshCost, Profile, TorchCost, measured_cost
+from distbench.costmodel import Profile, measured_cost
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
+from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.probe import Unsupported, require
@@ -111,7 +112,7 @@ def require_known_planner() -> None:
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
     fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
     if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
-        raise Unsupported(f"calibrated planning: DistState has other fields than {' and '.join(_STATE_FIELDS)}; {known}")
+        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {known}")
 
 
 def _method(original: Any, model_of: ModelOf, counts: PlanCounts) -> Any:
@@ -173,10 +174,8 @@ def _dist_state(state_class: Any, state: State) -> Any:
     for tensor_dim, order in enumerate(state.orders):
         for mesh_dim in order:
             placements[mesh_dim] = Shard(tensor_dim)
-    shard_order = tuple(
-        ShardOrderEntry(tensor_dim=tensor_dim, mesh_dims=order) for tensor_dim, order in enumerate(state.orders) if order
-    )
-    return state_class(tuple(placements), shard_order)
+    shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
+    return state_class(tuple(placements), tuple(shard_order))
 
 
 def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
