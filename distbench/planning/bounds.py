@@ -2,8 +2,8 @@
 
 Forgotten are which tensor dims are cut, in which order, and whether the target's own mesh dims cut already (here
 they always do). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson and
-Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends on the tensor dim
-that is forgotten, and could be larger than what the cheapest path really moves.
+Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends on
+the tensor dim that is forgotten, and could be larger than what the cheapest path really moves.
 """
 
 from distbench.planning.graph import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
