@@ -1,0 +1,68 @@
+"""A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
+
+Forgotten are which tensor dims are cut, in which order, and whether the target's own mesh dims cut already (here
+they always do). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson and
+Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends on
+the tensor dim that is forgotten, and could be larger than what the cheapest path really moves.
+"""
+
+from distbench.planning.graph import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from distbench.planning.pricing import Pricing
+
+
+class Bounds(dict[int, int]):
+    """Least packed price from any state with these pending bits (see `Graph`) to the target.
+
+    Args:
+        pricing: of the problem.
+        target: the mesh dims that cut in the target, as bits.
+    """
+
+    def __init__(self, pricing: Pricing, target: int) -> None:
+        super().__init__()
+        graph = pricing.graph
+        self.mesh_ndim, self.target, self.share_label = graph.mesh_ndim, target, pricing.share_label
+        self.others = ((1 << graph.mesh_ndim) - 1) & ~target
+        self.leaving_ops = (ALL_GATHER, ALL_TO_ALL) if graph.tensor_ndim > 1 else (ALL_GATHER,)
+        self._gathers = {0: 0}
+
+    def __missing__(self, bits: int) -> int:
+        gathered = bits & self.others
+        found = self._gather(gathered)
+        if rest := bits ^ gathered:
+            found += self._leave(rest, self.target | gathered)
+        # Cutting once more makes all else smaller, and must be gathered again.
+        uncut = self.others & ~gathered
+        while uncut:
+            bit = uncut & -uncut
+            uncut ^= bit
+            other = self[bits | bit]
+            if other < found:
+                found = other
+        self[bits] = found
+        return found
+
+    def _gather(self, cuts: int) -> int:
+        """All-gathers of these mesh dims, in the best order, while the target's own mesh dims cut."""
+        known = self._gathers.get(cuts)
+        if known is not None:
+            return known
+        options = []
+        for mesh_dim in range(self.mesh_ndim):
+            bit = 1 << mesh_dim
+            if cuts & bit:
+                options.append(self.share_label(ALL_GATHER, mesh_dim, self.target | cuts) + self._gather(cuts ^ bit))
+        self._gathers[cuts] = found = min(options)
+        return found
+
+    def _leave(self, bits: int, sharded: int) -> int:
+        """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` cut."""
+        total = 0
+        for mesh_dim in range(self.mesh_ndim):
+            if bits >> mesh_dim & 1:
+                total += min([self.share_label(op, mesh_dim, sharded) for op in self.leaving_ops])
+            elif bits >> mesh_dim + self.mesh_ndim & 1:
+                mask = sharded & ~(1 << mesh_dim)
+                reduced = self.share_label(ALL_REDUCE, mesh_dim, mask)
+                total += min(reduced, self.share_label(REDUCE_SCATTER, mesh_dim, mask))
+        return total

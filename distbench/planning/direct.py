@@ -1,0 +1,114 @@
+"""One all-to-all over the whole mesh instead of a path: who sends which box of the tensor to whom."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from distbench.planning.states import Box, NotHandled, State, box_of
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One box on its way.
+
+    Args:
+        sender: flat mesh position (row-major) of the rank that has it.
+        receiver: flat mesh position of the rank that lacks it.
+        box: the interval of the full tensor along each tensor dim.
+    """
+
+    sender: int
+    receiver: int
+    box: Box
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """All transfers of a redistribution, the same on every rank.
+
+    Args:
+        transfers: by receiver, then by the box's place in the tensor. None: the target is already local everywhere.
+        source_boxes: what each flat mesh position holds before.
+        target_boxes: what it holds after.
+    """
+
+    transfers: tuple[Transfer, ...]
+    source_boxes: tuple[Box, ...]
+    target_boxes: tuple[Box, ...]
+
+    def received(self, position: int) -> int:
+        """Elements that one position receives."""
+        return sum(volume(transfer.box) for transfer in self.transfers if transfer.receiver == position)
+
+    def sent(self, position: int) -> int:
+        """Elements that one position sends."""
+        return sum(volume(transfer.box) for transfer in self.transfers if transfer.sender == position)
+
+
+def volume(box: Box) -> int:
+    """Elements in a box."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def overlap(box: Box, other: Box) -> Box:
+    """What two boxes share; of volume 0 where they share nothing."""
+    starts = [max(a[0], b[0]) for a, b in zip(box, other, strict=True)]
+    stops = [min(a[1], b[1]) for a, b in zip(box, other, strict=True)]
+    return tuple((start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Exchange:
+    """Who sends what: each rank receives its target minus its source, each element once.
+
+    The source boxes tile the tensor, and each is held by the same number of ranks, its replicas. What a receiver lacks
+    of a tile comes from one replica: the one with least to send so far, largest boxes first (Graham 1969), then the one
+    that shares most outer mesh coordinates with the receiver, then the first.
+
+    Args:
+        source: where the tensor is.
+        target: where it shall be.
+        shape: of the full tensor.
+        mesh_shape: ranks along each mesh dim.
+
+    Raises:
+        NotHandled: either side has a partial; adding parts up is no exchange.
+    """
+    if source.partials or target.partials:
+        raise NotHandled("an exchange moves values and adds nothing up: neither side may have Partial")
+    cells = list(product(*(range(size) for size in mesh_shape)))
+    source_boxes = tuple(box_of(source, shape, mesh_shape, cell) for cell in cells)
+    target_boxes = tuple(box_of(target, shape, mesh_shape, cell) for cell in cells)
+    holders: dict[Box, list[int]] = defaultdict(list)
+    for position, box in enumerate(source_boxes):
+        if volume(box):
+            holders[box].append(position)
+    transfers = []
+    for tile, replicas in holders.items():
+        lacking = [
+            (piece, receiver)
+            for receiver, wanted in enumerate(target_boxes)
+            if source_boxes[receiver] != tile and volume(piece := overlap(tile, wanted))
+        ]
+        transfers += _assigned(lacking, replicas, cells)
+    transfers.sort(key=lambda transfer: (transfer.receiver, transfer.box))
+    return Exchange(tuple(transfers), source_boxes, target_boxes)
+
+
+def _assigned(lacking: list[tuple[Box, int]], replicas: list[int], cells: list[tuple[int, ...]]) -> list[Transfer]:
+    load = dict.fromkeys(replicas, 0)
+    found = []
+    for box, receiver in sorted(lacking, key=lambda piece: (-volume(piece[0]), piece[1])):
+        sender = min(replicas, key=lambda rank: (load[rank], -_shared_outer(cells[rank], cells[receiver]), rank))
+        load[sender] += volume(box)
+        found.append(Transfer(sender, receiver, box))
+    return found
+
+
+def _shared_outer(cell: tuple[int, ...], other: tuple[int, ...]) -> int:
+    shared = 0
+    while shared < len(cell) and cell[shared] == other[shared]:
+        shared += 1
+    return shared

@@ -1,0 +1,218 @@
+"""What each step costs for one tensor on one mesh: seconds by a cost model, bytes on the wire, bytes held."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distbench.planning.graph import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COLLECTIVES,
+    CUT,
+    REDUCE_SCATTER,
+    Graph,
+    Kind,
+    Move,
+)
+from distbench.planning.models import MeshCost
+from distbench.planning.states import NotHandled, State, local_shape
+
+# A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
+# bits count labels in a search. So one addition adds three sums, one comparison is lexicographic, and both are exact.
+COUNTER_BITS, PEAK_BITS, COLLECTIVE_BITS, SENT_BITS = 24, 64, 12, 64
+PEAK_SHIFT = COUNTER_BITS
+COLLECTIVE_SHIFT = PEAK_SHIFT + PEAK_BITS
+SENT_SHIFT = COLLECTIVE_SHIFT + COLLECTIVE_BITS
+TIME_SHIFT = SENT_SHIFT + SENT_BITS
+FEMTOSECONDS_PER_S = 1e15
+ONE_COLLECTIVE = 1 << COLLECTIVE_SHIFT
+FORBIDDEN = 1 << (TIME_SHIFT + 128)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A tensor and the mesh it lies on.
+
+    Args:
+        mesh_shape: ranks along each mesh dim.
+        shape: of the full tensor, elements.
+        itemsize: bytes of one element.
+
+    Raises:
+        NotHandled: a size that is no plain number (a symbol), or too large for the labels.
+    """
+
+    mesh_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        for size in (*self.mesh_shape, *self.shape):
+            if type(size) is not int:
+                raise NotHandled(f"size {size} is no plain number")
+        if math.prod(self.shape) * self.itemsize * math.prod(self.mesh_shape) >= 1 << (PEAK_BITS - 1):
+            raise NotHandled(f"a tensor of shape {self.shape} is too large to plan")
+
+    @property
+    def is_even(self) -> bool:
+        """Whether any set of mesh dims cuts any tensor dim evenly."""
+        ranks = math.prod(self.mesh_shape)
+        return not any(size % ranks for size in self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the full tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+    def local_bytes(self, state: State) -> int:
+        """Bytes of the largest local tensor of any rank."""
+        return math.prod(local_shape(state, self.shape, self.mesh_shape)) * self.itemsize
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """One step's price on the rank that has most to do.
+
+    Args:
+        seconds: by the cost model.
+        payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); what is copied
+            for a local step.
+        sent_bytes: bytes the rank must send, as the ring algorithm would.
+        held_bytes: its local tensors before and after the step, together.
+        is_collective: whether ranks speak (a mesh dim of one rank has nobody to speak to).
+    """
+
+    seconds: float
+    payload_bytes: int
+    sent_bytes: int
+    held_bytes: int
+    is_collective: bool
+
+
+@lru_cache(maxsize=512)
+def shard_counts(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks in every set of mesh dims, indexed by the set's bits."""
+    counts = [1]
+    for size in mesh_shape:
+        counts += [count * size for count in counts]
+    return tuple(counts)
+
+
+class Pricing:
+    """The prices of one problem under one cost model, worked out as searches ask for them; see `pricing_of`.
+
+    Args:
+        graph: the states, even if every cut of the problem divides evenly.
+        problem: the tensor and its mesh.
+        model: the cost model; more bytes must never be cheaper.
+        peak_cap_bytes: forbid steps that hold more than this, if given.
+
+    Attributes:
+        rows: kind of state, and number of move, to (packed price, held bytes shifted into place).
+    """
+
+    def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:
+        self.graph, self.problem, self.model, self.peak_cap_bytes = graph, problem, model, peak_cap_bytes
+        self.counts = shard_counts(problem.mesh_shape)
+        self.even = graph.even
+        self.mesh_shape, self.num_bytes = problem.mesh_shape, problem.num_bytes
+        self.rows: defaultdict[Kind, dict[int, tuple[int, int]]] = defaultdict(dict)
+        self._labels: dict[tuple[str, int, int, int], int] = {}
+
+    def label(self, node: int, number: int) -> tuple[int, int]:
+        """(packed price, held bytes shifted into place) of a step; FORBIDDEN instead of a price over the cap."""
+        graph = self.graph
+        mask = graph.sharded_masks[node]
+        if self.even:
+            op, mesh_dim, num_copies = graph.move_facts[number]
+            before, size = self.num_bytes // self.counts[mask], self.mesh_shape[mesh_dim]
+            held = _even_held_bytes(op, before, size)
+            packed = self._labels.get((op, mesh_dim, mask, num_copies)) or self._even_label(
+                op, mesh_dim, mask, num_copies
+            )
+        else:
+            price = self.price(mask, graph.dim_masks[node], graph.moves[number])
+            held, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
+        if self.peak_cap_bytes is not None and held > self.peak_cap_bytes:
+            return FORBIDDEN, 0
+        return packed, held << PEAK_SHIFT
+
+    def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
+        """The price of a step out of a state with these sets of cuts."""
+        op, mesh_dim = move.op, move.mesh_dim
+        size = self.mesh_shape[mesh_dim]
+        before, after, payload = self._step_bytes(dim_masks, move, size)
+        timed: float = payload
+        if not self.model.pads:
+            timed = self.num_bytes / self.counts[sharded_mask] * (size if op == ALL_GATHER else 1)
+        seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
+        speaks = op in COLLECTIVES and size > 1
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, speaks)
+
+    def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
+        """A packed lower bound of a collective, from a state in which the mask's mesh dims cut, whichever tensor dims.
+
+        It is the price of an unpadded share without copies; a padded share, cut along other tensor dims, can be larger
+        than what the cheapest path really moves.
+        """
+        if self.even:
+            return self._labels.get((op, mesh_dim, mask, 0)) or self._even_label(op, mesh_dim, mask, 0)
+        size = self.mesh_shape[mesh_dim]
+        payload = self.num_bytes / self.counts[mask] * (size if op == ALL_GATHER else 1) * (1 - 1e-12)
+        return pack(self.model.seconds(op, mesh_dim, payload, 0), _sent_bytes(op, int(payload), size), size > 1)
+
+    def _even_label(self, op: str, mesh_dim: int, mask: int, num_copies: int) -> int:
+        size = self.mesh_shape[mesh_dim]
+        payload = self.num_bytes // self.counts[mask]
+        if op == ALL_GATHER:
+            payload *= size
+        elif op == CUT:
+            payload //= size
+        seconds = self.model.seconds(op, mesh_dim, payload, num_copies)
+        packed = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
+        if size > 1 and op in COLLECTIVES:
+            packed += (_sent_bytes(op, payload, size) << SENT_SHIFT) + ONE_COLLECTIVE
+        self._labels[op, mesh_dim, mask, num_copies] = packed
+        return packed
+
+    def _step_bytes(self, dim_masks: Sequence[int], move: Move, size: int) -> tuple[int, int, int]:
+        sizes = [-(-n // self.counts[mask]) for n, mask in zip(self.problem.shape, dim_masks, strict=True)]
+        before = math.prod(sizes) * self.problem.itemsize
+        after_sizes, padded = list(sizes), list(sizes)
+        bit = 1 << move.mesh_dim
+        if move.source_dim >= 0:
+            source_count = self.counts[dim_masks[move.source_dim] & ~bit]
+            after_sizes[move.source_dim] = -(-self.problem.shape[move.source_dim] // source_count)
+        if move.target_dim >= 0:
+            target_count = self.counts[dim_masks[move.target_dim] | bit]
+            after_sizes[move.target_dim] = -(-self.problem.shape[move.target_dim] // target_count)
+            padded[move.target_dim] = after_sizes[move.target_dim] * size
+        after = math.prod(after_sizes) * self.problem.itemsize
+        payload = math.prod(padded) * self.problem.itemsize
+        if move.op == ALL_GATHER:
+            payload = before * size
+        elif move.op == CUT:
+            payload = after
+        return before, after, payload
+
+
+def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
+    """All but the peak as one label."""
+    label = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
+    return label + (sent_bytes << SENT_SHIFT) + ONE_COLLECTIVE if is_collective else label
+
+
+def _even_held_bytes(op: str, before: int, size: int) -> int:
+    if op == ALL_GATHER:
+        return before + before * size
+    if op in (REDUCE_SCATTER, CUT):
+        return before + before // size
+    return before * 2
+
+
+def _sent_bytes(op: str, payload: int, size: int) -> int:
+    if op not in COLLECTIVES:
+        return 0
+    return payload * (size - 1) // size * (2 if op == ALL_REDUCE else 1)

@@ -1,0 +1,158 @@
+"""The exact cheapest path between two states: A* over the shared graph, with prices and bounds kept for a tensor."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+
+from distbench.planning.bounds import Bounds
+from distbench.planning.graph import graph_of
+from distbench.planning.models import MeshCost
+from distbench.planning.pricing import (
+    COLLECTIVE_BITS,
+    COLLECTIVE_SHIFT,
+    COUNTER_BITS,
+    FEMTOSECONDS_PER_S,
+    FORBIDDEN,
+    PEAK_BITS,
+    PEAK_SHIFT,
+    SENT_BITS,
+    SENT_SHIFT,
+    TIME_SHIFT,
+    Pricing,
+    Problem,
+)
+from distbench.planning.states import State
+
+_COUNTER = (1 << COUNTER_BITS) - 1
+
+
+class NoPath(Exception):
+    """No path obeys the memory cap, or none exists (a cut or one partial never becomes another partial in one step)."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A cheapest path.
+
+    Args:
+        states: from the source to the target, both included.
+        seconds: predicted.
+        sent_bytes: bytes that the busiest rank must send.
+        num_collectives: steps in which ranks speak.
+        peak_bytes: the most that a step holds, its local tensors before and after; the source alone without a step.
+    """
+
+    states: tuple[State, ...]
+    seconds: float
+    sent_bytes: int
+    num_collectives: int
+    peak_bytes: int
+
+
+def cheapest_route(
+    problem: Problem, model: MeshCost, source: State, target: State, peak_cap_bytes: int | None = None
+) -> Route:
+    """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
+
+    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave its place costs at least.
+
+    Args:
+        problem: the tensor and its mesh.
+        model: prices a step; more bytes must never be cheaper.
+        source: where the tensor is.
+        target: where it shall be.
+        peak_cap_bytes: no step may hold more than this, if given.
+
+    Raises:
+        NoPath: the cap forbids every path, or there is none.
+    """
+    searcher = _searcher(problem, model, _partial_ops(source, target), peak_cap_bytes)
+    graph = searcher.graph
+    start, end = graph.number(source), graph.number(target)
+    if start == end:
+        return Route((source,), 0.0, 0, 0, problem.local_bytes(source))
+    label, parents = searcher.search(start, end)
+    path = [end]
+    while path[-1] != start:
+        path.append(parents[path[-1]])
+    return _route(tuple([graph.states[node] for node in reversed(path)]), label)
+
+
+def _partial_ops(source: State, target: State) -> tuple[str, ...]:
+    if not target.partials:
+        return ()
+    return tuple(sorted({op for _, op in (*source.partials, *target.partials)}))
+
+
+def _route(states: tuple[State, ...], label: int) -> Route:
+    return Route(
+        states,
+        (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S,
+        label >> SENT_SHIFT & (1 << SENT_BITS) - 1,
+        label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1,
+        label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1,
+    )
+
+
+@lru_cache(maxsize=256)
+def _searcher(problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], cap: int | None) -> "_Searcher":
+    graph = graph_of(len(problem.mesh_shape), len(problem.shape), partial_ops, problem.is_even)
+    return _Searcher(Pricing(graph, problem, model, cap))
+
+
+class _Searcher:
+    """One problem's prices and bounds, kept for its next plans."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing, self.graph = pricing, pricing.graph
+        self._bounds: dict[int, Bounds] = {}
+
+    def bounds(self, end: int) -> Bounds:
+        """Bounds towards a state."""
+        mask = self.graph.sharded_masks[end]
+        if mask not in self._bounds:
+            self._bounds[mask] = Bounds(self.pricing, mask)
+        return self._bounds[mask]
+
+    def search(self, start: int, end: int) -> tuple[int, dict[int, int]]:
+        """(the target's label, each reached state's predecessor)."""
+        graph, price, rows = self.graph, self.pricing.label, self.pricing.rows
+        edges_of, kinds, wanted, bounds = graph.edges, graph.kinds, graph.wanted_entries(end), self.bounds(end)
+        best = {start: 0}
+        parents: dict[int, int] = {}
+        queue = [(start, graph.pending(start, end), 0, 0)]
+        heap = [0]
+        known_path = FORBIDDEN
+        while heap:
+            node, pending, spent, peak = queue[heappop(heap) & _COUNTER]
+            if node == end:
+                return spent + peak, parents
+            if best[node] < spent + peak:
+                continue
+            row = rows[kinds[node]]
+            for following, move, leaves, adds, entered in edges_of[node] or graph.expand(node):
+                found = row.get(move)
+                if found is None:
+                    found = row[move] = price(node, move)
+                total, held = found
+                total += spent
+                if held < peak:
+                    held = peak
+                label = total + held
+                if following in best and best[following] <= label:
+                    continue
+                bits = pending & leaves
+                if entered not in wanted:
+                    bits |= adds
+                entry = label + bounds[bits] + len(queue)
+                if entry > known_path:
+                    continue
+                if following == end:
+                    known_path = entry
+                best[following] = label
+                parents[following] = node
+                heappush(heap, entry)
+                queue.append((following, bits, total, held))
+        cap = self.pricing.peak_cap_bytes
+        limit = "" if cap is None else f" holds at most {cap} bytes a rank at every step; allow more"
+        raise NoPath(f"no path from {graph.states[start]} to {graph.states[end]}{limit}")

@@ -1,0 +1,228 @@
+"""DTensor plans by a profile: our cheapest path in the place of torch's, in one method, inside one context."""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distbench.costmodel import Profile, measured_cost
+from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
+from distbench.planning.models import MeshCost, TorchCost
+from distbench.planning.states import known_reduce_op
+from distbench.spec.errors import UserError
+from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.redistribution import clear_redistribution_caches
+
+_METHOD_PARAMETERS = ("self", "src_state", "dst_state")
+_STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
+
+# Prices of a device mesh, or None for one that is not covered.
+ModelOf = Callable[[Any], MeshCost | None]
+
+
+class PlanCounts:
+    """How many plans were ours, and why the others were left to torch; for a report, not for control."""
+
+    def __init__(self) -> None:
+        self.ours = 0
+        self.left_to_torch: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def count(self, reason: str | None) -> None:
+        """One more plan; `reason` says why torch made it, None that we did."""
+        with self._lock:
+            if reason is None:
+                self.ours += 1
+            else:
+                self.left_to_torch[reason] = self.left_to_torch.get(reason, 0) + 1
+
+
+@contextlib.contextmanager
+def calibrated_planning(profile: Profile, check_ranks: bool = True) -> Iterator[PlanCounts]:
+    """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
+
+    It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. Plans it
+    does not know (symbolic shapes, `_StridedShard`, `_MaskPartial`, targets with Partial, meshes that the profile does
+    not cover by name and size) stay torch's; so do the paths to Partial that DTensor plans only to price an operator's
+    sharding. Enter and leave it on all ranks alike, and while no other thread plans.
+
+    Args:
+        profile: the same on all ranks.
+        check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
+            ranks with different profiles would wait for each other for ever.
+
+    Raises:
+        Unsupported: torch's planner is not the one we know.
+        UserError: the ranks' profiles differ.
+    """
+    if check_ranks:
+        _same_on_all_ranks(profile.digest())
+    with planning_under(lambda mesh: _cost_of(profile, mesh)) as counts:
+        yield counts
+
+
+@contextlib.contextmanager
+def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
+    """The same under any cost model, chosen for each device mesh.
+
+    Args:
+        model_of: a device mesh to its model; None leaves the plan to torch.
+
+    Raises:
+        Unsupported: torch's planner is not the one we know.
+    """
+    require_known_planner()
+    from torch.distributed.tensor import _redistribute as module
+
+    _plan_one_pair(module.DTensorRedistributePlanner)
+    planner_class, counts = module.DTensorRedistributePlanner, PlanCounts()
+    replaced = planner_class.find_min_cost_path
+    clear_redistribution_caches()
+    try:
+        with module.use_min_cost_redistribution_plan(True):
+            planner_class.find_min_cost_path = _method(replaced, model_of, counts)  # type: ignore[method-assign]
+            yield counts
+    finally:
+        planner_class.find_min_cost_path = replaced  # type: ignore[method-assign]
+        clear_redistribution_caches()
+
+
+def require_known_planner() -> None:
+    """Raise unless torch's planner has the shape that we replace.
+
+    Raises:
+        Unsupported: with what is missing.
+    """
+    require("redistribution planners")
+    from torch.distributed.tensor import _redistribute as module
+
+    known = "distbench knows torch 2.11 to 2.13"
+    planner_class = getattr(module, "DTensorRedistributePlanner", None)
+    method = getattr(planner_class, "find_min_cost_path", None)
+    if method is None:
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} has no find_min_cost_path; {known}")
+    parameters = tuple(inspect.signature(method).parameters)
+    if parameters != _METHOD_PARAMETERS:
+        raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
+    fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
+    if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
+        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {known}")
+
+
+def _method(original: Any, model_of: ModelOf, counts: PlanCounts) -> Any:
+    def find_min_cost_path(self: Any, src_state: Any, dst_state: Any) -> list[Any]:
+        try:
+            path = _our_path(self, src_state, dst_state, model_of)
+        except (NotHandled, NoPath) as reason:
+            counts.count(str(reason))
+            torchs: list[Any] = original(self, src_state, dst_state)
+            return torchs
+        counts.count(None)
+        return path
+
+    return find_min_cost_path
+
+
+def _our_path(planner: Any, source: Any, target: Any, model_of: ModelOf) -> list[Any]:
+    meta = planner.dtensor_meta
+    if any(placement.is_partial() for placement in target.placements):
+        raise NotHandled("a target with Partial")
+    start, end = _state_of(source, len(meta.shape)), _state_of(target, len(meta.shape))
+    problem = _problem_of(planner)
+    model = model_of(planner.device_mesh)
+    if model is None:
+        raise NotHandled("a mesh that the profile does not cover")
+    route = cheapest_route(problem, model, start, end)
+    state_class: Any = type(source)
+    return [_dist_state(state_class, state) for state in route.states]
+
+
+def _problem_of(planner: Any) -> Problem:
+    meta, mesh = planner.dtensor_meta, planner.device_mesh
+    return Problem(tuple(mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
+
+
+@lru_cache(maxsize=65536)
+def _state_of(dist_state: Any, tensor_ndim: int) -> State:
+    orders: list[tuple[int, ...]] = [()] * tensor_ndim
+    for entry in dist_state.tensor_dim_to_mesh_dim:
+        orders[entry.tensor_dim] = tuple(entry.mesh_dims)
+    partials = []
+    for mesh_dim, placement in enumerate(dist_state.placements):
+        name = type(placement).__name__
+        if name == "Partial":
+            partials.append((mesh_dim, known_reduce_op(placement.reduce_op)))
+        elif name not in ("Shard", "Replicate"):
+            raise NotHandled(name)
+    return State(len(dist_state.placements), tuple(orders), tuple(partials))
+
+
+@lru_cache(maxsize=65536)
+def _dist_state(state_class: Any, state: State) -> Any:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
+    placements: list[Any] = [Replicate()] * state.mesh_ndim
+    for mesh_dim, reduce_op in state.partials:
+        placements[mesh_dim] = Partial(reduce_op)
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            placements[mesh_dim] = Shard(tensor_dim)
+    shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
+    return state_class(tuple(placements), tuple(shard_order))
+
+
+def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
+    names = mesh.mesh_dim_names
+    if names is None:
+        names = tuple(profile.mesh) if tuple(profile.mesh.values()) == tuple(mesh.shape) else ()
+    try:
+        return measured_cost(profile, dict(zip(names, mesh.shape, strict=True)))
+    except (UserError, ValueError):
+        return None
+
+
+def _same_on_all_ranks(digest: str) -> None:
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    if len(set(digests)) > 1:
+        raise UserError("the ranks hold different profiles and would wait for each other for ever; give all the same")
+
+
+class _TwoRanks:
+    """As much of a device mesh as planning touches; no ranks and no process group behind it."""
+
+    ndim, shape = 2, (2, 2)
+
+
+def _plan_one_pair(planner_class: Any) -> None:
+    """Plan one pair with our method and hold each step against torch's own list of next states."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry, TensorMeta
+
+    try:
+        planner = object.__new__(planner_class)
+        planner.device_mesh, planner.tensor_dimension = _TwoRanks(), 2
+        planner.dtensor_meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
+        planner.strided_shard_placements_in_target, planner.partial_reduce_ops_in_target = set(), set()
+        planner.cost_function = lambda before, after: 0.0
+        state = planner_class.DistState
+        source = state((Shard(0), Shard(0)), (ShardOrderEntry(0, (0, 1)),))
+        target = state((Shard(1), Replicate()), (ShardOrderEntry(1, (0,)),))
+        path = _our_path(planner, source, target, lambda mesh: TorchCost((2, 2), devices_per_host=1))
+        legal = [
+            after in planner.get_next_state(before.placements, before.tensor_dim_to_mesh_dim)
+            for before, after in pairwise(path)
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} does not plan one pair: {error}") from error
+    if not (legal and all(legal) and path[0] == source and path[-1] == target):
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} has other steps than those we plan with")

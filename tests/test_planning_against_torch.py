@@ -1,0 +1,152 @@
+"""The planner against torch's own, under torch's constants: the same legal steps, and never a dearer path."""
+
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import _redistribute as torch_planning
+from torch.distributed.tensor._collective_utils import one_step_redistribute_cost
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from distbench.planning import Problem, State, TorchCost, cheapest_route, legal_steps
+
+WORLD_SIZE = 64
+# (mesh shape, tensor ndim, pairs): 2,000 in all, most where a torch plan is cheap.
+SAMPLES = (
+    ((4,), 1, 50),
+    ((2, 4), 2, 700),
+    ((3, 2), 3, 500),
+    ((1, 4), 2, 100),
+    ((2, 2, 2), 2, 300),
+    ((4, 4, 4), 2, 200),
+    ((4, 4, 4), 3, 150),
+)
+REDUCE_OPS = ("sum", "avg", "max", "min")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_ranks() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
+    yield
+    dist.destroy_process_group()
+
+
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    count = int(torch.tensor(shape).prod())
+    return DeviceMesh("cpu", torch.arange(count).reshape(shape))
+
+
+def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, partial: bool) -> State:
+    """Any placement on each mesh dim, the shard order shuffled, one reduce op or sum with avg."""
+    ops = rng.choice([(op,) for op in REDUCE_OPS] + [("sum", "avg")])
+    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
+    partials = []
+    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
+        choice = rng.randrange(tensor_ndim + (2 if partial else 1))
+        if choice < tensor_ndim:
+            orders[choice].append(mesh_dim)
+        elif choice > tensor_ndim:
+            partials.append((mesh_dim, rng.choice(ops)))
+    return State(mesh_ndim, tuple(map(tuple, orders)), tuple(sorted(partials)))
+
+
+def to_torch(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """torch's placements and shard order of a state, not by the hook's own translation."""
+    placements: list[Any] = [Replicate()] * state.mesh_ndim
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            placements[mesh_dim] = Shard(tensor_dim)
+    for mesh_dim, reduce_op in state.partials:
+        placements[mesh_dim] = Partial(reduce_op)
+    shard_order: Any = tuple(ShardOrderEntry(dim, cuts) for dim, cuts in enumerate(state.orders) if cuts)
+    return tuple(placements), shard_order
+
+
+def meta_of(shape: tuple[int, ...]) -> TensorMeta:
+    empty = torch.empty(shape, device="meta")
+    return TensorMeta(empty.shape, empty.stride(), torch.float32)
+
+
+def torch_cost_us(mesh: DeviceMesh, meta: TensorMeta, source: State, target: State) -> float:
+    """What torch's cheapest path costs by torch's own count, microseconds."""
+    planner: Any = torch_planning.DTensorRedistributePlanner(mesh, meta)
+    planner.partial_reduce_ops_in_target.update(op for _, op in (*source.partials, *target.partials))
+    path = planner.find_min_cost_path(planner.DistState(*to_torch(source)), planner.DistState(*to_torch(target)))
+    return float(sum(planner.cost_function(before, after) for before, after in pairwise(path)))
+
+
+@pytest.mark.parametrize(("mesh_shape", "tensor_ndim", "pairs"), SAMPLES)
+def test_our_cheapest_path_costs_what_torchs_does(
+    mesh_shape: tuple[int, ...], tensor_ndim: int, pairs: int
+) -> None:
+    rng = random.Random(f"{mesh_shape}/{tensor_ndim}")
+    mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
+    for _ in range(pairs):
+        source = random_state(rng, len(mesh_shape), tensor_ndim, partial=True)
+        target = random_state(rng, len(mesh_shape), tensor_ndim, partial=False)
+        unit = rng.choice((1, 64, 1024))
+        shape = tuple(rng.randrange(1, 9) * unit for _ in range(tensor_ndim))
+        route = cheapest_route(Problem(mesh_shape, shape, 4), model, source, target)
+        expected = torch_cost_us(mesh, meta_of(shape), source, target)
+        assert route.seconds * 1e6 == pytest.approx(expected, rel=1e-9), f"{source} -> {target} of {shape}"
+
+
+def test_torchs_constants_are_reproduced_step_by_step() -> None:
+    for mesh_shape in ((4,), (2, 4), (1, 3), (4, 4, 4)):
+        mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
+        meta = meta_of((96, 40))
+        for seed in range(40):
+            state = random_state(random.Random(seed), len(mesh_shape), 2, partial=True)
+            before = DTensorSpec(mesh, to_torch(state)[0], meta, shard_order=to_torch(state)[1])
+            for following, move in legal_steps(state):
+                after = DTensorSpec(mesh, to_torch(following)[0], meta, shard_order=to_torch(following)[1])
+                gathered = mesh_shape[move.mesh_dim] if move.op == "all_gather" else 1
+                payload = 96 * 40 * 4 / before.num_shards * gathered
+                seconds = model.seconds(move.op, move.mesh_dim, payload, 0)
+                assert seconds * 1e6 == pytest.approx(one_step_redistribute_cost(before, after), rel=1e-12)
+
+
+def test_hosts_of_several_devices_are_priced_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.tensor import _collective_utils
+
+    utils: Any = _collective_utils
+
+    monkeypatch.setattr(utils._mesh_resources, "num_devices_per_host", lambda device_type: 8, raising=False)
+    mesh, model = mesh_of((4, 2, 4)), TorchCost((4, 2, 4), devices_per_host=8)
+    topology = utils.MeshTopoInfo.build_from_mesh.__wrapped__(mesh)
+    for mesh_dim in range(3):
+        expected = utils.allgather_cost(0.25, topology, mesh_dim)
+        assert model.seconds("all_gather", mesh_dim, 0.25 * 2**30, 0) * 1e6 == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("mesh_ndim", "tensor_ndim"), [(1, 1), (2, 2), (3, 2), (2, 3)])
+def test_the_legal_steps_are_torchs(mesh_ndim: int, tensor_ndim: int) -> None:
+    mesh, meta = mesh_of((2,) * mesh_ndim), meta_of((8,) * tensor_ndim)
+    for seed in range(60):
+        state = random_state(random.Random(seed), mesh_ndim, tensor_ndim, partial=True)
+        ops = tuple(sorted({op for _, op in state.partials})) if seed % 2 else ("max",)
+        planner = torch_planning.DTensorRedistributePlanner(mesh, meta)
+        planner.partial_reduce_ops_in_target.update(ops)
+        expected = {(step.placements, step.tensor_dim_to_mesh_dim) for step in planner.get_next_state(*to_torch(state))}
+        assert {to_torch(following) for following, _ in legal_steps(state, ops)} == expected
+
+
+def test_targets_with_partial_cost_what_torch_says_too() -> None:
+    rng = random.Random(5)
+    mesh, model = mesh_of((2, 4)), TorchCost((2, 4), devices_per_host=1)
+    compared = 0
+    while compared < 100:
+        source, target = (random_state(rng, 2, 2, partial=True) for _ in range(2))
+        ops = {op for _, op in (*source.partials, *target.partials)}
+        if not target.partials or len(ops) > 1:
+            continue
+        compared += 1
+        route = cheapest_route(Problem((2, 4), (64, 24), 4), model, source, target)
+        assert route.seconds * 1e6 == pytest.approx(torch_cost_us(mesh, meta_of((64, 24)), source, target), rel=1e-9)

@@ -1,0 +1,181 @@
+"""Calibrated plans and the direct executor on real gloo ranks: every value against shards cut without DTensor."""
+
+import multiprocessing
+import random
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _redistribute as module
+
+from distbench.costmodel import Line, Profile
+from distbench.planning import State, parse_state
+from distbench.spec.errors import UserError
+from distbench.worker.direct import DirectRedistribution
+from distbench.worker.sharding import chunk_of, cut, parse_placement, source_shard, tagged
+from distbench.worker.torch_internals.calibrated import calibrated_planning
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+def profile_of(mesh: DeviceMesh, all_to_all_s: float) -> Profile:
+    """Gathers of a plausible cost, all-to-alls of a dictated one, so that two profiles take different paths."""
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    lines = []
+    for name, size in sizes.items():
+        lines.append(Line("all_to_all", name, size, all_to_all_s, 0.0))
+        lines += [Line(op, name, size, 2e-6, 1e-9) for op in ("all_gather", "all_reduce", "reduce_scatter")]
+    return Profile("test", "gloo", torch.__version__, sizes, tuple(lines))
+
+
+def nested_cut(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
+    """This rank's shard under any shard order."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            full = chunk_of(full, tensor_dim, mesh.shape[mesh_dim], coordinate[mesh_dim])
+    return full.contiguous()
+
+
+def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int) -> State:
+    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
+    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
+        choice = rng.randrange(tensor_ndim + 1)
+        if choice < tensor_ndim:
+            orders[choice].append(mesh_dim)
+    return State(mesh_ndim, tuple(map(tuple, orders)))
+
+
+def check_direct(mesh: DeviceMesh, pairs: int) -> int:
+    """Random pairs with shard orders, uneven and empty shards, against nested cuts and a counted lower bound."""
+    rng = random.Random(f"direct/{tuple(mesh.shape)}")
+    for _ in range(pairs):
+        tensor_ndim = rng.randrange(1, 4)
+        shape = tuple(rng.choice((1, 2, 3, 5, 8, 12)) for _ in range(tensor_ndim))
+        source, target = (random_state(rng, mesh.ndim, tensor_ndim) for _ in range(2))
+        offsets = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
+        before, after = nested_cut(offsets, source, mesh), nested_cut(offsets, target, mesh)
+        direct = DirectRedistribution(source, target, shape, mesh.mesh)
+        lacking = set(after.flatten().tolist()) - set(before.flatten().tolist())
+        assert direct.received_numel == len(lacking), f"{source} -> {target} of {shape}"
+        dtype = rng.choice(DTYPES)
+        full = tagged(shape, dtype)
+        result = direct(nested_cut(full, source, mesh))
+        wanted = nested_cut(full, target, mesh)
+        assert result.shape == wanted.shape and torch.equal(result, wanted), f"{source} -> {target} of {shape}"
+    return pairs
+
+
+def check_local_targets_stay_silent(mesh: DeviceMesh) -> None:
+    """No collective is entered where every rank already holds its target."""
+    def forbidden(*arguments: object) -> None:
+        raise AssertionError("a collective ran")
+
+    replaced, full = dist.all_to_all_single, tagged((5, 6), torch.float32)
+    dist.all_to_all_single = forbidden  # type: ignore[assignment]
+    try:
+        for before, after in (("RR", "S(0)S(1)"), ("S(1)R", "S(1)S(1)"), ("S(0)S(1)", "S(0)S(1)")):
+            source, target = parse_state(before, 2), parse_state(after, 2)
+            result = DirectRedistribution(source, target, full.shape, mesh.mesh)(nested_cut(full, source, mesh))
+            assert torch.equal(result, nested_cut(full, target, mesh))
+    finally:
+        dist.all_to_all_single = replaced
+
+
+def check_calibrated(mesh: DeviceMesh, shapes: tuple[tuple[int, ...], ...], stride: int) -> int:
+    """Pairs over S(0), S(1), R and Partial sources, under two profiles that take different paths."""
+    coordinate = tuple(mesh.get_coordinate() or ())
+    sources = list(product(("R", "S(0)", "S(1)", "P(sum)"), repeat=mesh.ndim))
+    targets = list(product(("R", "S(0)", "S(1)"), repeat=mesh.ndim))
+    pairs = list(product(sources, targets, shapes))[::stride]
+    paths: list[list[int]] = []
+    for all_to_all_s in (1e-9, 1.0):
+        paths.append([])
+        with calibrated_planning(profile_of(mesh, all_to_all_s)) as counts:
+            for before, after, shape in pairs:
+                source, target = ([parse_placement(text) for text in texts] for texts in (before, after))
+                full = tagged(shape, torch.float32)
+                local = source_shard(full, source, mesh.shape, coordinate)
+                dtensor: Any = DTensor.from_local(
+                    local, mesh, source, run_check=False, shape=full.shape, stride=full.stride()
+                )
+                moved = dtensor.redistribute(mesh, target)
+                wanted = cut(full, target, mesh.shape, coordinate)
+                assert torch.equal(moved.to_local(), wanted), f"{before} -> {after} of {shape}"
+                paths[-1].append(len(module._gen_transform_infos(dtensor._spec, moved._spec)))
+        assert counts.ours > len(pairs) / 2 and not counts.left_to_torch
+    assert paths[0] != paths[1]
+    return 2 * len(pairs)
+
+
+def check_gradients(mesh: DeviceMesh) -> int:
+    """A matrix product whose operands must move: its gradients, planned by us, against one device."""
+    torch.manual_seed(0)
+    left: Any = torch.randn(8, 12, requires_grad=True)
+    right: Any = torch.randn(12, 6, requires_grad=True)
+    (left @ right).pow(2).sum().backward()
+    shards = [parse_placement(text) for text in ("S(0)", "S(1)")]
+    with calibrated_planning(profile_of(mesh, 1e-6)) as counts:
+        moving: list[Any] = []
+        for full in (left, right):
+            part = cut(full.detach(), shards, mesh.shape, tuple(mesh.get_coordinate() or ()))
+            whole = {"shape": full.shape, "stride": full.stride()}
+            moving.append(DTensor.from_local(part, mesh, shards, run_check=False, **whole).requires_grad_())
+        (moving[0] @ moving[1]).redistribute(mesh, [parse_placement("R")] * 2).pow(2).sum().backward()
+        for full, part in zip((left, right), moving, strict=True):
+            torch.testing.assert_close(part.grad.full_tensor(), full.grad)
+    assert counts.ours
+    return 2
+
+
+def check_disagreement_is_refused(mesh: DeviceMesh) -> None:
+    mine = profile_of(mesh, float(dist.get_rank()))
+    with pytest.raises(UserError, match="different profiles"), calibrated_planning(mine):
+        pass
+
+
+def four_ranks() -> int:
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    line = init_device_mesh("cpu", (4,), mesh_dim_names=("all",))
+    turned = DeviceMesh("cpu", torch.tensor([[3, 1], [2, 0]]), mesh_dim_names=("x", "y"))
+    check_disagreement_is_refused(square)
+    check_local_targets_stay_silent(square)
+    checked = check_calibrated(square, ((8, 8), (5, 3)), stride=1) + check_gradients(square)
+    return checked + sum(check_direct(mesh, 250) for mesh in (square, line, turned))
+
+
+def eight_ranks() -> int:
+    wide = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+    checked = check_calibrated(wide, ((9, 6),), stride=3) + check_calibrated(cube, ((6, 7),), stride=23)
+    return checked + sum(check_direct(mesh, 200) for mesh in (wide, cube))
+
+
+def run_rank(rank: int, world_size: int, checks: Callable[[], int], folder: str) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(  # type: ignore[attr-defined]
+        f"{folder}/store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    checked = checks()
+    dist.barrier()
+    if rank == 0:
+        Path(folder, "checked").write_text(str(checked))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("world_size", "checks", "at_least"), [(4, four_ranks, 1300), (8, eight_ranks, 600)])
+def test_values_on_real_ranks(world_size: int, checks: Callable[[], int], at_least: int, tmp_path: Path) -> None:
+    # One clean process imports torch, and the ranks are forked from it.
+    multiprocessing.set_forkserver_preload(["torch", "torch.distributed.tensor", run_rank.__module__])
+    arguments = (world_size, checks, str(tmp_path))
+    start: Any = mp.start_processes  # type: ignore[attr-defined]
+    start(run_rank, arguments, nprocs=world_size, start_method="forkserver")
+    assert int((tmp_path / "checked").read_text()) >= at_least
