@@ -82,6 +82,7 @@ def list_command(as_json: bool) -> None:
     "--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
+@click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def run(
     scenarios: tuple[str, ...],
@@ -93,6 +94,7 @@ def run(
     out: Path,
     timeout: float,
     log_dir: Path | None,
+    profile: Path | None,
     quiet: bool,
 ) -> None:
     """Measure scenarios: one torchrun launch each, all cases of all their variants.
@@ -104,6 +106,7 @@ def run(
     Examples:
       distbench run llama_2d --quick
       distbench run cp_attention --set rotate=alltoall --mesh cp=4
+      distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
       torchrun --nnodes 2 --nproc-per-node 8 ... -m distbench run llama_2d --mesh dp_shard=4,tp=4
     """
     import os
@@ -124,6 +127,7 @@ def run(
         log_dir=log_dir,
         timeout_s=timeout,
         started_at=STARTED_AT,
+        profile=profile,
     )
     silent = quiet or (joined is not None and joined.rank != 0)
     sys.exit(_run_all(jobs_of(request, joined), joined, silent))

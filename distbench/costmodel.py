@@ -22,16 +22,17 @@ from distbench.spec.errors import UserError, nearest
 
 PROFILE_VERSION = 1
 LOCAL_OPS = ("cut", "partition")
+NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
 # A second slope is fitted only if it leaves at most this share of an error that is there at all.
 KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured point: payload in bytes, tensor dims that had to be copied round (0 to 2), seconds."""
+    """One measured point: payload in bytes, how often it is copied round besides (0 to 2 tensor dims), seconds."""
 
     payload_bytes: float
-    num_copies: int
+    num_copies: float
     seconds: float
 
 
@@ -40,8 +41,9 @@ class Line:
     """The cost of one collective over one mesh dim.
 
     Args:
-        op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition".
-        mesh_dim: name of the mesh dim.
+        op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition"; or
+            "all_to_all_native", or "direct" over the whole mesh (its payload: `planning.Exchange.load`).
+        mesh_dim: name of the mesh dim, or of all of them joined by "x".
         group_size: ranks in each of its groups.
         base_s: seconds of an empty one.
         per_byte_s: seconds of each payload byte, up to the knee.
@@ -63,9 +65,9 @@ class Line:
     per_byte_beyond_s: float = 0.0
     error: float = 0.0
     held_out_error: float | None = None
-    samples: tuple[tuple[float, int, float], ...] = ()
+    samples: tuple[tuple[float, float, float], ...] = ()
 
-    def seconds(self, payload_bytes: float, num_copies: int = 0) -> float:
+    def seconds(self, payload_bytes: float, num_copies: float = 0) -> float:
         """Predicted seconds."""
         total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies
         if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
@@ -200,6 +202,13 @@ class Profile:
             known = sorted({f"{line.op} over {line.mesh_dim}" for line in self.lines})
             raise UserError(f"the profile has no {op} over {mesh_dim}; {nearest(f'{op} over {mesh_dim}', known)}")
         return Prediction(line.seconds(payload_bytes, num_copies), line_error(line))
+
+    def natively(self) -> "Profile":
+        """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
+        if self.backend != "gloo":
+            return self
+        native = [replace(line, op="all_to_all") for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
+        return replace(self, lines=(*(line for line in self.lines if line.op != "all_to_all"), *native))
 
     def digest(self) -> str:
         """A short hash of all that plans depend on: ranks whose digests differ would plan differently, and hang."""

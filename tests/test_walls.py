@@ -13,7 +13,7 @@ HEAVY = ("torch", "pandas", "matplotlib")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
     "cli": {"spec", "launch", "display", "report", "doctor", "__version__"},
-    "launch": {"spec", "results", "environment", "progress", "launch"},
+    "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
     "report": {"spec", "results", "report"},
     "results": {"spec"},
     "spec": {"spec"},

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
-PLANNERS = ("greedy", "min_cost")
+# torch's two, and ours: the cheapest path under a profile, and one exchange without a path.
+PLANNERS = ("greedy", "min_cost", "calibrated", "direct")
 DTYPES = ("f32", "bf16", "f16", "f64")
 
 
@@ -87,13 +88,16 @@ class Redistributions:
         shape: the global tensor's shape.
         pairs: (source, target), each one placement a mesh dim: `("S(0)", "R")`.
         dtype: a name out of DTYPES.
-        planners: names out of PLANNERS.
+        planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
+            for the pairs that it can move.
+        native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers as torch does there.
     """
 
     shape: tuple[int, ...]
     pairs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     dtype: str = "f32"
-    planners: tuple[str, ...] = PLANNERS
+    planners: tuple[str, ...] = ()
+    native_all_to_all: bool = False
 
 
 @dataclass(frozen=True)

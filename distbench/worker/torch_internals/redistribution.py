@@ -44,11 +44,20 @@ class PathStep:
         op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local cut.
         group_size: ranks in the group that takes the step.
         logical_numel: elements of the tensor as it is before this mesh dim shards it.
+        mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
+        num_copies: tensor dims that it gathers or scatters and that are not the first (0 to 2).
     """
 
     op: str | None
     group_size: int
     logical_numel: int
+    mesh_dim: str = ""
+    num_copies: int = 0
+
+    @property
+    def payload_numel(self) -> int:
+        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local cut copies."""
+        return self.logical_numel // (self.group_size if self.op in ("all_to_all", None) else 1)
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
@@ -92,4 +101,12 @@ def _path_step(info: Any, mesh: DeviceMesh) -> PathStep:
     numel = 1
     for size in info.logical_shape:
         numel *= int(size)
-    return PathStep(info._comm_type_key(), group_mesh.size(info.mesh_dim), numel)
+    names = group_mesh.mesh_dim_names
+    num_copies = sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements)
+    return PathStep(
+        op=info._comm_type_key(),
+        group_size=group_mesh.size(info.mesh_dim),
+        logical_numel=numel,
+        mesh_dim=names[info.mesh_dim] if names else "",
+        num_copies=num_copies,
+    )
