@@ -78,7 +78,7 @@ class Line:
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
-    """Fit one line by non-negative least squares on the relative error.
+    """Fit one line by non-negative least squares on the relative error, then centre it on the samples' median.
 
     Args:
         op: the collective.
@@ -99,6 +99,7 @@ def fit_line(
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]
+    best = _centred(best, samples)
     points = tuple((sample.payload_bytes, sample.num_copies, sample.seconds) for sample in samples)
     held_out_error = relative_error(best, held_out) if held_out else None
     return replace(best, error=relative_error(best, samples), held_out_error=held_out_error, samples=points)
@@ -109,6 +110,13 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
     return float(np.median([abs(line.seconds(s.payload_bytes, s.num_copies) / s.seconds - 1) for s in samples]))
 
 
+def _centred(line: Line, samples: Sequence[Sample]) -> Line:
+    """Scaled so that half of the samples are dearer: squares of relative errors favour what is too cheap."""
+    factor = float(np.median([s.seconds / line.seconds(s.payload_bytes, s.num_copies) for s in samples]))
+    costs = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s")
+    return replace(line, **{name: getattr(line, name) * factor for name in costs})  # type: ignore[arg-type]
+
+
 def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Line, float]:
     payload = np.array([sample.payload_bytes for sample in samples])
     copied = payload * [sample.num_copies for sample in samples]
@@ -117,15 +125,8 @@ def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Li
     beyond = payload - below
     columns = np.stack([np.ones_like(payload), below, beyond, copied], axis=1) / seconds[:, None]
     solution, miss = nonnegative_least_squares(columns, np.ones_like(seconds))
-    base_s, per_byte_s, per_byte_beyond_s, per_copied_byte_s = solution.tolist()
-    return replace(
-        blank,
-        base_s=base_s,
-        per_byte_s=per_byte_s,
-        per_byte_beyond_s=per_byte_beyond_s,
-        per_copied_byte_s=per_copied_byte_s,
-        knee_bytes=knee,
-    ), miss
+    names = ("base_s", "per_byte_s", "per_byte_beyond_s", "per_copied_byte_s")
+    return replace(blank, knee_bytes=knee, **dict(zip(names, solution.tolist(), strict=True))), miss
 
 
 def nonnegative_least_squares(

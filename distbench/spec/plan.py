@@ -101,6 +101,21 @@ class Redistributions:
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """Every step that DTensor's redistributions are made of, over every mesh dim, and the direct exchange.
+
+    Args:
+        sizes_bytes: of the global tensor; lines are fitted to these.
+        held_out_bytes: of the global tensor; lines are judged by these.
+        dtype: a name out of DTYPES.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    held_out_bytes: tuple[int, ...] = ()
+    dtype: str = "f32"
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What one variant of a scenario measures. Every part is optional.
 
@@ -112,6 +127,7 @@ class Scenario:
         plan: how the model is parallelised.
         collectives: sweeps to time on their own.
         redistributions: sweeps to time on their own.
+        calibrations: sweeps that a cost profile is fitted to.
     """
 
     build_model: Callable[[], Any] | None = None
@@ -121,6 +137,7 @@ class Scenario:
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     collectives: tuple[Collectives, ...] = ()
     redistributions: tuple[Redistributions, ...] = ()
+    calibrations: tuple[Calibration, ...] = ()
 
 
 def placement_pairs(

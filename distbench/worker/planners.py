@@ -147,6 +147,12 @@ def _exchange(source: Any, target: Sequence[Any], place: Place) -> Movement:
     )
 
 
+def exchange_load(source: Any, target: Sequence[Any], place: Place) -> tuple[int, float]:
+    """What the time of a direct exchange depends on, see `planning.Exchange.load`."""
+    before, after = state_of(source.placements, source.ndim), state_of(target, source.ndim)
+    return plan_exchange(before, after, tuple(source.shape), place.mesh_shape).load()
+
+
 def state_of(placements: Sequence[Any], tensor_ndim: int) -> State:
     """torch's placements, in their default shard order, as planning has them."""
     texts = [

@@ -77,6 +77,12 @@ INTERNALS = (
     Internal("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
     Internal("redistribution planners", SPEC, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
     Internal("redistribution planners", SPEC, "TensorMeta"),
+    Internal(
+        "partition to Partial",
+        "torch.distributed.tensor",
+        "Partial._partition_value",
+        ("tensor", "mesh", "mesh_dim"),
+    ),
     Internal("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     Internal("context parallel", CP, "context_parallel", ("mesh", "buffers", "buffer_seq_dims")),
     Internal("context parallel", CP, "set_rotate_method", ("rotate_method",)),

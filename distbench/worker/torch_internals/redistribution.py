@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
 
 from distbench.worker.torch_internals.probe import require
 
@@ -79,6 +81,16 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
         source.mesh, infos, source.placements, source.shard_order
     )
     return text, [_path_step(info, source.mesh) for info in infos]
+
+
+def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+    """The local step from a replica to Partial(sum): this rank's part; the parts add up to `local`.
+
+    Raises:
+        Unsupported: torch has no such step.
+    """
+    require("partition to Partial")
+    return Partial("sum")._partition_value(local, mesh, mesh_dim)
 
 
 def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
