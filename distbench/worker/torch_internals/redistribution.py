@@ -1,6 +1,7 @@
 """DTensor's redistribution planners: which one plans, the path it takes, and what planning costs."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,11 @@ class PathStep:
         """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local cut copies."""
         return self.logical_numel // (self.group_size if self.op in ("all_to_all", None) else 1)
 
+    @property
+    def held_after(self) -> int:
+        """Elements of the local tensor afterwards."""
+        return self.logical_numel // (1 if self.op in ("all_gather", "all_reduce") else self.group_size)
+
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
     """The path DTensor would take now: in torch's own notation, and step by step.
@@ -80,7 +86,11 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
     text = module.DTensorRedistributePlanner.stringify_transform_infos(
         source.mesh, infos, source.placements, source.shard_order
     )
-    return text, [_path_step(info, source.mesh) for info in infos]
+    steps, held = [], dtensor.to_local().numel()
+    for info in infos:
+        steps.append(_path_step(info, source.mesh, held))
+        held = steps[-1].held_after
+    return text, steps
 
 
 def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
@@ -108,11 +118,15 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
     return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta)
 
 
-def _path_step(info: Any, mesh: DeviceMesh) -> PathStep:
+def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
+    """A step from a local tensor of `held` elements.
+
+    Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
+    path's beginning, whatever has been cut since.
+    """
     group_mesh = getattr(info, "mesh", mesh)
-    numel = 1
-    for size in info.logical_shape:
-        numel *= int(size)
+    gathers = info._comm_type_key() in ("all_gather", "all_to_all")
+    numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
     names = group_mesh.mesh_dim_names
     num_copies = sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements)
     return PathStep(
