@@ -109,14 +109,12 @@ def require_known_planner() -> None:
         Unsupported: with what is missing.
     """
     require("redistribution planners")
+    require("calibrated planning")
     from torch.distributed.tensor import _redistribute as module
 
     known = "distbench knows torch 2.11 to 2.13"
-    planner_class = getattr(module, "DTensorRedistributePlanner", None)
-    method = getattr(planner_class, "find_min_cost_path", None)
-    if method is None:
-        raise Unsupported(f"calibrated planning: torch {torch.__version__} has no find_min_cost_path; {known}")
-    parameters = tuple(inspect.signature(method).parameters)
+    planner_class = module.DTensorRedistributePlanner
+    parameters = tuple(inspect.signature(planner_class.find_min_cost_path).parameters)
     if parameters != _METHOD_PARAMETERS:
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
     fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
