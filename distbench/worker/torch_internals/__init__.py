@@ -5,13 +5,14 @@ is recorded as such.
 """
 
 from distbench.worker.torch_internals.context_parallel import context_parallel
-from distbench.worker.torch_internals.mesh import BACKEND_OPS, flatten_mesh, is_strided_shard
+from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, is_strided_shard
 from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     PathStep,
     clear_redistribution_caches,
     plan_only,
     plan_path,
+    plan_path_between,
     planner,
 )
 
@@ -23,10 +24,12 @@ __all__ = [
     "Unsupported",
     "clear_redistribution_caches",
     "context_parallel",
+    "fake_mesh",
     "flatten_mesh",
     "is_strided_shard",
     "plan_only",
     "plan_path",
+    "plan_path_between",
     "planner",
     "probe",
     "require",

@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from distbench.planning import State
 from distbench.worker.torch_internals.probe import require
 
 
@@ -58,11 +60,53 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
         dtensor: the source DTensor.
         placements: target placements, one a mesh dim.
     """
+    source = dtensor._spec
+    return _path(source, _spec(source, placements))
+
+
+def plan_path_between(
+    mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State
+) -> tuple[str, list[PathStep]]:
+    """The path DTensor would take now between two layouts with shard orders, for a tensor that nobody holds.
+
+    Args:
+        mesh: the device mesh.
+        shape: of the full tensor, contiguous.
+        dtype: of its elements.
+        source: where it would be.
+        target: where it shall be.
+    """
+    require("redistribution paths")
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    meta = TensorMeta(empty.shape, empty.stride(), dtype)
+    specs = []
+    for state in (source, target):
+        placements, shard_order = layout_of(state)
+        specs.append(DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order))
+    return _path(*specs)
+
+
+def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """torch's placements and shard order of one of our states."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
+    placements: list[Any] = [Replicate()] * state.mesh_ndim
+    for mesh_dim, reduce_op in state.partials:
+        placements[mesh_dim] = Partial(reduce_op)
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            placements[mesh_dim] = Shard(tensor_dim)
+    shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
+    return tuple(placements), tuple(shard_order)
+
+
+def _path(source: Any, target: Any) -> tuple[str, list[PathStep]]:
     require("redistribution paths")
     from torch.distributed.tensor import _redistribute as module
 
-    source = dtensor._spec
-    target = _spec(source, placements)
     infos = module._optimize_transform_infos(
         module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
     )
