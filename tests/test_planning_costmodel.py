@@ -28,9 +28,7 @@ SIZES = [4.0**n for n in range(5, 13)]
 def samples(seconds_of: object, copies: tuple[int, ...] = (0,), noise: float = 0.0) -> list[Sample]:
     rng = random.Random(0)
     assert callable(seconds_of)
-    return [
-        Sample(size, n, seconds_of(size, n) * (1 + noise * rng.uniform(-1, 1))) for size in SIZES for n in copies
-    ]
+    return [Sample(size, n, seconds_of(size, n) * (1 + noise * rng.uniform(-1, 1))) for size in SIZES for n in copies]
 
 
 def test_a_straight_line_is_found_without_a_knee() -> None:

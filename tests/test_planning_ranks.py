@@ -76,6 +76,7 @@ def check_direct(mesh: DeviceMesh, pairs: int) -> int:
 
 def check_local_targets_stay_silent(mesh: DeviceMesh) -> None:
     """No collective is entered where every rank already holds its target."""
+
     def forbidden(*arguments: object) -> None:
         raise AssertionError("a collective ran")
 
@@ -162,7 +163,8 @@ def eight_ranks() -> int:
 def run_rank(rank: int, world_size: int, checks: Callable[[], int], folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(  # type: ignore[attr-defined]
-        f"{folder}/store", world_size)
+        f"{folder}/store", world_size
+    )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     checked = checks()
     dist.barrier()
