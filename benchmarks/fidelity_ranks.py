@@ -19,7 +19,7 @@ from distbench.worker.session import connected_ranks
 from distbench.worker.workloads.collective import _all_gather, _bench, _reduce_scatter
 
 # Size to (turns, iterations a turn): short turns, so that both see the same weather.
-SIZES = {1024: (120, 40), 2**20: (100, 12), 2**24: (24, 6)}
+SIZES = {1024: (120, 40), 2**20: (100, 12), 2**24: (60, 6)}
 OPS = ("all_gather", "reduce_scatter", "all_to_all")
 
 

@@ -73,3 +73,13 @@ def test_a_path_of_one_step_has_its_collective_group_and_size(mesh: DeviceMesh, 
     with planner("greedy"):
         _, found = plan_path(given, target)
     assert [(step.op, step.group_size, step.logical_numel) for step in found] == steps
+
+
+def test_a_path_over_mesh_dims_of_one_rank_is_written_although_torch_cannot(mesh: DeviceMesh) -> None:
+    """On one GPU every mesh dim has one rank; the path is then its placements in order, no collective."""
+    single = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_shard", "tp"))
+    given = DTensor.from_local(torch.zeros(8, 8), single, [Shard(0), Shard(0)], run_check=False)
+    with planner("greedy"):
+        path, steps = plan_path(given, [Replicate(), Replicate()])
+    assert path in ("S(0)S(0)->S(0)R->RR", "S(0)S(0)->RS(0)->RR")
+    assert all(step.group_size == 1 for step in steps)

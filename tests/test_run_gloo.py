@@ -189,6 +189,15 @@ def test_pipelined_samples_are_recorded_as_such(tmp_path: Path) -> None:
     assert read_run(file).header["job"]["settings"]["iterations_per_sample"] == 10
 
 
+def test_the_scenario_in_the_readme_is_this_file_and_runs(tmp_path: Path) -> None:
+    file = DATA / "readme_scenario.py"
+    assert f"```python\n{file.read_text()}```" in (ROOT / "README.md").read_text()
+    done = run_cli("run", str(file), "--quick", "--mesh", "tp=2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    shown = run_cli("report", "--out", str(tmp_path))
+    assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_shipped_scenario_is_ok_on_cuda(tmp_path: Path, name: str) -> None:

@@ -58,37 +58,38 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     if device == "cuda" and not num_gpus:
         raise UserError("--device cuda: no CUDA device is visible here; use --device cpu, or `distbench doctor`")
     invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
-    _check_choices(request, entries)
-    return [_job(request, entry, device, num_gpus, joined, invocation_id, facts) for entry in entries]
+    return [
+        _job(request, entry, _choices_for(entry, request, entries), (device, num_gpus), joined, invocation_id, facts)
+        for entry in entries
+    ]
 
 
 def _distinct(entries: list[Entry]) -> list[Entry]:
     return list({(entry.file, entry.name): entry for entry in entries}.values())
 
 
-def _check_choices(request: Request, entries: list[Entry]) -> None:
-    """A --set that only some of several scenarios know applies to those; one that none knows is an error."""
-    for text in request.choices:
-        name = text.partition("=")[0]
-        if len(entries) > 1 and not any(name in entry.params for entry in entries):
-            known = sorted({name for entry in entries for name in entry.params})
-            raise UserError(f"--set {name}: none of these scenarios has that axis; they have {', '.join(known)}")
+def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> dict[str, list[object]]:
+    """What --set says to this scenario: with several, a name that only some of them know applies to those."""
+    texts = list(request.choices)
+    if len(entries) > 1:
+        known = {name for other in entries for name in other.params}
+        texts = [
+            text for text in texts if text.partition("=")[0] in entry.params or text.partition("=")[0] not in known
+        ]
+    return parse_choices(texts, entry.params)
 
 
 def _job(
     request: Request,
     entry: Entry,
-    device: str,
-    num_gpus: int,
+    choices: Mapping[str, list[object]],
+    hardware: tuple[str, int],
     joined: Joined | None,
     invocation_id: str,
     facts: dict[str, object],
 ) -> Job:
-    several = len(request.targets) > 1 or any(
-        "::" not in target and target.endswith(".py") for target in request.targets
-    )
-    texts = [text for text in request.choices if not several or text.partition("=")[0] in entry.params]
-    variants = variants_of(entry, parse_choices(texts, entry.params), request.quick)
+    device, num_gpus = hardware
+    variants = variants_of(entry, choices, request.quick)
     commit = str(facts.get("git_commit") or "nogit")[:8]
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])

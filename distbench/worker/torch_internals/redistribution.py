@@ -110,9 +110,13 @@ def _path(source: Any, target: Any) -> tuple[str, list[PathStep]]:
     infos = module._optimize_transform_infos(
         module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
     )
-    text = module.DTensorRedistributePlanner.stringify_transform_infos(
-        source.mesh, infos, source.placements, source.shard_order
-    )
+    try:
+        text = module.DTensorRedistributePlanner.stringify_transform_infos(
+            source.mesh, infos, source.placements, source.shard_order
+        )
+    except ValueError:
+        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
+        text = _path_text(source.placements, infos)
     return text, [_path_step(info, source.mesh) for info in infos]
 
 
@@ -129,6 +133,16 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta)
+
+
+def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
+    """The path in torch's notation, shard order left out."""
+    current = list(placements)
+    states = [list(current)]
+    for info in infos:
+        current[info.mesh_dim] = info.src_dst_placements[1]
+        states.append(list(current))
+    return "->".join("".join(str(placement) for placement in state) for state in states)
 
 
 def _path_step(info: Any, mesh: DeviceMesh) -> PathStep:
