@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA, ROOT, Cli
 
-COMMANDS = ("list", "run", "report", "doctor")
+COMMANDS = ("list", "run", "report", "plan", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

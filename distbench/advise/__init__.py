@@ -1,7 +1,7 @@
 """Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, says and draws.
 
-`question`, `ask_torch`, `plans`, `exchange`, `pairs` and `drawing` are the analysis, and neither print nor draw; `text`,
-`verdict`, `blocks` and `picture` render what they found. Only the two functions here put them together.
+`question`, `ask_torch`, `plans`, `exchange`, `pairs` and `drawing` are the analysis, and neither print nor draw;
+`text`, `verdict`, `blocks` and `picture` render what they found. Only the two functions here put them together.
 """
 
 from pathlib import Path
@@ -51,11 +51,12 @@ def plan_all_pairs(setting: Setting, form: str) -> str:
         form: "table" or "json".
     """
     from distbench.advise.ask_torch import ask_torch
-    from distbench.advise.pairs import ranking_of
+    from distbench.advise.pairs import chosen_pairs, ranking_of
     from distbench.advise.question import every_pair
     from distbench.advise.text import ranking_json, ranking_text
 
-    pairs = list(every_pair(setting))
+    every = list(every_pair(setting))
+    pairs = chosen_pairs(setting, every)
     torch = ask_torch(setting, pairs)
-    ranking = ranking_of(setting, pairs, torch)
+    ranking = ranking_of(setting, pairs, torch, len(every))
     return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)

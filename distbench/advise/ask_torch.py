@@ -10,7 +10,7 @@ from typing import Any
 from distbench.advise.question import Setting
 from distbench.planning import State
 
-BUDGET_S = 60.0
+BUDGET_S = 20.0
 START_S = 120.0
 TORCH_PLANNERS = ("greedy", "min_cost")
 

@@ -1,4 +1,4 @@
-"""The direct plan's all-to-all: what the busiest rank sends and receives, over which mesh dims, and how long it takes."""
+"""The direct plan's all-to-all: what the busiest rank sends and receives, over which mesh dims, and for how long."""
 
 from collections import Counter
 from dataclasses import dataclass

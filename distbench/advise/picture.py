@@ -26,8 +26,8 @@ FAMILIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 PALEST, ONLY_BLOCK_PALER = 0.72, 0.4
 PANEL_INCHES, HEAD_INCHES, HEAD_GAP_INCHES = 3.3, 1.15, 0.5
 FOOT = (
-    "A tile is a rank, where it stands on the mesh (rows: {rows}; columns: {columns}). Its outline is the tensor, filled "
-    "is what the rank holds.\nColours: which rank had that part at the start."
+    "A tile is a rank, where it stands on the mesh (rows: {rows}; columns: {columns}). Its outline is the tensor, "
+    "filled is what the rank holds.\nColours: which rank had that part at the start."
 )
 
 
@@ -188,7 +188,7 @@ def _place(box: Box, sizes: Sequence[int], row: int, column: int) -> tuple[float
 
 
 def _colours(setting: Setting, source: Scene) -> dict[Box, Any]:
-    """A colour for each block of the source: a family by its first holder's outermost mesh index, paler along the rest."""
+    """A colour for each block of the source: a family by its first holder's outermost mesh index, then paler."""
     firsts: dict[Box, int] = {}
     for rank, box in enumerate(source.boxes):
         if volume(box):

@@ -49,10 +49,8 @@ class Setting:
     def prices(self) -> str:
         """Whose prices these are, in words."""
         if self.profile is None:
-            hosts = "host" if self.devices_per_host == 1 else "hosts"
-            return (
-                f"torch's own constants ({self.devices_per_host} device{'s' * (hosts == 'hosts')} a host), unmeasured"
-            )
+            devices = "1 device" if self.devices_per_host == 1 else f"{self.devices_per_host} devices"
+            return f"torch's own constants ({devices} a host), unmeasured"
         return f"profile {self.profile_path} ({self.profile.machine})"
 
     def mesh_dim_name(self, mesh_dim: int) -> str:
@@ -60,7 +58,7 @@ class Setting:
         return tuple(self.mesh)[mesh_dim]
 
     def error(self, op: str, mesh_dim: int) -> float | None:
-        """The share by which a step's prediction may be off; None without a profile, 0 for a step that costs nothing."""
+        """The share by which a step's prediction may be off; None without a profile, 0 where there is no line."""
         if not isinstance(self.model, MeasuredCost):
             return None
         line = self.model.lines.get((op, mesh_dim))
@@ -151,7 +149,7 @@ def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
     """
     states = _state(source, setting), _state(target, setting)
     if states[1].partials:
-        raise UserError(f"target {target} is Partial, to which DTensor does not redistribute; write R or S(tensor dim)")
+        raise UserError(f"target {target} is Partial, to which DTensor does not redistribute; write R or S(dim)")
     return states
 
 
@@ -164,14 +162,14 @@ def _state(text: str, setting: Setting) -> State:
         raise UserError(f"{reason} of {text!r} is unknown; use sum, avg, min, max or product") from reason
     if state.mesh_ndim != len(setting.mesh):
         raise UserError(
-            f"{text!r} has {state.mesh_ndim} placements, mesh {format_mesh(setting.mesh)} has {len(setting.mesh)} dims; "
-            f"{PLACEMENTS}"
+            f"{text!r} has {state.mesh_ndim} placements, mesh {format_mesh(setting.mesh)} has {len(setting.mesh)} "
+            f"mesh dims; {PLACEMENTS}"
         )
     return state
 
 
 def every_pair(setting: Setting) -> Iterator[tuple[State, State]]:
-    """All ordered pairs of different layouts in default shard order; sources with R, S and P(sum), targets with R, S."""
+    """All ordered pairs of different layouts in default shard order; sources of R, S and P(sum), targets of R, S."""
     shards = ["R", *(f"S({tensor_dim})" for tensor_dim in range(setting.tensor_ndim))]
     targets = ["".join(choice) for choice in product(shards, repeat=len(setting.mesh))]
     sources = ["".join(choice) for choice in product([*shards, "P(sum)"], repeat=len(setting.mesh))]

@@ -143,7 +143,7 @@ def ranking_text(setting: Setting, ranking: Ranking, torch: TorchAnswers) -> str
     lines = [
         _tensor_line(setting),
         _prices_line(setting, torch),
-        f"{len(ranking.advices)} ordered pairs; the planner to use: {used}.",
+        f"{_count(ranking)}; the planner to use: {used}.",
     ]
     if ranking.num_unasked:
         reasons = {reason for advice in ranking.advices for name, reason in advice.missing.items() if name != "direct"}
@@ -158,6 +158,11 @@ def ranking_text(setting: Setting, ranking: Ranking, torch: TorchAnswers) -> str
         notes.insert(0, f"... {more} more rows: --format json")
     columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use")
     return text_of([Heading("All pairs", 1), Lines(tuple(lines)), Table("Most striking first", columns, rows, notes)])
+
+
+def _count(ranking: Ranking) -> str:
+    count = len(ranking.advices)
+    return f"{count} ordered pairs" if count == ranking.num_all else f"A random {count} of {ranking.num_all} pairs"
 
 
 def _ranking_row(advice: Advice) -> tuple[str, ...]:
@@ -184,7 +189,13 @@ def pair_json(setting: Setting, advice: Advice, torch: TorchAnswers) -> str:
 def ranking_json(setting: Setting, ranking: Ranking, torch: TorchAnswers) -> str:
     """All pairs as JSON: times in seconds, sizes in bytes."""
     pairs: Sequence[Any] = [_record(setting, advice) for advice in ranking.advices]
-    return json.dumps({**_setting_record(setting, torch), "num_used": ranking.num_used, "pairs": pairs}, indent=1)
+    record = {
+        **_setting_record(setting, torch),
+        "num_all": ranking.num_all,
+        "num_used": ranking.num_used,
+        "pairs": pairs,
+    }
+    return json.dumps(record, indent=1)
 
 
 def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
