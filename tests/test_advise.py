@@ -33,7 +33,7 @@ SWAP = answers("S(0)S(1)->S(0)R->S(1)R->S(1)S(0)", "S(0)S(1)->RS(1)->RS(0)->S(1)
 
 
 def test_a_swap_on_2x4_has_the_bytes_and_times_worked_by_hand() -> None:
-    """32 MiB. greedy gathers 16 MiB over m1, swaps halves of 16 MiB over m0; all mesh dims between hosts of 1 device."""
+    """32 MiB. greedy gathers 16 MiB over m1, swaps halves of 16 MiB over m0; every host has 1 device."""
     setting = setting_of("4096,4096", "bf16", "2x4")
     advice = advice_of(setting, "S(0)S(1)", "S(1)S(0)", SWAP)
     greedy, direct = advice.plans["greedy"], advice.plans["direct"]
@@ -51,7 +51,7 @@ def test_a_swap_on_2x4_has_the_bytes_and_times_worked_by_hand() -> None:
 
 
 def test_a_profile_prices_steps_and_the_direct_exchange_by_its_lines() -> None:
-    """128 MiB on 2 nodes of 4: each rank gets 8 MiB from the other node, 6 MiB within its own, one layout not in rows."""
+    """128 MiB on 2 nodes of 4: a rank gets 8 MiB from the other node, 6 MiB within its own; one side cuts columns."""
     setting = setting_of("8192,8192", "bf16", "2x4", H100)
     assert dict(setting.mesh) == {"dp_shard": 2, "tp": 4} and setting.devices_per_host == 8
     advice = advice_of(setting, "S(0)S(0)", "S(1)S(1)", answers("S(0)S(0)->S(0)R->S(1)R->S(1)S(1)"))
@@ -211,7 +211,7 @@ def _halves(text: str) -> tuple[str, str]:
     ],
 )
 def test_what_cannot_be_read_says_what_to_write(shape: str, dtype: str, mesh: str, says: str) -> None:
-    with pytest.raises(UserError, match="^[^\n]+$") as raised:
+    with pytest.raises(UserError, match=r"^[^\n]+$") as raised:
         setting_of(shape, dtype, mesh)
     assert says in str(raised.value)
 

@@ -29,13 +29,14 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     from distbench.advise.plans import advise
     from distbench.advise.question import pair_of
     from distbench.advise.text import pair_json, pair_text
+    from distbench.report.layout import MAX_WIDTH, wrap
 
     pair = pair_of(source, target, setting)
     if picture:
         check_picture(picture)
     torch = ask_torch(setting, [pair])
     advice = advise(setting, *pair, torch)
-    said = save_picture(setting, advice, picture) if picture else ""
+    said = "\n".join(wrap(save_picture(setting, advice, picture), MAX_WIDTH, "  ")) if picture else ""
     if form == "json":
         return pair_json(setting, advice, torch)
     drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)

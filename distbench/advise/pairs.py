@@ -9,7 +9,7 @@ from distbench.advise.plans import PLANNERS, Advice, advise
 from distbench.advise.question import Setting, num_ranks
 from distbench.planning import State
 
-# Who sends what to whom takes time with the square of the ranks; this many pairs times ranks squared take half a minute.
+# Who sends what to whom takes time with the square of the ranks: pairs times ranks squared, for half a minute.
 MAX_WORK = 4_000_000
 
 
