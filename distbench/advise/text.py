@@ -21,6 +21,7 @@ DIRECT_NOTE = (
     "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other: an estimate, since no "
     "profile measures it."
 )
+ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even where greedy is set."
 UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own constants here, as min_cost does."
 
 
@@ -69,6 +70,8 @@ def _summary(setting: Setting, advice: Advice) -> Table:
         notes.append(UNMEASURED_NOTE)
     if "direct" in advice.plans and advice.plans["direct"].num_collectives:
         notes.append(DIRECT_NOTE)
+    if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
+        notes.append(ORDER_NOTE)
     columns = ("<planner", "time", "collectives", "sent by a rank", "peak", "received/bound", "<")
     return Table("Plans", columns, rows, notes)
 
