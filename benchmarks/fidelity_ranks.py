@@ -48,21 +48,26 @@ def bare_loop(call: Callable[[], object], count: int) -> list[float]:
 
 
 def compare(op: str, size_bytes: int, place: Place) -> float:
-    """Ratio of the medians of all iterations, distbench's meter over the bare loop, turn and turn about."""
+    """distbench's meter over the bare loop, turn and turn about: the median over turns of the ratio of their medians.
+
+    Neighbouring turns see the same weather; pooling all turns would compare what each happened to meet.
+    """
     turns, count = SIZES[size_bytes]
     settings = Settings(warmup_iterations=3, min_samples=count, max_samples=count, max_case_s=0.0)
     meter = Meter(Ranks(place.control, place.device), HostClock(), settings, shared_clock=True)
     bare = bare_call(op, size_bytes, place.mesh.size())
-    taken: dict[str, list[float]] = {"distbench": [], "bare": []}
+    medians: dict[str, list[float]] = {"distbench": [], "bare": []}
     with _bench(op, "f32", "tp", size_bytes, place).open() as prepared:
         for turn in range(turns):
             for who in ("distbench", "bare") if turn % 2 else ("bare", "distbench"):
                 if who == "bare":
-                    taken[who] += bare_loop(bare, count)
+                    samples = bare_loop(bare, count)
                 else:
                     estimate_s = meter.warm_up(prepared.call)
-                    taken[who] += meter.measure(prepared.call, (), estimate_s).samples_s
-    return statistics.median(taken["distbench"]) / statistics.median(taken["bare"])
+                    samples = meter.measure(prepared.call, (), estimate_s).samples_s
+                medians[who].append(statistics.median(samples))
+    ratios = [ours / bare for ours, bare in zip(medians["distbench"], medians["bare"], strict=True)]
+    return statistics.median(ratios)
 
 
 def main(out: Path) -> None:
