@@ -11,6 +11,7 @@ from distbench.advise.plans import Advice, Plan
 from distbench.advise.question import Setting
 from distbench.planning import Box
 from distbench.planning.direct import overlap, volume
+from distbench.report.layout import wrap
 from distbench.report.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SETTINGS, SKY
 from distbench.report.units import size_text, time_text
 from distbench.spec.errors import UserError
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_RANKS = 64
 SUFFIXES = (".png", ".svg")
+ABOVE_POINTS = 3
 # One family of colours for each rank of the outermost mesh dim.
 FAMILIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 PALEST, ONLY_BLOCK_PALER = 0.72, 0.4
 PANEL_INCHES, HEAD_INCHES, HEAD_GAP_INCHES = 3.3, 1.15, 0.5
+FOOT_CHARACTERS_PER_INCH = 13
 FOOT = (
-    "A tile is a rank, where it stands on the mesh (rows: {rows}; columns: {columns}). Its outline is the tensor, "
-    "filled is what the rank holds.\nColours: which rank had that part at the start."
+    "{what}. A tile is a rank, where it stands on the mesh (rows: {rows}; columns: {columns}); its outline is the "
+    "tensor. Filled is what the rank holds, in the colour of the rank that had it at the start."
 )
 
 
@@ -91,7 +94,8 @@ def _save(setting: Setting, rows: Sequence[tuple[Plan, Drawing]], path: Path) ->
         )
         for number, (plan, drawing) in enumerate(rows):
             _draw_row(figure, setting, plan, drawing, (len(rows), num_columns, number * num_columns + 1))
-        figure.text(0.02, 0.12 / height, _foot(setting, rows), fontsize=9, color="#404040", va="bottom")
+        foot = "\n".join(wrap(_foot(setting, rows), int(figure.get_figwidth() * FOOT_CHARACTERS_PER_INCH)))
+        figure.text(0.02, 0.1 / height, foot, fontsize=9, color="#404040", va="bottom")
         metadata: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None}
         figure.savefig(path, dpi=DPI, metadata=metadata)
 
@@ -99,7 +103,9 @@ def _save(setting: Setting, rows: Sequence[tuple[Plan, Drawing]], path: Path) ->
 def _foot(setting: Setting, rows: Sequence[tuple[Plan, Drawing]]) -> str:
     names = tuple(setting.mesh)
     across = f"{names[-1]}" if len(names) > 1 else names[0]
-    text = FOOT.format(rows=", ".join(names[:-1]) or "one", columns=across)
+    shape = ",".join(map(str, setting.problem.shape))
+    what = f"{setting.dtype}[{shape}] on {format_mesh(setting.mesh)}"
+    text = FOOT.format(what=what, rows=", ".join(names[:-1]) or "one", columns=across)
     drawing = rows[0][1]
     if any(scene.state.partials for _, row in rows for scene in row.scenes):
         text += " Hatched: a part of a sum."
@@ -121,22 +127,21 @@ def _draw_row(figure: Any, setting: Setting, plan: Plan, drawing: Drawing, place
         axes = figure.add_subplot(num_rows, num_columns, first + index)
         _draw_scene(axes, setting, drawing, scene, colours)
         step = plan.steps[index - 1] if index else None
-        axes.text(0, 1.04, scene.layout, transform=axes.transAxes, fontsize=12, fontweight="bold", va="bottom")
+        _above(axes, scene.layout, 0, "left", fontsize=12, fontweight="bold")
         if step:
             said = f"{size_text(step.sent_bytes)} sent, {_time(step.seconds)}" if step.is_collective else "nothing sent"
             _arrow(axes, scene.arrow, said)
     default = " (DTensor's default)" if plan.planner == "greedy" else ""
     head = f"{plan.planner}{default}: {_time(plan.seconds)} predicted, a rank sends {size_text(plan.sent_bytes)}"
     if first == 1:
-        shape = ",".join(map(str, setting.problem.shape))
-        head = f"Use {head}     ({setting.dtype}[{shape}] on {format_mesh(setting.mesh)})"
+        head = f"Use {head}"
     top = figure.axes[-1].get_position().y1 + HEAD_GAP_INCHES / figure.get_size_inches()[1]
     figure.text(0.02, top, head, fontsize=13, fontweight="bold", va="bottom")
 
 
 def _arrow(axes: "Axes", text: str, said: str) -> None:
     """The step that led to this panel, above it, and an arrow from the panel before."""
-    axes.text(1, 1.04, f"{text}\n{said}", transform=axes.transAxes, fontsize=9, ha="right", va="bottom", color=RED)
+    _above(axes, f"{text}\n{said}", 1, "right", fontsize=9, color=RED)
     axes.annotate(
         "",
         xy=(-0.015, 0.5),
@@ -145,6 +150,12 @@ def _arrow(axes: "Axes", text: str, said: str) -> None:
         arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.5, "mutation_scale": 18},
         annotation_clip=False,
     )
+
+
+def _above(axes: "Axes", text: str, x: float, side: Any, **style: Any) -> None:
+    """A text above the panel, as far from it in every size of picture."""
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": side, "va": "bottom"}
+    axes.annotate(text, xy=(x, 1), xytext=(0, ABOVE_POINTS), **place, **style)
 
 
 def _draw_scene(axes: "Axes", setting: Setting, drawing: Drawing, scene: Scene, colours: Mapping[Box, Any]) -> None:
