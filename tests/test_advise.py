@@ -1,5 +1,6 @@
 """`distbench plan` as plain data: prices worked by hand, advice, diagrams, errors. torch's answers are given here."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from distbench.advise.plans import Advice, advise
 from distbench.advise.question import Setting, every_pair, pair_of, setting_of
 from distbench.advise.text import pair_text, ranking_text
 from distbench.advise.verdict import verdict
-from distbench.costmodel import load_profile
+from distbench.costmodel import Line, load_profile
 from distbench.spec.errors import UserError
 
 MIB = 2**20
@@ -65,6 +66,20 @@ def test_a_profile_prices_steps_and_the_direct_exchange_by_its_lines() -> None:
     direct = advice.plans["direct"]
     assert direct.seconds == pytest.approx(between_s + within_s, rel=1e-3)
     assert direct.error == pytest.approx(0.25) and greedy.error == pytest.approx(0.25)
+
+
+def test_a_profile_with_a_line_for_the_exchange_prices_it_by_that(tmp_path: Path) -> None:
+    """6 MiB within the node and 8 MiB from the other one: 14 MiB both ways, 16 MiB of target written."""
+    profile = load_profile(H100)
+    line = Line("direct", "dp_shardxtp", 8, 1e-5, 1e-11, 1e-12, error=0.1)
+    replace(profile, lines=(*profile.lines, line)).save(tmp_path / "profile.json")
+    setting = setting_of("8192,8192", "bf16", "2x4", tmp_path / "profile.json")
+    path = answers("S(0)S(0)->S(0)R->S(1)R->S(1)S(1)")
+    advice = advice_of(setting, "S(0)S(0)", "S(1)S(1)", path)
+    direct = advice.plans["direct"]
+    assert direct.seconds == pytest.approx(1e-5 + 14 * MIB * 1e-11 + 16 * MIB * 1e-12)
+    assert direct.error == pytest.approx(0.1)
+    assert "an estimate" not in " ".join(pair_text(setting, advice, path, "").split())
 
 
 @pytest.mark.parametrize(("path", "busbw", "all_reduce_8", "nic"), [(H100, 370, 480, 47), (A100, 230, 230, 24)])

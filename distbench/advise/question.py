@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from distbench.costmodel import LOCAL_OPS, MeasuredCost, Profile, line_error, load_profile, measured_cost
+from distbench.costmodel import MeasuredCost, Profile, line_error, load_profile, measured_cost
 from distbench.planning import MeshCost, NotHandled, Problem, State, TorchCost, parse_state
 from distbench.results import DTYPE_BYTES
 from distbench.spec.errors import UserError
@@ -119,7 +119,7 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
 
 def _measured(profile: Profile, named: Mapping[str, int], text: str) -> MeasuredCost:
     if missing := _uncovered(profile, named):
-        known = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op not in LOCAL_OPS})
+        known = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op == "all_gather"})
         covered = ", ".join(f"{name} of {size}" for name, size in known)
         raise UserError(
             f"the profile prices no {missing} of mesh {text}, only mesh dims {covered}; "

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distbench.advise.ask_torch import TorchAnswers
+from distbench.advise.exchange import direct_line
 from distbench.advise.pairs import Ranking, times_longer
 from distbench.advise.plans import PLANNERS, Advice, Plan
 from distbench.advise.question import Setting, num_ranks
@@ -19,7 +20,7 @@ PRICED_NOTE = (
 )
 DIRECT_NOTE = (
     "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other: an estimate, since no "
-    "profile measures it."
+    "line of a profile covers it."
 )
 ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even where greedy is set."
 UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own constants here, as min_cost does."
@@ -68,7 +69,8 @@ def _summary(setting: Setting, advice: Advice) -> Table:
     notes = [PRICED_NOTE]
     if setting.profile is None:
         notes.append(UNMEASURED_NOTE)
-    if "direct" in advice.plans and advice.plans["direct"].num_collectives:
+    estimated = direct_line(setting) is None
+    if estimated and "direct" in advice.plans and advice.plans["direct"].num_collectives:
         notes.append(DIRECT_NOTE)
     if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
         notes.append(ORDER_NOTE)
@@ -153,7 +155,7 @@ def ranking_text(setting: Setting, ranking: Ranking, torch: TorchAnswers) -> str
         lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
     rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
     notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes are what a rank sends."]
-    if any("direct" in advice.plans for advice in ranking.advices):
+    if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
         notes.append(DIRECT_NOTE)
     if setting.profile is None:
         notes.append(UNMEASURED_NOTE)
