@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.planning import State, parse_state
 from distbench.worker.dtypes import TORCH_DTYPES
-from distbench.worker.torch_internals import Unsupported, fake_mesh, plan_path_between, planner
+from distbench.worker.torch_internals import Unsupported, fake_mesh, path_between, planner
 
 PLANNERS = ("greedy", "min_cost")
 Answer = dict[str, str] | None
@@ -51,7 +51,7 @@ def paths(request: dict[str, Any]) -> dict[str, Any]:
 
 def _answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: State, target: State) -> Answer:
     try:
-        return {"path": plan_path_between(mesh, shape, dtype, source, target)[0]}
+        return {"path": path_between(mesh, shape, dtype, source, target)}
     # Whatever torch raises for this pair it would raise in a training job too: that is the answer.
     except (RuntimeError, ValueError, AssertionError, NotImplementedError, KeyError, IndexError) as error:
         return {"error": f"torch raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}

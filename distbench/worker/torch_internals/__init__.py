@@ -10,9 +10,9 @@ from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported,
 from distbench.worker.torch_internals.redistribution import (
     PathStep,
     clear_redistribution_caches,
+    path_between,
     plan_only,
     plan_path,
-    plan_path_between,
     planner,
 )
 
@@ -27,9 +27,9 @@ __all__ = [
     "fake_mesh",
     "flatten_mesh",
     "is_strided_shard",
+    "path_between",
     "plan_only",
     "plan_path",
-    "plan_path_between",
     "planner",
     "probe",
     "require",

@@ -61,13 +61,12 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
         placements: target placements, one a mesh dim.
     """
     source = dtensor._spec
-    return _path(source, _spec(source, placements))
+    infos, text = _planned(source, _spec(source, placements))
+    return text, [_path_step(info, source.mesh) for info in infos]
 
 
-def plan_path_between(
-    mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State
-) -> tuple[str, list[PathStep]]:
-    """The path DTensor would take now between two layouts with shard orders, for a tensor that nobody holds.
+def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
+    """The path DTensor would take now, in torch's own notation, for a tensor that nobody holds; shard orders count.
 
     Args:
         mesh: the device mesh.
@@ -85,7 +84,7 @@ def plan_path_between(
     for state in (source, target):
         placements, shard_order = layout_of(state)
         specs.append(DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order))
-    return _path(*specs)
+    return _planned(*specs)[1]
 
 
 def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -103,23 +102,6 @@ def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return tuple(placements), tuple(shard_order)
 
 
-def _path(source: Any, target: Any) -> tuple[str, list[PathStep]]:
-    require("redistribution paths")
-    from torch.distributed.tensor import _redistribute as module
-
-    infos = module._optimize_transform_infos(
-        module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
-    )
-    try:
-        text = module.DTensorRedistributePlanner.stringify_transform_infos(
-            source.mesh, infos, source.placements, source.shard_order
-        )
-    except ValueError:
-        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
-        text = _path_text(source.placements, infos)
-    return text, [_path_step(info, source.mesh) for info in infos]
-
-
 def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
     """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
     from torch.distributed.tensor import _redistribute as module
@@ -133,6 +115,24 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta)
+
+
+def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
+    """(torch's steps, the path in its notation) between two specs."""
+    require("redistribution paths")
+    from torch.distributed.tensor import _redistribute as module
+
+    infos = module._optimize_transform_infos(
+        module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
+    )
+    try:
+        text = module.DTensorRedistributePlanner.stringify_transform_infos(
+            source.mesh, infos, source.placements, source.shard_order
+        )
+    except ValueError:
+        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
+        text = _path_text(source.placements, infos)
+    return infos, text
 
 
 def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
