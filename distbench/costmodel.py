@@ -22,16 +22,17 @@ from distbench.spec.errors import UserError, nearest
 
 PROFILE_VERSION = 1
 LOCAL_OPS = ("cut", "partition")
+NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
 # A second slope is fitted only if it leaves at most this share of an error that is there at all.
 KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured point: payload in bytes, tensor dims that had to be copied round (0 to 2), seconds."""
+    """One measured point: payload in bytes, how often it is copied round besides (0 to 2 tensor dims), seconds."""
 
     payload_bytes: float
-    num_copies: int
+    num_copies: float
     seconds: float
 
 
@@ -40,8 +41,9 @@ class Line:
     """The cost of one collective over one mesh dim.
 
     Args:
-        op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition".
-        mesh_dim: name of the mesh dim.
+        op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition"; or
+            "all_to_all_native", or "direct" over the whole mesh (its payload: `planning.Exchange.load`).
+        mesh_dim: name of the mesh dim, or of all of them joined by "x".
         group_size: ranks in each of its groups.
         base_s: seconds of an empty one.
         per_byte_s: seconds of each payload byte, up to the knee.
@@ -63,9 +65,9 @@ class Line:
     per_byte_beyond_s: float = 0.0
     error: float = 0.0
     held_out_error: float | None = None
-    samples: tuple[tuple[float, int, float], ...] = ()
+    samples: tuple[tuple[float, float, float], ...] = ()
 
-    def seconds(self, payload_bytes: float, num_copies: int = 0) -> float:
+    def seconds(self, payload_bytes: float, num_copies: float = 0) -> float:
         """Predicted seconds."""
         total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies
         if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
@@ -76,7 +78,7 @@ class Line:
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
-    """Fit one line by non-negative least squares on the relative error.
+    """Fit one line by non-negative least squares on the relative error, then centre it on the samples' median.
 
     Args:
         op: the collective.
@@ -97,6 +99,7 @@ def fit_line(
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]
+    best = _centred(best, samples)
     points = tuple((sample.payload_bytes, sample.num_copies, sample.seconds) for sample in samples)
     held_out_error = relative_error(best, held_out) if held_out else None
     return replace(best, error=relative_error(best, samples), held_out_error=held_out_error, samples=points)
@@ -107,6 +110,13 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
     return float(np.median([abs(line.seconds(s.payload_bytes, s.num_copies) / s.seconds - 1) for s in samples]))
 
 
+def _centred(line: Line, samples: Sequence[Sample]) -> Line:
+    """Scaled so that half of the samples are dearer: squares of relative errors favour what is too cheap."""
+    factor = float(np.median([s.seconds / line.seconds(s.payload_bytes, s.num_copies) for s in samples]))
+    costs = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s")
+    return replace(line, **{name: getattr(line, name) * factor for name in costs})  # type: ignore[arg-type]
+
+
 def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Line, float]:
     payload = np.array([sample.payload_bytes for sample in samples])
     copied = payload * [sample.num_copies for sample in samples]
@@ -115,15 +125,8 @@ def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Li
     beyond = payload - below
     columns = np.stack([np.ones_like(payload), below, beyond, copied], axis=1) / seconds[:, None]
     solution, miss = nonnegative_least_squares(columns, np.ones_like(seconds))
-    base_s, per_byte_s, per_byte_beyond_s, per_copied_byte_s = solution.tolist()
-    return replace(
-        blank,
-        base_s=base_s,
-        per_byte_s=per_byte_s,
-        per_byte_beyond_s=per_byte_beyond_s,
-        per_copied_byte_s=per_copied_byte_s,
-        knee_bytes=knee,
-    ), miss
+    names = ("base_s", "per_byte_s", "per_byte_beyond_s", "per_copied_byte_s")
+    return replace(blank, knee_bytes=knee, **dict(zip(names, solution.tolist(), strict=True))), miss
 
 
 def nonnegative_least_squares(
@@ -200,6 +203,13 @@ class Profile:
             known = sorted({f"{line.op} over {line.mesh_dim}" for line in self.lines})
             raise UserError(f"the profile has no {op} over {mesh_dim}; {nearest(f'{op} over {mesh_dim}', known)}")
         return Prediction(line.seconds(payload_bytes, num_copies), line_error(line))
+
+    def natively(self) -> "Profile":
+        """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
+        if self.backend != "gloo":
+            return self
+        native = [replace(line, op="all_to_all") for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
+        return replace(self, lines=(*(line for line in self.lines if line.op != "all_to_all"), *native))
 
     def digest(self) -> str:
         """A short hash of all that plans depend on: ranks whose digests differ would plan differently, and hang."""

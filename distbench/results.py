@@ -32,7 +32,7 @@ class Case:
 
     Args:
         id: stable join key, kind/dtype[shape]/what/how.
-        kind: "collective", "redistribute" or "step".
+        kind: "collective", "redistribute", "calibrate" or "step".
         params: what tells it apart, as columns for a report.
     """
 
@@ -51,7 +51,8 @@ class CaseResult:
         samples_s: seconds of each sample on its slowest rank.
         phases_s: phase name to seconds of each sample on that phase's slowest rank.
         rank_median_s: each rank's median, seconds.
-        payload_bytes: S as nccl-tests has it for a collective; the global tensor's bytes for a redistribution.
+        payload_bytes: S as nccl-tests has it for a collective or a calibrated step; the global tensor's bytes for a
+            redistribution.
         wire_bytes: bytes that one rank must send, by the algorithm's own count.
         group_size: ranks in one group.
         mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.

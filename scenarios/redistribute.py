@@ -1,4 +1,4 @@
-"""Every way to move a tensor between placements of a 2-D mesh, by torch's two planners."""
+"""Every way to move a tensor between placements of a 2-D mesh, by torch's two planners and ours."""
 
 from distbench.spec import Redistributions, Scenario, placement_pairs, scenario
 
@@ -8,7 +8,20 @@ from distbench.spec import Redistributions, Scenario, placement_pairs, scenario
     quick={"small": 64, "large": 512},
     tags=("redistribute",),
 )
-def redistribute(*, small: int = 64, large: int = 2048) -> Scenario:
-    """Every ordered pair of R, S(0), S(1), and P(sum) as source, small and large; greedy against min_cost."""
+def redistribute(
+    *, small: int = 64, large: int = 2048, planners: str = "", native_all_to_all: bool = False
+) -> Scenario:
+    """Every ordered pair of R, S(0), S(1), and P(sum) as source, small and large, by each planner.
+
+    planners: names joined by "+", for example greedy+calibrated+direct; none given, greedy and min_cost, and with
+        --profile also calibrated and direct.
+    native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers.
+    """
     pairs = placement_pairs(mesh_ndim=2)
-    return Scenario(redistributions=tuple(Redistributions(shape=(side, side), pairs=pairs) for side in (small, large)))
+    names = tuple(name for name in planners.split("+") if name)
+    return Scenario(
+        redistributions=tuple(
+            Redistributions(shape=(side, side), pairs=pairs, planners=names, native_all_to_all=native_all_to_all)
+            for side in (small, large)
+        )
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA, ROOT, Cli
 
-COMMANDS = ("list", "run", "report", "plan", "doctor")
+COMMANDS = ("list", "run", "calibrate", "report", "plan", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -70,6 +70,8 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
         (["run", "llama_2d", "--set", "dim=big"], "takes int values"),
         (["run", "llama_2d", "--device", "cuda"], "no CUDA device"),
         (["run", "llama_2d", "--out", "/dev/null/x"], "cannot be written"),
+        (["calibrate", "-o", "/nowhere/profile.json"], "no folder /nowhere"),
+        (["calibrate", "--mesh", "dp=2"], "'dp' is unknown"),
         (["report", "nothing.jsonl"], "nothing.jsonl"),
         (["report", "--out", "/nowhere"], "distbench run"),
     ],

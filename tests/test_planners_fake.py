@@ -45,6 +45,16 @@ def test_each_planner_gives_torchs_own_path(mesh: DeviceMesh) -> None:
     assert paths["greedy"] != paths["min_cost"], "a pair on which both agree would not notice a shared cache"
 
 
+def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh) -> None:
+    """P(sum)P(sum) -> S(1)R: the second sum is of the half that the first one left, whoever planned it."""
+    given = DTensor.from_local(torch.zeros(1024, 1024), mesh, [Partial(), Partial()], run_check=False)
+    for name in ("greedy", "min_cost"):
+        with planner(name):
+            text, found = plan_path(given, [Shard(1), Replicate()])
+        assert text == "P(sum)P(sum)->S(1)P(sum)->S(1)R"
+        assert [(step.op, step.logical_numel) for step in found] == [("reduce_scatter", 2**20), ("all_reduce", 2**19)]
+
+
 def test_the_switch_leaves_torch_as_it_was(mesh: DeviceMesh) -> None:
     from torch.distributed.tensor import _redistribute
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import distbench
 from distbench.costmodel import Line, Profile
+from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.calibrated import calibrated_planning, require_known_planner
 from distbench.worker.torch_internals.probe import Unsupported
 
@@ -190,3 +193,22 @@ def test_random_pairs_translate_to_torch_and_back(mesh: DeviceMesh) -> None:
                 placements[info.mesh_dim] = info.src_dst_placements[1]
             assert tuple(placements) == target
     assert counts.ours > 80
+
+
+def test_users_training_code_gives_a_path_or_a_profile(mesh: DeviceMesh, tmp_path: Path) -> None:
+    pair = ((Shard(0), Replicate()), (Shard(1), Replicate()))
+    cheap, file = profile_of(all_to_all_s=1e-9), tmp_path / "profile.json"
+    cheap.save(file)
+    for given in (cheap, file, str(file)):
+        with distbench.calibrated_planning(given) as counts:
+            assert ops_of(mesh, *pair) == ["all_to_all"]
+        assert counts.ours == 1
+    assert PLANNER.find_min_cost_path is ORIGINAL
+
+
+def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+    missing = distbench.calibrated_planning(tmp_path / "missing.json")
+    with pytest.raises(UserError, match="write one with distbench calibrate"), missing:
+        pass
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        distbench.nonsense  # noqa: B018

@@ -141,6 +141,10 @@ def check_disagreement_is_refused(mesh: DeviceMesh) -> None:
     mine = profile_of(mesh, float(dist.get_rank()))
     with pytest.raises(UserError, match="different profiles"), calibrated_planning(mine):
         pass
+    # A file that one rank lacks must not leave the others waiting.
+    given = mine if dist.get_rank() else "/nowhere/profile.json"
+    with pytest.raises(UserError, match=r"different profiles|cannot be read"), calibrated_planning(given):
+        pass
 
 
 def four_ranks() -> int:

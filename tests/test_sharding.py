@@ -5,10 +5,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.spec import UserError
+from distbench.worker.planners import wire_bytes
 from distbench.worker.sharding import chunk_of, cut, parse_placement, source_shard, tagged
 from distbench.worker.torch_internals import PathStep
 from distbench.worker.workloads.collective import OPERATIONS, expected, sizes_of, tag, tag_period
-from distbench.worker.workloads.redistribution import wire_bytes
 
 FULL = torch.arange(20.0).reshape(5, 4)
 

@@ -16,7 +16,7 @@ MAX_DIRECT_RANKS = 512
 HOW = {
     "greedy": "DTensor's default, nothing to change",
     "min_cost": "torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
-    "calibrated": "distbench.worker.torch_internals.calibrated.calibrated_planning(profile)",
+    "calibrated": "with distbench.calibrated_planning(profile file)",
     "direct": "distbench.worker.direct.DirectRedistribution, in place of redistribute",
 }
 

@@ -13,7 +13,7 @@ from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, form
 from distbench.spec.job import axis_names, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
-DEVICES = ("cpu", "cuda")
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Request:
         log_dir: folder for ranks' logs, or None for one beside each run file.
         timeout_s: seconds without progress after which a launch is given up.
         started_at: seconds since the epoch when the command began.
+        profile: file of a cost profile, for planners that need one and for predictions; or None.
     """
 
     targets: tuple[str, ...]
@@ -43,13 +44,15 @@ class Request:
     log_dir: Path | None = None
     timeout_s: float = 300.0
     started_at: float = 0.0
+    profile: Path | None = None
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """One job a scenario, all checked before the first is started.
 
     Raises:
-        UserError: an unknown scenario, axis or value, or a mesh that does not fit the ranks.
+        UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
+            read or was not measured on such a mesh.
     """
     entries = _distinct([entry for target in request.targets for entry in find(target)])
     facts = host_facts()
@@ -94,6 +97,9 @@ def _job(
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])
     settings = Settings.quick() if request.quick else Settings()
+    mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)
+    if request.profile:
+        check_profile(request.profile, mesh, device)
     return Job(
         run_id=name,
         invocation_id=invocation_id,
@@ -101,7 +107,7 @@ def _job(
         file=str(entry.file),
         variants=variants,
         axes=axis_names(variants, entry),
-        mesh=mesh_for(entry, request.mesh, device, num_gpus, joined),
+        mesh=mesh,
         device=device,
         settings=replace(settings, iterations_per_sample=request.pipelined),
         run_file=str((folder / f"{name}.jsonl").resolve()),
@@ -109,7 +115,26 @@ def _job(
         timeout_s=request.timeout_s,
         started_at=request.started_at,
         environment=dict(facts),
+        profile=str(request.profile.resolve()) if request.profile else None,
     )
+
+
+def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
+    """Refuse a profile that says nothing about this mesh.
+
+    Raises:
+        UserError: the file cannot be read, or was measured on another backend or mesh.
+    """
+    from distbench.costmodel import load_profile, measured_cost
+
+    profile = load_profile(path)
+    backend = BACKENDS[device]
+    if profile.backend != backend:
+        raise UserError(f"profile {path} is of {profile.backend}, this run is on {backend}; calibrate on {backend}")
+    try:
+        measured_cost(profile, mesh)
+    except UserError as error:
+        raise UserError(f"profile {path}, --mesh {format_mesh(mesh)}: {error}") from error
 
 
 def mesh_for(

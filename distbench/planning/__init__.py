@@ -4,7 +4,7 @@ from distbench.planning.direct import Exchange, Transfer, plan_exchange
 from distbench.planning.graph import COLLECTIVES, Move, legal_steps
 from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.pricing import Problem, StepPrice
-from distbench.planning.search import NoPath, Route, cheapest_route
+from distbench.planning.search import NoPath, Route, cheapest_route, forget_prices
 from distbench.planning.states import Box, NotHandled, State, box_of, local_shape, parse_state
 from distbench.planning.steps import Step, least_received_bytes, priced_steps
 
@@ -25,6 +25,7 @@ __all__ = [
     "Transfer",
     "box_of",
     "cheapest_route",
+    "forget_prices",
     "least_received_bytes",
     "legal_steps",
     "local_shape",

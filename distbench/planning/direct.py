@@ -46,6 +46,20 @@ class Exchange:
         """Elements that one position sends."""
         return sum(volume(transfer.box) for transfer in self.transfers if transfer.sender == position)
 
+    def load(self) -> tuple[int, float]:
+        """What its time depends on.
+
+        Returns:
+            Elements that the busiest position sends or receives, and how often that many the fullest position writes
+            to its target (0 where nobody sends).
+        """
+        sent, received = [0] * len(self.source_boxes), [0] * len(self.source_boxes)
+        for transfer in self.transfers:
+            sent[transfer.sender] += volume(transfer.box)
+            received[transfer.receiver] += volume(transfer.box)
+        busiest = max(*sent, *received)
+        return busiest, max(map(volume, self.target_boxes)) / busiest if busiest else 0.0
+
 
 def volume(box: Box) -> int:
     """Elements in a box."""

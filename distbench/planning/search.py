@@ -100,6 +100,11 @@ def _searcher(problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], c
     return _Searcher(Pricing(graph, problem, model, cap))
 
 
+def forget_prices() -> None:
+    """Drop what is kept of single tensors, so that the next plan costs what a tensor's first one does."""
+    _searcher.cache_clear()
+
+
 class _Searcher:
     """One problem's prices and bounds, kept for its next plans."""
 

@@ -1,6 +1,7 @@
 """How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +35,26 @@ SETTINGS: Any = {
 DPI = 150
 
 
-def new_figure(num_panels: int, width: float, height: float, share: bool = True) -> "tuple[Figure, list[Axes]]":
-    """A figure with a row of panels that share their y axis, on the file-only Agg canvas (inches)."""
+def new_figure(
+    num_panels: int, width: float, height: float, share: bool = True, num_rows: int = 1
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with rows of panels that share their y axis, on the file-only Agg canvas (inches)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, num_panels, squeeze=False, sharey=share)
-    return figure, list(axes[0])
+    axes = figure.subplots(num_rows, num_panels, squeeze=False, sharey=share)
+    return figure, list(axes.flat)
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Figures made and saved inside look like all of ours."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(SETTINGS):
+        yield
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:

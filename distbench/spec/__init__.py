@@ -5,6 +5,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.job import Job, Settings
 from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
 from distbench.spec.plan import (
+    Calibration,
     Collectives,
     CpPlan,
     FsdpPlan,
@@ -16,6 +17,7 @@ from distbench.spec.plan import (
 )
 
 __all__ = [
+    "Calibration",
     "Collectives",
     "CpPlan",
     "Entry",

@@ -67,6 +67,7 @@ class Job:
         timeout_s: seconds without progress after which the launch is given up.
         started_at: seconds since the epoch when the command began.
         environment: what the parent knows of the machine.
+        profile: file of the cost profile that every rank loads, or None.
     """
 
     run_id: str
@@ -83,6 +84,7 @@ class Job:
     timeout_s: float
     started_at: float
     environment: dict[str, Any] = field(default_factory=dict)
+    profile: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """As plain JSON data, ordered as declared."""

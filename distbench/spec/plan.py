@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
-PLANNERS = ("greedy", "min_cost")
+# torch's two, and ours: the cheapest path under a profile, and one exchange without a path.
+PLANNERS = ("greedy", "min_cost", "calibrated", "direct")
 DTYPES = ("f32", "bf16", "f16", "f64")
 
 
@@ -87,13 +88,31 @@ class Redistributions:
         shape: the global tensor's shape.
         pairs: (source, target), each one placement a mesh dim: `("S(0)", "R")`.
         dtype: a name out of DTYPES.
-        planners: names out of PLANNERS.
+        planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
+            for the pairs that it can move.
+        native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers as torch does there.
     """
 
     shape: tuple[int, ...]
     pairs: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
     dtype: str = "f32"
-    planners: tuple[str, ...] = PLANNERS
+    planners: tuple[str, ...] = ()
+    native_all_to_all: bool = False
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Every step that DTensor's redistributions are made of, over every mesh dim, and the direct exchange.
+
+    Args:
+        sizes_bytes: of the global tensor; lines are fitted to these.
+        held_out_bytes: of the global tensor; lines are judged by these.
+        dtype: a name out of DTYPES.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    held_out_bytes: tuple[int, ...] = ()
+    dtype: str = "f32"
 
 
 @dataclass(frozen=True)
@@ -108,6 +127,7 @@ class Scenario:
         plan: how the model is parallelised.
         collectives: sweeps to time on their own.
         redistributions: sweeps to time on their own.
+        calibrations: sweeps that a cost profile is fitted to.
     """
 
     build_model: Callable[[], Any] | None = None
@@ -117,6 +137,7 @@ class Scenario:
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     collectives: tuple[Collectives, ...] = ()
     redistributions: tuple[Redistributions, ...] = ()
+    calibrations: tuple[Calibration, ...] = ()
 
 
 def placement_pairs(

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from distbench.costmodel import Profile
+
 
 @dataclass(frozen=True)
 class Place:
@@ -19,6 +21,7 @@ class Place:
         backend: "gloo" or "nccl", whichever moves the device's tensors.
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
+        profile: the machine's cost profile, or None.
     """
 
     rank: int
@@ -27,6 +30,7 @@ class Place:
     backend: str
     control: dist.ProcessGroup
     seed: int
+    profile: Profile | None = None
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.costmodel import load_profile
 from distbench.progress import FILE_NAME, Teller
 from distbench.results import SCHEMA_VERSION
 from distbench.spec import Job, Scenario, UserError
@@ -88,6 +89,7 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
 @contextlib.contextmanager
 def connected_ranks(job: Job) -> Iterator[Ranks]:
     """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves)."""
+    profile = load_profile(Path(job.profile)) if job.profile else None
     device = torch.device("cpu")
     if job.device == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -100,7 +102,7 @@ def connected_ranks(job: Job) -> Iterator[Ranks]:
     dist.init_process_group(default, store=store, rank=rank, world_size=world_size, timeout=timeout)
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     control = control_group(job.device, timeout)
-    yield Ranks(Place(rank, device, mesh, backend, control, job.settings.seed), store)
+    yield Ranks(Place(rank, device, mesh, backend, control, job.settings.seed, profile), store)
     # Without the barrier a rank that leaves early can abort one that is still speaking (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()

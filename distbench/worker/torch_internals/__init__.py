@@ -4,12 +4,15 @@ Every feature that needs a name that is missing raises `Unsupported` with the re
 is recorded as such.
 """
 
+from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.context_parallel import context_parallel
 from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, is_strided_shard
+from distbench.worker.torch_internals.native import native_all_to_all
 from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     PathStep,
     clear_redistribution_caches,
+    partition,
     path_between,
     plan_only,
     plan_path,
@@ -22,11 +25,14 @@ __all__ = [
     "PathStep",
     "Probe",
     "Unsupported",
+    "calibrated_planning",
     "clear_redistribution_caches",
     "context_parallel",
     "fake_mesh",
     "flatten_mesh",
     "is_strided_shard",
+    "native_all_to_all",
+    "partition",
     "path_between",
     "plan_only",
     "plan_path",

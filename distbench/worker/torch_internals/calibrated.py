@@ -2,16 +2,18 @@
 
 import contextlib
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel import Profile, measured_cost
+from distbench.costmodel import Profile, load_profile, measured_cost
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
 from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.states import known_reduce_op
@@ -44,7 +46,7 @@ class PlanCounts:
 
 
 @contextlib.contextmanager
-def calibrated_planning(profile: Profile, check_ranks: bool = True) -> Iterator[PlanCounts]:
+def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: bool = True) -> Iterator[PlanCounts]:
     """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
 
     It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. Plans it
@@ -53,17 +55,24 @@ def calibrated_planning(profile: Profile, check_ranks: bool = True) -> Iterator[
     sharding. Enter and leave it on all ranks alike, and while no other thread plans.
 
     Args:
-        profile: the same on all ranks.
+        profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other for ever.
 
     Raises:
         Unsupported: torch's planner is not the one we know.
-        UserError: the ranks' profiles differ.
+        UserError: the ranks' profiles differ, or the file cannot be read, on whichever rank.
     """
-    if check_ranks:
-        _same_on_all_ranks(profile.digest())
-    with planning_under(lambda mesh: _cost_of(profile, mesh)) as counts:
+    try:
+        known = profile if isinstance(profile, Profile) else load_profile(Path(profile))
+    except UserError:
+        if check_ranks:
+            # Ranks that can read theirs must not be left waiting for this one.
+            _on_all_ranks("unreadable")
+        raise
+    if check_ranks and len(set(_on_all_ranks(known.digest()))) > 1:
+        raise UserError("the ranks hold different profiles and would wait for each other for ever; give all the same")
+    with planning_under(lambda mesh: _cost_of(known, mesh)) as counts:
         yield counts
 
 
@@ -100,14 +109,12 @@ def require_known_planner() -> None:
         Unsupported: with what is missing.
     """
     require("redistribution planners")
+    require("calibrated planning")
     from torch.distributed.tensor import _redistribute as module
 
     known = "distbench knows torch 2.11 to 2.13"
-    planner_class = getattr(module, "DTensorRedistributePlanner", None)
-    method = getattr(planner_class, "find_min_cost_path", None)
-    if method is None:
-        raise Unsupported(f"calibrated planning: torch {torch.__version__} has no find_min_cost_path; {known}")
-    parameters = tuple(inspect.signature(method).parameters)
+    planner_class = module.DTensorRedistributePlanner
+    parameters = tuple(inspect.signature(planner_class.find_min_cost_path).parameters)
     if parameters != _METHOD_PARAMETERS:
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
     fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
@@ -178,13 +185,12 @@ def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
         return None
 
 
-def _same_on_all_ranks(digest: str) -> None:
+def _on_all_ranks(digest: str) -> list[str]:
     if not dist.is_initialized() or dist.get_backend() == "fake":
-        return
+        return [digest]
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
-    if len(set(digests)) > 1:
-        raise UserError("the ranks hold different profiles and would wait for each other for ever; give all the same")
+    return digests
 
 
 class _TwoRanks:

@@ -1,12 +1,14 @@
 """DTensor's redistribution planners: which one plans, the path it takes, and what planning costs."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
 
 from distbench.planning import State
 from distbench.worker.torch_internals.probe import require
@@ -46,11 +48,25 @@ class PathStep:
         op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local cut.
         group_size: ranks in the group that takes the step.
         logical_numel: elements of the tensor as it is before this mesh dim shards it.
+        mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
+        num_copies: tensor dims that it gathers or scatters and that are not the first (0 to 2).
     """
 
     op: str | None
     group_size: int
     logical_numel: int
+    mesh_dim: str = ""
+    num_copies: int = 0
+
+    @property
+    def payload_numel(self) -> int:
+        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local cut copies."""
+        return self.logical_numel // (self.group_size if self.op in ("all_to_all", None) else 1)
+
+    @property
+    def held_after(self) -> int:
+        """Elements of the local tensor afterwards."""
+        return self.logical_numel // (1 if self.op in ("all_gather", "all_reduce") else self.group_size)
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
@@ -62,7 +78,21 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
     """
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
-    return text, [_path_step(info, source.mesh) for info in infos]
+    steps, held = [], dtensor.to_local().numel()
+    for info in infos:
+        steps.append(_path_step(info, source.mesh, held))
+        held = steps[-1].held_after
+    return text, steps
+
+
+def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+    """The local step from a replica to Partial(sum): this rank's part; the parts add up to `local`.
+
+    Raises:
+        Unsupported: torch has no such step.
+    """
+    require("partition to Partial")
+    return Partial("sum")._partition_value(local, mesh, mesh_dim)
 
 
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
@@ -145,9 +175,21 @@ def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
     return "->".join("".join(str(placement) for placement in state) for state in states)
 
 
-def _path_step(info: Any, mesh: DeviceMesh) -> PathStep:
+def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
+    """A step from a local tensor of `held` elements.
+
+    Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
+    path's beginning, whatever has been cut since.
+    """
     group_mesh = getattr(info, "mesh", mesh)
-    numel = 1
-    for size in info.logical_shape:
-        numel *= int(size)
-    return PathStep(info._comm_type_key(), group_mesh.size(info.mesh_dim), numel)
+    gathers = info._comm_type_key() in ("all_gather", "all_to_all")
+    numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
+    names = group_mesh.mesh_dim_names
+    num_copies = sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements)
+    return PathStep(
+        op=info._comm_type_key(),
+        group_size=group_mesh.size(info.mesh_dim),
+        logical_numel=numel,
+        mesh_dim=names[info.mesh_dim] if names else "",
+        num_copies=num_copies,
+    )

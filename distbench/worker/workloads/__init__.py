@@ -1,10 +1,11 @@
-"""The three kinds of thing that can be timed: collectives, redistributions and training steps."""
+"""What can be timed: collectives, redistributions, the steps a cost profile is fitted to, and training steps."""
 
 from collections.abc import Iterator
 
 from distbench.spec import Scenario
 from distbench.worker.bench import Bench
 from distbench.worker.place import Place
+from distbench.worker.workloads.calibration import calibration_benches
 from distbench.worker.workloads.collective import collective_benches
 from distbench.worker.workloads.redistribution import redistribution_benches
 from distbench.worker.workloads.step import step_benches
@@ -20,6 +21,7 @@ def benches_of(scenario: Scenario, label: str, place: Place) -> Iterator[Bench]:
     """
     yield from collective_benches(scenario, place)
     yield from redistribution_benches(scenario, place)
+    yield from calibration_benches(scenario, place)
     yield from step_benches(scenario, label, place)
 
 

@@ -1,29 +1,24 @@
-"""DTensor redistributions of one tensor over the whole mesh, by torch's own planners."""
+"""DTensor redistributions of one tensor over the whole mesh, by torch's planners and ours."""
 
 import contextlib
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from distbench.results import DTYPE_BYTES, Case, busbw_factor, median
+from distbench.costmodel import Profile
+from distbench.planning import Problem, least_received_bytes, parse_state
+from distbench.results import DTYPE_BYTES, Case
 from distbench.spec import Redistributions, Scenario, UserError
 from distbench.spec.plan import PLANNERS
 from distbench.worker.bench import Bench, Prepared, first_difference
 from distbench.worker.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.place import Place
+from distbench.worker.planners import Movement, movement
 from distbench.worker.sharding import cut, parse_placement, source_shard, tagged
-from distbench.worker.torch_internals import (
-    PathStep,
-    clear_redistribution_caches,
-    plan_only,
-    plan_path,
-    planner,
-)
 
 Placements = tuple[str, ...]
-WARM_PLANS = 20
+TORCHS = ("greedy", "min_cost")
 
 
 def redistribution_benches(scenario: Scenario, place: Place) -> Iterator[Bench]:
@@ -36,10 +31,22 @@ def redistribution_benches(scenario: Scenario, place: Place) -> Iterator[Bench]:
     for sweep in scenario.redistributions:
         _check_sweep(sweep, place)
         for source, target in sweep.pairs:
-            planners = list(sweep.planners)
+            planners = planners_of(sweep, source, place.profile)
             order.shuffle(planners)
             for name in planners:
                 yield _bench(sweep, source, target, name, place)
+
+
+def planners_of(sweep: Redistributions, source: Placements, profile: Profile | None) -> list[str]:
+    """The planners asked for; or torch's, and with a profile also ours, direct only where it can move the pair."""
+    if sweep.planners:
+        return list(sweep.planners)
+    ours = [] if profile is None else ["calibrated", "direct"]
+    return [*TORCHS, *(name for name in ours if name != "direct" or not _has_partial(source))]
+
+
+def _has_partial(placements: Placements) -> bool:
+    return any(text.startswith("P") for text in placements)
 
 
 def _check_sweep(sweep: Redistributions, place: Place) -> None:
@@ -48,6 +55,8 @@ def _check_sweep(sweep: Redistributions, place: Place) -> None:
     for name in sweep.planners:
         if name not in PLANNERS:
             raise UserError(f"planner {name!r} is unknown; use {', '.join(PLANNERS)}")
+        if name == "calibrated" and place.profile is None:
+            raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
     for pair in sweep.pairs:
         for placements in pair:
             if len(placements) != len(place.mesh_dims):
@@ -64,14 +73,16 @@ def _check_sweep(sweep: Redistributions, place: Place) -> None:
 def _bench(sweep: Redistributions, source: Placements, target: Placements, name: str, place: Place) -> Bench:
     where = f"{sweep.dtype}{shape_text(sweep.shape)}"
     pair = f"{''.join(source)}->{''.join(target)}"
+    how = f"{name}+native" if sweep.native_all_to_all else name
     params = {
         "source": "".join(source),
         "target": "".join(target),
-        "planner": name,
+        "planner": how,
+        "native_all_to_all": sweep.native_all_to_all,
         "dtype": sweep.dtype,
         "shape": list(sweep.shape),
     }
-    case = Case(f"redistribute/{where}/{pair}/{name}", "redistribute", params)
+    case = Case(f"redistribute/{where}/{pair}/{how}", "redistribute", params)
     return Bench(case, partial(_open, sweep, source, target, name, place))
 
 
@@ -79,77 +90,61 @@ def _bench(sweep: Redistributions, source: Placements, target: Placements, name:
 def _open(
     sweep: Redistributions, source: Placements, target: Placements, name: str, place: Place
 ) -> Iterator[Prepared]:
+    full = tagged(sweep.shape, TORCH_DTYPES[sweep.dtype])
+    after = [parse_placement(text) for text in target]
+    dtensor = dtensor_of(full, source, place)
+    with movement(name, dtensor, after, place, sweep.native_all_to_all) as planned:
+
+        def redistribute(stamp: Callable[[], None] | None = None) -> Any:
+            return planned.call()
+
+        def check() -> str | None:
+            wanted = cut(full, after, place.mesh_shape, place.coordinate)
+            return first_difference(planned.local_result().cpu(), wanted)
+
+        yield Prepared(redistribute, check, fields=_fields(sweep, source, target, planned, place))
+
+
+def dtensor_of(full: Any, source: Placements, place: Place) -> Any:
+    """The DTensor whose value is `full`, laid out by our own arithmetic.
+
+    Args:
+        full: the global tensor.
+        source: one placement a mesh dim.
+        place: this rank's place.
+    """
     from torch.distributed.tensor import DTensor
 
-    full = tagged(sweep.shape, TORCH_DTYPES[sweep.dtype])
     before = [parse_placement(text) for text in source]
-    after = [parse_placement(text) for text in target]
     local = source_shard(full, before, place.mesh_shape, place.coordinate).to(place.device)
-    dtensor = DTensor.from_local(local, place.mesh, before, run_check=False, shape=full.shape, stride=full.stride())
-
-    def redistribute(stamp: Callable[[], None] | None = None) -> Any:
-        return dtensor.redistribute(place.mesh, after)
-
-    def check() -> str | None:
-        wanted = cut(full, after, place.mesh_shape, place.coordinate)
-        return first_difference(redistribute().to_local().cpu(), wanted)
-
-    with planner(name):
-        cold_s, warm_s = planning_seconds(plan_only(dtensor, after))
-        path, steps = plan_path(dtensor, after)
-        payload_bytes = full.numel() * DTYPE_BYTES[sweep.dtype]
-        collectives = [step.op for step in steps if step.op and step.group_size > 1]
-        fields = {
-            "payload_bytes": payload_bytes,
-            "wire_bytes": wire_bytes(steps, DTYPE_BYTES[sweep.dtype]),
-            "group_size": place.mesh.size(),
-            "mesh_dim": "x".join(place.mesh_dims),
-            "backend_op": "+".join(_executed_as(op, place) for op in collectives) or "none",
-            "counters": {
-                "path": path,
-                "num_collectives": len(collectives),
-                "wire_bytes_executed": wire_bytes_executed(steps, DTYPE_BYTES[sweep.dtype], place),
-                "planning_cold_s": cold_s,
-                "planning_warm_s": warm_s,
-            },
-        }
-        yield Prepared(redistribute, check, fields=fields)
+    return DTensor.from_local(local, place.mesh, before, run_check=False, shape=full.shape, stride=full.stride())
 
 
-def planning_seconds(plan: Callable[[], object]) -> tuple[float, float]:
-    """Thread CPU seconds to plan with empty caches, and again from them (the median of several)."""
-    clear_redistribution_caches()
-    start = time.thread_time()
-    plan()
-    cold_s = time.thread_time() - start
-    warm = []
-    for _ in range(WARM_PLANS):
-        start = time.thread_time()
-        plan()
-        warm.append(time.thread_time() - start)
-    return cold_s, median(warm)
-
-
-def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
-    """Bytes that one rank must send along the path, each step counted as its ring algorithm would."""
-    return round(sum(_sent(step, step.op) for step in steps) * itemsize)
-
-
-def wire_bytes_executed(steps: Sequence[PathStep], itemsize: int, place: Place) -> int:
-    """The same, each step counted as the backend runs it: on CPU an all-to-all is an all-gather and a cut."""
-    return round(sum(_sent(step, _executed_as(step.op, place) if step.op else None) for step in steps) * itemsize)
-
-
-def _executed_as(op: str, place: Place) -> str:
-    if place.device.type == "cpu" and op == "all_to_all":
-        return "all_gather"
-    if place.backend == "gloo" and op == "reduce_scatter":
-        return "all_reduce"
-    return op
-
-
-def _sent(step: PathStep, op: str | None) -> float:
-    if op is None:
-        return 0.0
-    share = busbw_factor(op, step.group_size) * step.logical_numel
-    return share / step.group_size if op == "all_to_all" else share
+def _fields(
+    sweep: Redistributions, source: Placements, target: Placements, planned: Movement, place: Place
+) -> dict[str, Any]:
+    itemsize = DTYPE_BYTES[sweep.dtype]
+    problem = Problem(place.mesh_shape, sweep.shape, itemsize)
+    cold_s, warm_s = planned.planning_s
+    bound = None
+    if not _has_partial(source) and not _has_partial(target):
+        states = (parse_state("".join(placements), len(sweep.shape)) for placements in (source, target))
+        bound = least_received_bytes(problem, *states)
+    return {
+        "payload_bytes": problem.num_bytes,
+        "wire_bytes": planned.wire_bytes,
+        "group_size": place.mesh.size(),
+        "mesh_dim": "x".join(place.mesh_dims),
+        "backend_op": "+".join(planned.executed_as) or "none",
+        "counters": {
+            "path": planned.path,
+            "num_collectives": len(planned.collectives),
+            "wire_bytes_executed": planned.wire_bytes_executed,
+            "lower_bound_bytes": bound,
+            "lower_bound_ratio": planned.wire_bytes_executed / bound if bound else None,
+            "planning_cold_s": cold_s,
+            "planning_warm_s": warm_s,
+            "predicted_s": planned.predicted_s,
+            **planned.facts,
+        },
+    }

@@ -1,0 +1,111 @@
+"""The ranks of bench_redistribution: calibrate, then every planner on the same pairs, turn and turn about."""
+
+import json
+import math
+import os
+import random
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distbench.costmodel import Profile, Sample, fit_line
+from distbench.results import median
+from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
+from distbench.worker.clocks import HostClock
+from distbench.worker.measure import Meter, Ranks
+from distbench.worker.place import Place
+from distbench.worker.planners import movement
+from distbench.worker.session import connected_ranks
+from distbench.worker.sharding import parse_placement, tagged
+from distbench.worker.torch_internals import Unsupported
+from distbench.worker.workloads.calibration import calibration_benches, square_of
+from distbench.worker.workloads.redistribution import dtensor_of
+
+PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")
+CALIBRATED_SIZES = (65536, 524288, 4194304, 16777216)
+# Size to (pairs, turns); none of these sizes is calibrated.
+SWEEPS = {262144: (10, 3), 2097152: (10, 3), 8388608: (32, 4), 33554432: (6, 2)}
+SAMPLES_A_TURN, CALIBRATION_SAMPLES, SEED = 3, 7, 20260101
+
+
+def meter_of(place: Place, count: int) -> Meter:
+    """A meter that takes `count` samples after one iteration of warm-up."""
+    settings = Settings(warmup_iterations=1, min_samples=count, max_samples=count, max_case_s=0.0)
+    return Meter(Ranks(place.control, place.device), HostClock(), settings, shared_clock=True)
+
+
+def calibrated(place: Place) -> Profile:
+    """The profile of this mesh, fitted to medians, by distbench's own calibration cases."""
+    meter, measured = meter_of(place, CALIBRATION_SAMPLES), defaultdict(list)
+    for bench in calibration_benches(Scenario(calibrations=(Calibration(CALIBRATED_SIZES),)), place):
+        with bench.open() as prepared:
+            estimate_s = meter.warm_up(prepared.call)
+            samples = meter.measure(prepared.call, (), estimate_s).samples_s
+        fields, params = prepared.fields, bench.case.params
+        key = params["op"], params["mesh_dim"], fields["group_size"]
+        measured[key].append(Sample(fields["payload_bytes"], fields["counters"]["num_copies"], median(samples)))
+    mesh = dict(zip(place.mesh_dims, place.mesh_shape, strict=True))
+    lines = tuple(fit_line(*key, samples) for key, samples in measured.items())
+    return Profile("bench", place.backend, torch.__version__, mesh, lines)
+
+
+def pairs_of(mesh_ndim: int, count: int, size_bytes: int) -> list[tuple[Any, Any]]:
+    """A sample of the ordered pairs in which ranks must speak, each as likely as the others, the same on every rank."""
+    pairs = [pair for pair in placement_pairs(mesh_ndim) if not is_local(*pair)]
+    return random.Random(f"{SEED}/{mesh_ndim}/{size_bytes}").sample(pairs, count)
+
+
+def is_local(source: tuple[str, ...], target: tuple[str, ...]) -> bool:
+    """Whether every planner moves it without a collective: only replicas are cut, in order."""
+    return all(before in (after, "R") for before, after in zip(source, target, strict=True))
+
+
+def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, turns: int, place: Place) -> Any:
+    """Each planner's path, prediction and samples on one pair; planners with the same path share their samples."""
+    full = tagged(square_of(size_bytes, 4, place.mesh.size()), torch.float32)
+    dtensor, after = dtensor_of(full, source, place), [parse_placement(text) for text in target]
+    meter, order = meter_of(place, SAMPLES_A_TURN), random.Random(SEED)
+    planners: dict[str, Any] = {}
+    samples: dict[str, list[float]] = defaultdict(list)
+    for _ in range(turns):
+        seen = set()
+        for name in order.sample(PLANNERS, len(PLANNERS)):
+            planner, _, native = name.partition("+")
+            try:
+                with movement(planner, dtensor, after, place, bool(native)) as planned:
+                    key = f"{planned.path} as {'+'.join(planned.executed_as)}"
+                    planners[name] = {"key": key, "predicted_s": planned.predicted_s}
+                    if key not in seen:
+                        estimate_s = meter.warm_up(lambda _, run=planned.call: run())
+                        timed = meter.measure(lambda _, run=planned.call: run(), (), estimate_s)
+                        samples[key] += timed.samples_s
+                    seen.add(key)
+            except Unsupported:
+                continue
+    return {"source": source, "target": target, "size_bytes": size_bytes, "planners": planners, "samples": samples}
+
+
+def main(mesh_text: str, out: Path) -> None:
+    """Calibrate and compare; rank 0 writes the rows."""
+    mesh = parse_mesh(mesh_text)
+    assert math.prod(mesh.values()) == int(os.environ["WORLD_SIZE"])
+    job = Job("", "", "", "", [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
+    with connected_ranks(job) as ranks:
+        place = replace(ranks.place, profile=calibrated(ranks.place))
+        rows = [
+            compare(*pair, size_bytes, turns, place)
+            for size_bytes, (count, turns) in SWEEPS.items()
+            for pair in pairs_of(len(mesh), count, size_bytes)
+        ]
+        if place.rank == 0:
+            assert place.profile is not None
+            place.profile.save(out.with_suffix(".profile.json"))
+            out.write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

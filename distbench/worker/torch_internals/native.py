@@ -1,0 +1,42 @@
+"""DTensor's all-to-all on CPU as an all-to-all: torch runs it there as an all-gather of everything, and a cut."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from distbench.worker.torch_internals.probe import require
+
+
+@contextlib.contextmanager
+def native_all_to_all(enabled: bool = True) -> Iterator[None]:
+    """Let DTensor use the backend's own all-to-all on CPU meshes too; other meshes use it already.
+
+    torch's stand-in dates from when gloo had none. Enter and leave it on all ranks alike: a rank that gathers waits
+    for ever for ranks that exchange.
+
+    Args:
+        enabled: False changes nothing.
+
+    Raises:
+        Unsupported: torch's function is not the one we know.
+    """
+    if not enabled:
+        yield
+        return
+    require("native all-to-all on CPU")
+    # placement_types imports the function by name, so this is where it is looked up.
+    from torch.distributed.tensor import placement_types as module
+
+    replaced = module.shard_dim_alltoall
+    module.shard_dim_alltoall = _shard_dim_alltoall
+    try:
+        yield
+    finally:
+        module.shard_dim_alltoall = replaced
+
+
+def _shard_dim_alltoall(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    group_name = mesh.get_group(mesh_dim).group_name
+    return torch.ops._dtensor.shard_dim_alltoall(input, gather_dim, shard_dim, group_name)
