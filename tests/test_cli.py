@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA, ROOT, Cli
 
-COMMANDS = ("list", "run", "calibrate", "report", "doctor")
+COMMANDS = ("list", "run", "calibrate", "report", "plan", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -12,8 +12,9 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
-    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "doctor", "__version__"},
+    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "doctor", "__version__"},
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
+    "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
     "results": {"spec"},
@@ -63,7 +64,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
             if parts[0] == "torch":
                 assert room == "worker", f"{path} imports torch"
             if parts[0] in ("pandas", "matplotlib"):
-                assert room in ("report", "calibrate"), f"{path} imports {name}"
+                assert room in ("report", "calibrate", "advise"), f"{path} imports {name}"
 
 
 def test_private_torch_names_live_in_one_room() -> None:
@@ -77,7 +78,15 @@ def test_private_torch_names_live_in_one_room() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["distbench", "distbench.cli", "distbench.calibrate", "distbench.launch", "distbench.results", "distbench.spec"],
+    [
+        "distbench",
+        "distbench.cli",
+        "distbench.calibrate",
+        "distbench.advise",
+        "distbench.launch",
+        "distbench.results",
+        "distbench.spec",
+    ],
 )
 def test_importing_a_light_room_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"

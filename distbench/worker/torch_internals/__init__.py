@@ -6,13 +6,14 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.context_parallel import context_parallel
-from distbench.worker.torch_internals.mesh import BACKEND_OPS, flatten_mesh, is_strided_shard
+from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, is_strided_shard
 from distbench.worker.torch_internals.native import native_all_to_all
 from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     PathStep,
     clear_redistribution_caches,
     partition,
+    path_between,
     plan_only,
     plan_path,
     planner,
@@ -27,10 +28,12 @@ __all__ = [
     "calibrated_planning",
     "clear_redistribution_caches",
     "context_parallel",
+    "fake_mesh",
     "flatten_mesh",
     "is_strided_shard",
     "native_all_to_all",
     "partition",
+    "path_between",
     "plan_only",
     "plan_path",
     "planner",

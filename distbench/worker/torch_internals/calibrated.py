@@ -19,7 +19,7 @@ from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.probe import Unsupported, require
-from distbench.worker.torch_internals.redistribution import clear_redistribution_caches
+from distbench.worker.torch_internals.redistribution import clear_redistribution_caches, layout_of
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
 _STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
@@ -172,17 +172,7 @@ def _state_of(dist_state: Any, tensor_ndim: int) -> State:
 
 @lru_cache(maxsize=65536)
 def _dist_state(state_class: Any, state: State) -> Any:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
-
-    placements: list[Any] = [Replicate()] * state.mesh_ndim
-    for mesh_dim, reduce_op in state.partials:
-        placements[mesh_dim] = Partial(reduce_op)
-    for tensor_dim, order in enumerate(state.orders):
-        for mesh_dim in order:
-            placements[mesh_dim] = Shard(tensor_dim)
-    shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
-    return state_class(tuple(placements), tuple(shard_order))
+    return state_class(*layout_of(state))
 
 
 def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:

@@ -1,8 +1,12 @@
 """Mesh and placement facts that torch keeps to itself."""
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distbench.worker.torch_internals.probe import require
 
@@ -21,3 +25,30 @@ def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
         return mesh[mesh_dims[0]]
     require("mesh dims flattened for FSDP")
     return mesh[tuple(mesh_dims)]._flatten("_".join(mesh_dims))
+
+
+@contextlib.contextmanager
+def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
+    """A CPU device mesh whose other ranks do not exist: plans can be asked for, values mean nothing.
+
+    Args:
+        mesh_shape: ranks along each mesh dim.
+        devices_per_host: what torch shall take the hosts to hold, when it prices a mesh dim.
+
+    Raises:
+        Unsupported: torch has no fake process group, or counts the devices of a host elsewhere.
+    """
+    require("ranks that are not there")
+    from torch.distributed.tensor import _collective_utils
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    costs: Any = _collective_utils
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh_shape))
+    costs._mesh_resources.num_devices_per_host = lambda device_type: devices_per_host
+    costs.MeshTopoInfo.build_from_mesh.cache_clear()
+    try:
+        yield init_device_mesh("cpu", tuple(mesh_shape))
+    finally:
+        del costs._mesh_resources.num_devices_per_host
+        costs.MeshTopoInfo.build_from_mesh.cache_clear()
+        dist.destroy_process_group()

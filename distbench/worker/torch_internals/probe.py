@@ -10,6 +10,7 @@ import torch
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 SPEC = "torch.distributed.tensor._dtensor_spec"
+COSTS = "torch.distributed.tensor._collective_utils"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -76,6 +77,11 @@ INTERNALS = (
     ),
     Internal("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
     Internal("redistribution planners", SPEC, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
+    Internal("redistribution paths", SPEC, "DTensorSpec.__init__", ("shard_order",)),
+    Internal("redistribution paths", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
+    Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
+    Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
+    Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),
     Internal(
         "partition to Partial",

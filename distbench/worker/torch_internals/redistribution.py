@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
 
+from distbench.planning import State
 from distbench.worker.torch_internals.probe import require
 
 
@@ -75,21 +76,8 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
         dtensor: the source DTensor.
         placements: target placements, one a mesh dim.
     """
-    require("redistribution paths")
-    from torch.distributed.tensor import _redistribute as module
-
     source = dtensor._spec
-    target = _spec(source, placements)
-    infos = module._optimize_transform_infos(
-        module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
-    )
-    try:
-        text = module.DTensorRedistributePlanner.stringify_transform_infos(
-            source.mesh, infos, source.placements, source.shard_order
-        )
-    except ValueError:
-        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
-        text = _path_text(source.placements, infos)
+    infos, text = _planned(source, _spec(source, placements))
     steps, held = [], dtensor.to_local().numel()
     for info in infos:
         steps.append(_path_step(info, source.mesh, held))
@@ -107,6 +95,43 @@ def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Ten
     return Partial("sum")._partition_value(local, mesh, mesh_dim)
 
 
+def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
+    """The path DTensor would take now, in torch's own notation, for a tensor that nobody holds; shard orders count.
+
+    Args:
+        mesh: the device mesh.
+        shape: of the full tensor, contiguous.
+        dtype: of its elements.
+        source: where it would be.
+        target: where it shall be.
+    """
+    require("redistribution paths")
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    meta = TensorMeta(empty.shape, empty.stride(), dtype)
+    specs = []
+    for state in (source, target):
+        placements, shard_order = layout_of(state)
+        specs.append(DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order))
+    return _planned(*specs)[1]
+
+
+def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """torch's placements and shard order of one of our states."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
+    placements: list[Any] = [Replicate()] * state.mesh_ndim
+    for mesh_dim, reduce_op in state.partials:
+        placements[mesh_dim] = Partial(reduce_op)
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            placements[mesh_dim] = Shard(tensor_dim)
+    shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
+    return tuple(placements), tuple(shard_order)
+
+
 def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
     """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
     from torch.distributed.tensor import _redistribute as module
@@ -120,6 +145,24 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta)
+
+
+def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
+    """(torch's steps, the path in its notation) between two specs."""
+    require("redistribution paths")
+    from torch.distributed.tensor import _redistribute as module
+
+    infos = module._optimize_transform_infos(
+        module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
+    )
+    try:
+        text = module.DTensorRedistributePlanner.stringify_transform_infos(
+            source.mesh, infos, source.placements, source.shard_order
+        )
+    except ValueError:
+        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
+        text = _path_text(source.placements, infos)
+    return infos, text
 
 
 def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:

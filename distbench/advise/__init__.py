@@ -1,0 +1,63 @@
+"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, says and draws.
+
+`question`, `ask_torch`, `plans`, `exchange`, `pairs` and `drawing` are the analysis, and neither print nor draw;
+`text`, `verdict`, `blocks` and `picture` render what they found. Only the two functions here put them together.
+"""
+
+from pathlib import Path
+
+from distbench.advise.question import Setting
+
+
+def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
+    """One pair's plans as text or JSON, and as a picture where one is wanted.
+
+    Args:
+        setting: the tensor, the mesh and the cost model.
+        source: placements before, as torch writes them.
+        target: placements after.
+        form: "table" or "json".
+        picture: file to draw the path into, .png or .svg; None for none.
+
+    Raises:
+        UserError: a layout that is none, or a picture that cannot be written.
+    """
+    from distbench.advise.ask_torch import ask_torch
+    from distbench.advise.blocks import MAX_TEXT_RANKS, diagram_of
+    from distbench.advise.drawing import drawing_of
+    from distbench.advise.picture import check_picture, save_picture
+    from distbench.advise.plans import advise
+    from distbench.advise.question import pair_of
+    from distbench.advise.text import pair_json, pair_text
+    from distbench.report.layout import MAX_WIDTH, wrap
+
+    pair = pair_of(source, target, setting)
+    if picture:
+        check_picture(picture)
+    torch = ask_torch(setting, [pair])
+    advice = advise(setting, *pair, torch)
+    said = "\n".join(wrap(save_picture(setting, advice, picture), MAX_WIDTH, "  ")) if picture else ""
+    if form == "json":
+        return pair_json(setting, advice, torch)
+    drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)
+    diagram = drawing if isinstance(drawing, str) else diagram_of(drawing, f"The path of {advice.use.planner}:")
+    return "\n\n".join(part for part in (pair_text(setting, advice, torch, diagram), said) if part)
+
+
+def plan_all_pairs(setting: Setting, form: str) -> str:
+    """Every ordered pair of layouts, as text or JSON.
+
+    Args:
+        setting: the tensor, the mesh and the cost model.
+        form: "table" or "json".
+    """
+    from distbench.advise.ask_torch import ask_torch
+    from distbench.advise.pairs import chosen_pairs, ranking_of
+    from distbench.advise.question import every_pair
+    from distbench.advise.text import ranking_json, ranking_text
+
+    every = list(every_pair(setting))
+    pairs = chosen_pairs(setting, every)
+    torch = ask_torch(setting, pairs)
+    ranking = ranking_of(setting, pairs, torch, len(every))
+    return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)

@@ -1,0 +1,183 @@
+"""What is asked, read from the words of the command line and checked: a tensor, a mesh, two layouts, a cost model."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from distbench.costmodel import MeasuredCost, Profile, line_error, load_profile, measured_cost
+from distbench.planning import MeshCost, NotHandled, Problem, State, TorchCost, parse_state
+from distbench.results import DTYPE_BYTES
+from distbench.spec.errors import UserError
+from distbench.spec.mesh import format_mesh, parse_mesh
+
+PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
+DEVICES_PER_HOST = {"nccl": 8}
+_BLOCKS = re.compile(r"[1-9]\d*(x[1-9]\d*)*")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A tensor on a mesh, and what prices its redistributions.
+
+    Args:
+        problem: mesh shape, tensor shape, item size.
+        mesh: mesh dim names to ranks, outermost first.
+        dtype: name of the elements' type.
+        devices_per_host: what torch takes the hosts to hold when it prices a mesh dim.
+        model: prices a step.
+        profile: what the model was made from; None for torch's own constants.
+        profile_path: where it was read from.
+    """
+
+    problem: Problem
+    mesh: Mapping[str, int]
+    dtype: str
+    devices_per_host: int
+    model: MeshCost
+    profile: Profile | None = None
+    profile_path: Path | None = None
+
+    @property
+    def tensor_ndim(self) -> int:
+        """Number of tensor dims."""
+        return len(self.problem.shape)
+
+    @property
+    def prices(self) -> str:
+        """Whose prices these are, in words."""
+        if self.profile is None:
+            devices = "1 device" if self.devices_per_host == 1 else f"{self.devices_per_host} devices"
+            return f"torch's own constants ({devices} a host), unmeasured"
+        return f"profile {self.profile_path} ({self.profile.machine})"
+
+    def mesh_dim_name(self, mesh_dim: int) -> str:
+        """The name of a mesh dim."""
+        return tuple(self.mesh)[mesh_dim]
+
+    def error(self, op: str, mesh_dim: int) -> float | None:
+        """The share by which a step's prediction may be off; None without a profile, 0 where there is no line."""
+        if not isinstance(self.model, MeasuredCost):
+            return None
+        line = self.model.lines.get((op, mesh_dim))
+        return 0.0 if line is None else line_error(line)
+
+
+def setting_of(
+    shape: str, dtype: str, mesh: str, profile_path: Path | None = None, devices_per_host: int | None = None
+) -> Setting:
+    """Read a tensor, a mesh and a cost model.
+
+    Args:
+        shape: of the full tensor, as `4096,4096`.
+        dtype: `f64`, `f32`, `bf16` or `f16`.
+        mesh: `2x4`, or `dp_shard=2,tp=4`.
+        profile_path: a profile, or None for torch's own constants.
+        devices_per_host: what torch takes a host to hold; None for 8 under a profile of NCCL, else 1, torch's count
+            on CPU.
+
+    Raises:
+        UserError: any of them cannot be read, or the profile does not cover the mesh.
+    """
+    sizes = _shape(shape)
+    if dtype not in DTYPE_BYTES:
+        raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(DTYPE_BYTES)}")
+    profile = load_profile(profile_path) if profile_path else None
+    named = _mesh(mesh, profile)
+    try:
+        problem = Problem(tuple(named.values()), sizes, DTYPE_BYTES[dtype])
+    except NotHandled as reason:
+        raise UserError(f"{reason}; give a smaller --shape") from reason
+    devices = devices_per_host or DEVICES_PER_HOST.get(profile.backend if profile else "", 1)
+    model: MeshCost = TorchCost(problem.mesh_shape, devices)
+    if profile:
+        model = _measured(profile, named, mesh)
+    return Setting(problem, named, dtype, devices, model, profile, profile_path)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UserError(f"shape {text!r} is no list of sizes above 0; write for example --shape 4096,4096")
+    return tuple(int(part) for part in parts)
+
+
+def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
+    if "=" in text:
+        return parse_mesh(text)
+    if not _BLOCKS.fullmatch(text):
+        raise UserError(f"mesh {text!r} is neither sizes nor names; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
+    sizes = [int(size) for size in text.split("x")]
+    if profile and len(profile.mesh) == len(sizes):
+        named = dict(zip(profile.mesh, sizes, strict=True))
+        if not _uncovered(profile, named):
+            return named
+    return {f"m{number}": size for number, size in enumerate(sizes)}
+
+
+def _measured(profile: Profile, named: Mapping[str, int], text: str) -> MeasuredCost:
+    if missing := _uncovered(profile, named):
+        known = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op == "all_gather"})
+        covered = ", ".join(f"{name} of {size}" for name, size in known)
+        raise UserError(
+            f"the profile prices no {missing} of mesh {text}, only mesh dims {covered}; "
+            f"give such a mesh, e.g. --mesh {format_mesh(profile.mesh)}, or measure yours with distbench calibrate"
+        )
+    return measured_cost(profile, named)
+
+
+def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
+    for name, size in named.items():
+        for op in ("all_gather", "all_to_all", "all_reduce", "reduce_scatter"):
+            if size > 1 and profile.line(op, name, size) is None:
+                return f"{op} over {name} of {size}"
+    return None
+
+
+def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
+    """Two layouts, checked against the tensor and the mesh.
+
+    Args:
+        source: placements as torch writes them, e.g. `S(0)[1]S(0)[0]`; P(sum) and other plain reduce ops are allowed.
+        target: likewise, without P.
+        setting: the tensor and the mesh.
+
+    Raises:
+        UserError: a layout cannot be read, or is none of this tensor on this mesh.
+    """
+    states = _state(source, setting), _state(target, setting)
+    if states[1].partials:
+        raise UserError(f"target {target} is Partial, to which DTensor does not redistribute; write R or S(dim)")
+    return states
+
+
+def _state(text: str, setting: Setting) -> State:
+    try:
+        state = parse_state("".join(text.split()), setting.tensor_ndim)
+    except ValueError as error:
+        raise UserError(f"{error}" if "write" in str(error) else f"{error}; {PLACEMENTS}") from error
+    except NotHandled as reason:
+        raise UserError(f"{reason} of {text!r} is unknown; use sum, avg, min, max or product") from reason
+    if state.mesh_ndim != len(setting.mesh):
+        raise UserError(
+            f"{text!r} has {state.mesh_ndim} placements, mesh {format_mesh(setting.mesh)} has {len(setting.mesh)} "
+            f"mesh dims; {PLACEMENTS}"
+        )
+    return state
+
+
+def every_pair(setting: Setting) -> Iterator[tuple[State, State]]:
+    """All ordered pairs of different layouts in default shard order; sources of R, S and P(sum), targets of R, S."""
+    shards = ["R", *(f"S({tensor_dim})" for tensor_dim in range(setting.tensor_ndim))]
+    targets = ["".join(choice) for choice in product(shards, repeat=len(setting.mesh))]
+    sources = ["".join(choice) for choice in product([*shards, "P(sum)"], repeat=len(setting.mesh))]
+    for source, target in product(sources, targets):
+        if source != target:
+            yield parse_state(source, setting.tensor_ndim), parse_state(target, setting.tensor_ndim)
+
+
+def num_ranks(setting: Setting) -> int:
+    """Ranks of the mesh."""
+    return math.prod(setting.mesh.values())

@@ -1,0 +1,133 @@
+"""`distbench plan` end to end: torch's own paths from its child process, pictures, profiles, exit codes. No ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import ROOT, Cli
+
+from distbench.advise.ask_torch import ask_torch
+from distbench.advise.pairs import ranking_of
+from distbench.advise.question import every_pair, pair_of, setting_of
+
+PAIRS = (
+    ("S(0)S(1)", "S(1)S(0)"),
+    ("S(0)S(0)", "S(1)S(1)"),
+    ("P(sum)S(1)", "S(1)S(0)"),
+    ("P(avg)P(sum)", "RS(1)"),
+    ("S(0)[1]S(0)[0]", "S(1)R"),
+    ("RS(0)", "S(0)[1]S(0)[0]"),
+)
+SWAP = ("S(0)S(1)", "S(1)S(0)", "--shape", "4096,4096")
+
+
+def test_the_child_gives_the_paths_that_torch_itself_plans() -> None:
+    """Expected: torch's planner called by argument, past every cache, on specs made here."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    setting = setting_of("4096,4096", "bf16", "2x4")
+    answers = ask_torch(setting, [pair_of(*pair, setting) for pair in PAIRS])
+    assert answers.torch == torch.__version__
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    try:
+        mesh = init_device_mesh("cpu", (2, 4))
+        meta = TensorMeta(torch.Size((4096, 4096)), (4096, 1), torch.bfloat16)
+        backwards: Any = (ShardOrderEntry(0, (1, 0)),)
+        s0, s1, r = Shard(0), Shard(1), Replicate()
+        layouts = {
+            "S(0)S(1)": (s0, s1), "S(1)S(0)": (s1, s0), "S(0)S(0)": (s0, s0), "S(1)S(1)": (s1, s1),
+            "P(sum)S(1)": (Partial(), s1), "P(avg)P(sum)": (Partial("avg"), Partial()), "RS(1)": (r, s1),
+            "S(0)[1]S(0)[0]": (s0, s0), "S(1)R": (s1, r), "RS(0)": (r, s0),
+        }  # fmt: skip
+        for number, pair in enumerate(PAIRS):
+            specs: list[Any] = [
+                DTensorSpec(mesh, layouts[text], tensor_meta=meta, shard_order=backwards if "[" in text else None)
+                for text in pair
+            ]
+            for name in ("greedy", "min_cost"):
+                infos = _redistribute._gen_transform_infos_non_cached(*specs, name == "min_cost")
+                wanted = _redistribute.DTensorRedistributePlanner.stringify_transform_infos(
+                    mesh, infos, specs[0].placements, specs[0].shard_order
+                )
+                assert answers.paths[name][number].path == wanted, f"{name} {pair}"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("devices_per_host", [1, 4])
+def test_min_cost_costs_what_ours_does_under_torchs_constants(devices_per_host: int) -> None:
+    """Two planners that share no code, over all pairs of a mesh; with hosts of 4, m1 stays inside a host."""
+    setting = setting_of("512,96", "f32", "2x4", devices_per_host=devices_per_host)
+    pairs = list(every_pair(setting))
+    ranking = ranking_of(setting, pairs, ask_torch(setting, pairs))
+    assert len(ranking.advices) == 4**2 * 3**2 - 3**2 and ranking.num_unasked == 0
+    for advice in ranking.advices:
+        ours, torchs, default = (advice.plans[name].seconds for name in ("calibrated", "min_cost", "greedy"))
+        assert ours == pytest.approx(torchs, rel=1e-9) and ours <= default * (1 + 1e-9), str(advice.source)
+
+
+def test_where_torch_cannot_be_imported_the_rest_still_prints(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
+    done = subprocess.run(
+        [sys.executable, "-m", "distbench", "plan", *SWAP, "--mesh", "2x4"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("no torch here") == 2
+    assert "Use direct: predicted 330 us" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("profile", ["h100_8x_ib.json", "a100_8x_ib.json"])
+def test_a_shipped_profile_plans_prints_and_draws(cli: Cli, tmp_path: Path, profile: str) -> None:
+    picture = tmp_path / ("path.png" if profile.startswith("h") else "path.svg")
+    done = cli("plan", *SWAP, "--mesh", "2x4", "--profile", f"profiles/{profile}", "--picture", str(picture))
+    assert done.returncode == 0, done.stderr
+    for said in ("dp_shard=2,tp=4", profile, "+-25 %", "<- use", "\nUse ", "| 0 | 1 | 2 | 3 |", "Picture: "):
+        assert said in done.stdout, said
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    if picture.suffix == ".png":
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    else:
+        drawn = picture.read_text()
+        assert all(said in drawn for said in ("all_gather over tp", "all_to_all over dp_shard", "S(1)S(0)"))
+
+
+def test_all_pairs_as_json_are_whole(cli: Cli) -> None:
+    done = cli("plan", "--all-pairs", "--shape", "64,64", "--mesh", "2x2", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["num_all"] == len(record["pairs"]) == 135
+    assert sum(record["num_used"].values()) == 135 and record["torch"] == torch.__version__
+    times = [[plan["predicted_s"] for plan in pair["plans"].values()] for pair in record["pairs"]]
+    longer = [found[0] / min(found) if min(found) else (float("inf") if found[0] else 1.0) for found in times]
+    assert all(a >= b for a, b in pairwise(longer))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["S(0)", "R", "--shape", "8", "--mesh", "2x2"], "has 1 placements"),
+        (["S(0)R", "--shape", "8", "--mesh", "2x2"], "needs two layouts"),
+        (["S(0)R", "RR", "--all-pairs", "--shape", "8", "--mesh", "2x2"], "--all-pairs takes neither"),
+        (["S(0)R", "RR", "--shape", "8", "--mesh", "2x2", "--profile", "/nowhere.json"], "cannot be read"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:
+    done = cli("plan", *arguments)
+    assert done.returncode == 2 and says in done.stderr
+    assert done.stderr.startswith("distbench: ") and len(done.stderr.strip().splitlines()) == 1
