@@ -1,4 +1,7 @@
-"""distbench's median over a bare loop's, of the same collective in the same processes, interleaved; 4 gloo ranks."""
+"""distbench's median over a bare loop's, of the same collective in the same processes, interleaved; 4 gloo ranks.
+
+Beside each ratio stands the bare loop's to itself: no harness can be seen to be closer than that.
+"""
 
 import json
 import subprocess
@@ -18,9 +21,9 @@ def main() -> list[tuple[str, float, float]]:
         rows = json.loads(out.read_text())
     return [
         (
-            f"|distbench / bare loop - 1|, {op}, {size} B (ratio {ratio:.3f})",
+            f"|ratio - 1|, {op}, {size} B ({ratio:.3f}; the bare loop against itself {control:.3f})",
             abs(ratio - 1),
             0.03 if size >= 2**20 else 0.1,
         )
-        for op, size, ratio in rows
+        for op, size, ratio, control in rows
     ]
