@@ -35,10 +35,11 @@ set_up() {
     touch "$venv/.installed"
 }
 
+# Every scenario but the one that `distbench calibrate` runs: it feeds a profile, and has no table of its own.
 quick_start() {
     local code=0
     mapfile -t names < <("$python" -m distbench list --json | "$python" -c \
-        'import json, sys; [print(entry["name"]) for entry in json.load(sys.stdin)]')
+        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if "calibrate" not in row["tags"]]')
     "$python" -m distbench run "${names[@]}" --quick || code=$?
     "$python" -m distbench report --plots results/plots
     return "$code"

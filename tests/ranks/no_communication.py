@@ -18,4 +18,4 @@ for name in collective.OPERATIONS:
     collective.OPERATIONS[name] = local_copy
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])
