@@ -128,8 +128,15 @@ def start(folder: Path) -> subprocess.Popen[str]:
         "misdeed=slow",
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
