@@ -5,11 +5,11 @@ from distbench.spec import Collectives, Scenario, scenario
 
 @scenario(
     mesh={"dp_shard": 2, "tp": 2},
-    quick={"max_bytes": 4194304, "step": 64, "dtypes": ("f32",)},
+    quick={"max_bytes": 4194304, "step": 64, "dtypes": "f32"},
     tags=("collective",),
 )
 def collectives(
-    *, min_bytes: int = 1024, max_bytes: int = 67108864, step: int = 4, dtypes: tuple = ("f32", "bf16")
+    *, min_bytes: int = 1024, max_bytes: int = 67108864, step: int = 4, dtypes: str = "f32+bf16"
 ) -> Scenario:
     """all_gather, reduce_scatter, all_to_all, all_reduce and broadcast, 1 KB to 64 MB, over every mesh dim."""
     sizes = []
@@ -17,4 +17,4 @@ def collectives(
     while size <= max_bytes:
         sizes.append(size)
         size *= step
-    return Scenario(collectives=(Collectives(sizes_bytes=tuple(sizes), dtypes=tuple(dtypes)),))
+    return Scenario(collectives=(Collectives(sizes_bytes=tuple(sizes), dtypes=tuple(dtypes.split("+"))),))

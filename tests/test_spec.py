@@ -36,6 +36,13 @@ def test_every_scenario_of_the_issue_is_shipped_with_a_summary() -> None:
     assert all(found.summary and found.mesh and found.tags for found in entries)
 
 
+def test_every_parameter_of_a_shipped_scenario_can_be_given_with_set() -> None:
+    for found in list_entries():
+        for name, default in found.params.items():
+            given = "text" if default == "" else default
+            assert parse_choices([f"{name}={given}"], found.params) == {name: [given]}, f"{found.name}: {name}"
+
+
 def test_mesh_text_keeps_order_and_sizes() -> None:
     assert list(parse_mesh("dp_shard=2,tp=4").items()) == [("dp_shard", 2), ("tp", 4)]
 

@@ -134,7 +134,8 @@ def _make_folders(job: Job) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"{error.filename or job.run_file} cannot be written ({error.strerror}); give a writable folder with --out"
+            f"{error.filename or job.run_file} cannot be written ({error.strerror}); "
+            "give a writable folder with --out or --log-dir"
         ) from error
     return log_dir
 
