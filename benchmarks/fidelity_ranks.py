@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -15,11 +16,13 @@ from distbench.spec import Job, Settings
 from distbench.worker.clocks import HostClock
 from distbench.worker.measure import Meter, Ranks
 from distbench.worker.place import Place
+from distbench.worker.scheduling import calm_scheduler
 from distbench.worker.session import connected_ranks
 from distbench.worker.workloads.collective import OPERATIONS, _all_gather, _reduce_scatter
 
-# Size to (turns, iterations a turn): short turns, so that both see the same weather.
-SIZES = {1024: (60, 40), 2**20: (70, 12), 2**24: (40, 6)}
+# Size to (turns, iterations a turn): short turns in random order, so that both see the same weather.
+SIZES = {1024: (100, 20), 2**20: (300, 10), 2**24: (100, 6)}
+WARM_UP = 2
 OPS = ("all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -31,7 +34,7 @@ def buffers(op: str, size_bytes: int, num_ranks: int) -> tuple[torch.Tensor, tor
 
 def bare_loop(call: Callable[[], object], count: int) -> list[float]:
     """What an engineer would write in ten lines: barrier, clock, collective, clock; then the slowest rank of each."""
-    for _ in range(3):
+    for _ in range(WARM_UP):
         call()
     taken = []
     for _ in range(count):
@@ -45,12 +48,9 @@ def bare_loop(call: Callable[[], object], count: int) -> list[float]:
 
 
 def compare(op: str, size_bytes: int, place: Place) -> tuple[float, float]:
-    """distbench's meter over the bare loop, and the bare loop over itself, turn and turn about.
-
-    Neighbouring turns see the same weather; pooling all turns would compare what each happened to meet.
-    """
+    """distbench's median over the bare loop's, and the bare loop's over its own, turn and turn about."""
     turns, count = SIZES[size_bytes]
-    settings = Settings(warmup_iterations=3, min_samples=count, max_samples=count, max_case_s=0.0)
+    settings = Settings(warmup_iterations=WARM_UP, min_samples=count, max_samples=count, max_case_s=0.0)
     meter = Meter(Ranks(place.control, place.device), HostClock(), settings, shared_clock=True)
     output, given = buffers(op, size_bytes, place.mesh.size())
     group = place.mesh.get_group("tp")
@@ -63,24 +63,23 @@ def compare(op: str, size_bytes: int, place: Place) -> tuple[float, float]:
     def bare() -> object:
         return torchs(output, given)
 
-    sides = ("distbench", "bare", "bare again")
-    medians: dict[str, list[float]] = {side: [] for side in sides}
-    for turn in range(turns):
-        for who in sides if turn % 2 else reversed(sides):
+    sides = ["distbench", "bare", "bare again"]
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    order = random.Random(f"{op} {size_bytes}")  # the same on every rank
+    for _ in range(turns):
+        order.shuffle(sides)
+        for who in sides:
             loop = bare_loop(bare, count) if who != "distbench" else None
             samples = loop or meter.measure(ours, (), meter.warm_up(ours)).samples_s
-            medians[who].append(statistics.median(samples))
-    return ratio_of(medians["distbench"], medians["bare"]), ratio_of(medians["bare again"], medians["bare"])
-
-
-def ratio_of(some: list[float], others: list[float]) -> float:
-    """The median over turns of the ratio of the two."""
-    return statistics.median(one / other for one, other in zip(some, others, strict=True))
+            taken[who].extend(samples)
+    ours, theirs, again = (statistics.median(taken[who]) for who in ("distbench", "bare", "bare again"))
+    return ours / theirs, again / theirs
 
 
 def main(out: Path) -> None:
     """Every op and size; rank 0 writes the rows."""
     job = Job("", "", "", "", [], [], {"tp": int(os.environ["WORLD_SIZE"])}, "cpu", Settings(), "", "", 60.0, 0.0)
+    calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
         rows = [(op, size_bytes, *compare(op, size_bytes, ranks.place)) for op in OPS for size_bytes in SIZES]
         if ranks.place.rank == 0:

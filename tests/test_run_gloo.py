@@ -42,6 +42,7 @@ def test_the_header_tells_what_was_measured_where(shipped: dict[str, Run]) -> No
     environment = shipped["llama_2d"].header["environment"]
     assert environment["backend"] == "gloo" and environment["world_size"] == 4
     assert environment["torch"].startswith("2.") and environment["cpu_model"] and environment["num_cpus"] > 0
+    assert environment["scheduler"] == ("batch" if len(os.sched_getaffinity(0)) < 8 else "other")
     assert not set(environment["variables"]) & {"PATH", "HOME"}
     assert shipped["llama_2d"].header["job"]["mesh"] == {"dp_shard": 2, "tp": 2}
 

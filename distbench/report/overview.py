@@ -118,7 +118,10 @@ def _cautions(run: Run) -> list[str]:
     if facts.get("device") == "cpu" and known(num_cpus) and known(ranks):
         on_each = ranks / (facts.get("num_hosts") or 1)
         if on_each > num_cpus:
-            lines.append(f"caution: {on_each:g} ranks share {num_cpus} CPUs, so every time includes waiting for a CPU")
+            calm = " (less of it: the ranks ran under SCHED_BATCH)" if facts.get("scheduler") == "batch" else ""
+            lines.append(
+                f"caution: {on_each:g} ranks share {num_cpus} CPUs, so every time includes waiting for a CPU{calm}"
+            )
     if known(repeats) and repeats > 1:
         lines.append(f"{name} is pipelined: a sample is the mean of {repeats} iterations back to back")
     return lines

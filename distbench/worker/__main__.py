@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from distbench.spec import Job
 from distbench.worker.orphans import die_with_parent
+from distbench.worker.scheduling import calm_scheduler
 
 STARTED_AT = time.time()
 
@@ -24,6 +25,7 @@ def main(job_path: str) -> NoReturn:
     rank = int(os.environ.get("RANK", "0"))
     log_dir = Path(job.log_dir)
     die_with_parent()
+    calm_scheduler(job.device)
     _log_to(log_dir / f"rank{rank}.log")
     (log_dir / f"rank{rank}.pid").write_text(str(os.getpid()))
     try:

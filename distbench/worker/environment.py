@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from distbench.worker.place import Place
+from distbench.worker.scheduling import policy_name
 
 
 def torch_facts(place: Place) -> dict[str, Any]:
@@ -23,4 +24,5 @@ def torch_facts(place: Place) -> dict[str, Any]:
         "world_size": dist.get_world_size(),
         "num_hosts": len(set(place.gather(os.uname().nodename))),
         "num_threads": torch.get_num_threads(),
+        "scheduler": policy_name(),
     }
