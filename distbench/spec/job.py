@@ -27,6 +27,7 @@ class Settings:
         target_ci: width of the median's 95 % confidence interval, as a share of the median, that ends a case.
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
+        max_relaunches: new launches at most, after cases that killed or hung a rank.
     """
 
     warmup_iterations: int = 3
@@ -37,6 +38,7 @@ class Settings:
     target_ci: float = 0.02
     iterations_per_sample: int = 1
     seed: int = 20260101
+    max_relaunches: int = 20
 
     @classmethod
     def quick(cls) -> "Settings":
@@ -68,6 +70,7 @@ class Job:
         started_at: seconds since the epoch when the command began.
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads, or None.
+        done_ids: cases that an earlier launch of this job has recorded in the run file; not run again.
     """
 
     run_id: str
@@ -85,6 +88,7 @@ class Job:
     started_at: float
     environment: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
+    done_ids: list[str] = field(default_factory=list)
 
     def to_record(self) -> dict[str, Any]:
         """As plain JSON data, ordered as declared."""

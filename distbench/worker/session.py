@@ -43,7 +43,7 @@ class Ranks:
 
 
 def run_session(job: Job, stopwatch: Stopwatch) -> None:
-    """Measure every case of the job.
+    """Measure every case of the job that has no row yet.
 
     Raises:
         UserError: the scenario or its plan is declared wrongly.
@@ -61,9 +61,11 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             benches = all_benches(job, function, place)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(benches)))
             runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch)
-            runner.save(header_of(job, place))
+            if not job.done_ids:
+                runner.save(header_of(job, place))
         teller.tell("plan", num_cases=len(benches))
-        runner.run(benches)
+        done = set(job.done_ids)
+        runner.run([bench for bench in benches if bench.case.id not in done])
         teller.tell("end", spent_s=stopwatch.spent_s)
 
 

@@ -1,0 +1,154 @@
+"""One launch of a job's ranks: start them, follow their progress, give up on a hang, stop them, say why it ended."""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from distbench.launch.explain import LAUNCH_LOG, Cause, cause_of
+from distbench.launch.ranks import Joined, rank_environment, torchrun_command
+from distbench.progress import FILE_NAME, Listener
+from distbench.results import Case
+from distbench.spec import Job
+from distbench.spec.mesh import mesh_size
+
+POLL_S = 0.1
+TERMINATE_WAIT_S = 5.0
+STACKS_WAIT_S = 0.5
+
+
+class Watcher(Protocol):
+    """Whoever shows progress to a person."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One event of the ranks, as progress.py lists them."""
+
+
+@dataclass
+class Attempt:
+    """One launch, and what its ranks told.
+
+    Args:
+        status: "complete", "failed", "timeout" or "interrupted".
+        cause: why it did not complete.
+        num_cases: cases of the whole job, None before the ranks counted them.
+        running: the case that was running when the launch ended.
+        num_by_status: cases that this launch finished, by status.
+        spent_s: seconds of rank 0 by what they were spent on.
+        last_news: when the ranks last told something, seconds, monotonic.
+    """
+
+    status: str = "complete"
+    cause: Cause = field(default_factory=lambda: Cause("", ""))
+    num_cases: int | None = None
+    running: Case | None = None
+    num_by_status: dict[str, int] = field(default_factory=dict)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    last_news: float = field(default_factory=time.monotonic)
+
+    @property
+    def lost_case(self) -> Case | None:
+        """The case that broke the launch, where one did: not the user, the storage, or a failure outside of cases."""
+        broke = self.status in ("failed", "timeout") and self.cause.kind not in ("user", "storage")
+        return self.running if broke else None
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        self.last_news = time.monotonic()
+        self.spent_s = event.get("spent_s", self.spent_s)
+        if event["event"] == "plan":
+            self.num_cases = event["num_cases"]
+        elif event["event"] == "case":
+            self.running = Case(event["id"], event["kind"], event["params"])
+        elif event["event"] == "done":
+            self.running = None
+            self.num_by_status[event["status"]] = self.num_by_status.get(event["status"], 0) + 1
+
+
+def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str, ...]) -> Attempt:
+    """Launch the job's ranks and follow them to their end, whatever that is; none of them is left behind.
+
+    Args:
+        job: the job; its log folder holds `job.json` and nothing of another launch.
+        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
+        watcher: is shown every event.
+        module: what a rank runs, as Python's arguments.
+    """
+    log_dir = Path(job.log_dir)
+    timeout_s = job.timeout_s if not joined or joined.rank == 0 else math.inf
+    seen = Attempt()
+    process = _start(job, joined, log_dir, module)
+    try:
+        seen.status = _follow(process, Listener(log_dir / FILE_NAME), seen, watcher, timeout_s)
+        if seen.status == "timeout":
+            _ask_for_stacks(log_dir)
+            hung = f"case {seen.running.id}" if seen.running else "set-up"
+            message = f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {log_dir}"
+            seen.cause = Cause("hung", message)
+        elif seen.status == "failed":
+            seen.cause = cause_of(log_dir, process.returncode)
+    except KeyboardInterrupt:
+        seen.status, seen.cause = "interrupted", Cause("", "interrupted")
+    finally:
+        _stop(process)
+    return seen
+
+
+def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    arguments = [*module, str(log_dir / "job.json")]
+    num_ranks = mesh_size(job.mesh)
+    if joined:
+        command, here = [sys.executable, *arguments], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        log = log_dir / f"launch-rank{joined.rank}.log"
+    else:
+        command, here = torchrun_command(num_ranks, arguments, str(log_dir / "torchrun")), num_ranks
+        log = log_dir / LAUNCH_LOG
+    environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+
+
+def _follow(
+    process: subprocess.Popen[bytes], listener: Listener, seen: Attempt, watcher: Watcher, timeout_s: float
+) -> str:
+    while True:
+        ended = process.poll() is not None
+        for event in listener.news():
+            seen.note(event)
+            watcher.event(event)
+        if ended:
+            return "complete" if process.returncode == 0 else "failed"
+        if time.monotonic() - seen.last_news > timeout_s:
+            return "timeout"
+        time.sleep(POLL_S)
+
+
+def _ask_for_stacks(log_dir: Path) -> None:
+    for pid in _rank_pids(log_dir):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+    time.sleep(STACKS_WAIT_S)
+
+
+def _rank_pids(log_dir: Path) -> list[int]:
+    return [int(path.read_text()) for path in log_dir.glob("rank*.pid")]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATE_WAIT_S)
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
