@@ -1,12 +1,23 @@
 """Shards, sources and expected results, against values written out by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.spec import UserError
 from distbench.worker.planners import wire_bytes
-from distbench.worker.sharding import chunk_of, cut, parse_placement, source_shard, tagged
+from distbench.worker.sharding import (
+    chunk_of,
+    cut,
+    cut_in_order,
+    cut_strided,
+    parse_placement,
+    part_of,
+    source_shard,
+    tagged,
+)
 from distbench.worker.torch_internals import PathStep
 from distbench.worker.workloads.collective import OPERATIONS, expected, sizes_of, tag, tag_period
 
@@ -40,9 +51,47 @@ def test_partial_sources_add_up_to_the_tensor_over_every_partial_mesh_dim() -> N
     assert len({tuple(part.flatten().tolist()) for part in parts}) == 6, "equal parts would hide a missing rank"
 
 
+@pytest.mark.parametrize(
+    ("op", "reduced"),
+    [
+        ("sum", lambda parts: parts.sum(0)),
+        ("avg", lambda parts: parts.mean(0)),
+        ("max", lambda parts: parts.amax(0)),
+        ("min", lambda parts: parts.amin(0)),
+    ],
+)
+def test_parts_of_every_reduce_op_reduce_to_the_tensor_and_none_can_be_left_out(op: str, reduced: Any) -> None:
+    full = tagged((3, 5), torch.float32)
+    cells = [(i, j, k) for i in range(2) for j in range(3) for k in range(2)]
+    placements = [Partial(op), Shard(0), Partial(op)]
+    parts = torch.stack([part_of(full, placements, (2, 3, 2), cell) for cell in cells if cell[1] == 0])
+    assert torch.equal(reduced(parts), full)
+    for left_out in range(4):
+        kept = torch.stack([part for number, part in enumerate(parts) if number != left_out])
+        assert not torch.equal(reduced(kept), full)
+
+
+def test_cuts_in_an_order_of_their_own() -> None:
+    # 5 rows, the second mesh dim first: 0-2 and 3-4; then the first mesh dim: 0-1 and 2, 3 and 4.
+    rows = [cut_in_order(FULL, [(1, 0), ()], (2, 2), (i, j))[:, 0].tolist() for i in range(2) for j in range(2)]
+    assert rows == [[0.0, 4.0], [12.0], [8.0], [16.0]]
+
+
+def test_a_strided_shard_takes_its_chunk_of_each_piece() -> None:
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    full = torch.arange(12)
+    # Three pieces of four; of each the first or the second half.
+    held = [cut_strided(full, [_StridedShard(0, split_factor=3)], (2,), (i,)).tolist() for i in range(2)]
+    assert held == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+
+
 def test_placements_are_parsed_or_refused() -> None:
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     assert [parse_placement(text) for text in ("R", "S(2)", "P(sum)")] == [Replicate(), Shard(2), Partial("sum")]
-    for text in ("S", "S(x)", "P", "", "S(-1)"):
+    assert parse_placement("_S(1,4)") == _StridedShard(1, split_factor=4)
+    for text in ("S", "S(x)", "P", "", "S(-1)", "_S(0)", "_S(0,x)"):
         with pytest.raises(UserError, match="unknown"):
             parse_placement(text)
 

@@ -2,6 +2,7 @@
 
 import datetime
 import secrets
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, form
 from distbench.spec.job import axis_names, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
+# What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
+OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -31,7 +34,8 @@ class Request:
         log_dir: folder for ranks' logs, or None for one beside each run file.
         timeout_s: seconds without progress after which a launch is given up.
         started_at: seconds since the epoch when the command began.
-        profile: file of a cost profile, for planners that need one and for predictions; or None.
+        profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
+            scenarios tagged "profile", where it fits, and none for others.
     """
 
     targets: tuple[str, ...]
@@ -98,6 +102,7 @@ def _job(
     folder = request.out / str(facts["machine"])
     settings = Settings.quick() if request.quick else Settings()
     mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)
+    profile = request.profile or (_own_profile(entry, mesh, device, joined) if PROFILE_TAG in entry.tags else None)
     if request.profile:
         check_profile(request.profile, mesh, device)
     return Job(
@@ -115,8 +120,26 @@ def _job(
         timeout_s=request.timeout_s,
         started_at=request.started_at,
         environment=dict(facts),
-        profile=str(request.profile.resolve()) if request.profile else None,
+        profile=str(profile.resolve()) if profile else None,
     )
+
+
+def _own_profile(entry: Entry, mesh: Mapping[str, int], device: str, joined: Joined | None) -> Path | None:
+    """The profile of the current folder, where it fits; one line on standard error says what was found."""
+    advice = "`distbench calibrate` would add the calibrated planner and predictions"
+    found: Path | None = None
+    if not OWN_PROFILE.is_file():
+        line = f"no profile is given and there is no {OWN_PROFILE} here; {advice}"
+    else:
+        try:
+            check_profile(OWN_PROFILE, mesh, device)
+        except UserError as error:
+            line = f"no profile is given and the one here does not fit ({error}); {advice}"
+        else:
+            found, line = OWN_PROFILE, f"plans and predicts by ./{OWN_PROFILE}"
+    if joined is None or joined.rank == 0:
+        print(f"{entry.name}: {line}", file=sys.stderr)
+    return found
 
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
 # torch's two, and ours: the cheapest path under a profile, and one exchange without a path.
 PLANNERS = ("greedy", "min_cost", "calibrated", "direct")
+LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
 
 
@@ -101,6 +102,27 @@ class Redistributions:
 
 
 @dataclass(frozen=True)
+class Laboratory:
+    """One suite of redistributions over the whole mesh; which pairs follows from the mesh that is really used.
+
+    Args:
+        suite: a name out of LABORATORY_SUITES.
+        sizes_bytes: of the global tensor, about; suites on awkward shapes use the first, or choose their own.
+        max_pairs: pairs at most, at each size; above it a sample, pairs that differ by names only last. 0: all.
+        dtype: a name out of DTYPES.
+        planners: names out of PLANNERS. None given: all that can move the pair; calibrated only with a profile.
+        native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers as torch does there.
+    """
+
+    suite: str
+    sizes_bytes: tuple[int, ...] = (262144, 8388608)
+    max_pairs: int = 60
+    dtype: str = "f32"
+    planners: tuple[str, ...] = ()
+    native_all_to_all: bool = False
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Every step that DTensor's redistributions are made of, over every mesh dim, and the direct exchange.
 
@@ -127,6 +149,7 @@ class Scenario:
         plan: how the model is parallelised.
         collectives: sweeps to time on their own.
         redistributions: sweeps to time on their own.
+        laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
     """
 
@@ -137,6 +160,7 @@ class Scenario:
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     collectives: tuple[Collectives, ...] = ()
     redistributions: tuple[Redistributions, ...] = ()
+    laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
 
 
@@ -167,7 +191,7 @@ def scenario(
         mesh: mesh dim name to size, the default mesh.
         axes: parameter name to the values it takes when the user sets none; all combinations run.
         quick: parameter name to the value it takes under --quick.
-        tags: words to find it by.
+        tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
     """
 
     def mark(function: Callable[..., Scenario]) -> Callable[..., Scenario]:

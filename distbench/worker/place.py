@@ -65,6 +65,12 @@ class Place:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flags.item())
 
+    def meets(self, mesh_dim: str) -> bool:
+        """Whether this rank's group of a mesh dim still adds up what it is given. Never inside timed iterations."""
+        ones = torch.ones(1, device=self.device)
+        dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
+        return ones.item() == self.size(mesh_dim)
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
         gathered: list[Any] = [None] * dist.get_world_size(self.control)

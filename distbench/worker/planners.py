@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from distbench.costmodel import DIRECT, NATIVE_ALL_TO_ALL, Profile, measured_cost
 from distbench.planning import NotHandled, State, forget_prices, parse_state, plan_exchange
 from distbench.results import busbw_factor, median
@@ -120,7 +122,25 @@ def _path(source: Any, target: Sequence[Any], place: Place, profile: Profile | N
 
 def _exchange(source: Any, target: Sequence[Any], place: Place) -> Movement:
     before, after = state_of(source.placements, source.ndim), state_of(target, source.ndim)
-    shape, itemsize, local = tuple(source.shape), source.dtype.itemsize, source.to_local()
+    return exchange_between(before, after, tuple(source.shape), source.to_local(), place)
+
+
+def exchange_between(
+    before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, place: Place
+) -> Movement:
+    """The direct exchange between any two layouts, explicit shard orders included.
+
+    Args:
+        before: the layout of the source.
+        after: the layout of the target.
+        shape: of the full tensor.
+        local: this rank's shard under the source.
+        place: this rank's place.
+
+    Raises:
+        Unsupported: one side has a partial.
+    """
+    itemsize = local.dtype.itemsize
 
     def plan() -> DirectRedistribution:
         return DirectRedistribution(before, after, shape, place.mesh.mesh)

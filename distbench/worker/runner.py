@@ -98,7 +98,21 @@ class Runner:
             traceback.print_exc()
             status, message = "raised", one_line(error)
         self._agree(index, message)
+        if status == "raised":
+            self._meet_again(message)
         return CaseResult(bench.case, status, error=message)
+
+    def _meet_again(self, message: str) -> None:
+        """Return when every group still works: ranks that raised amid a collective may have left half of one behind.
+
+        Where it does not, this case breaks the launch, and not the innocent one after it.
+        """
+        try:
+            sound = [self._place.meets(mesh_dim) for mesh_dim in self._place.mesh_dims]
+        except RuntimeError as error:
+            raise RankFailed(message) from error
+        if self._place.any(not all(sound)):
+            raise RankFailed(message)
 
     def _agree(self, index: int, message: str) -> None:
         """Return when every rank failed this case too; a rank that failed alone must end the launch."""

@@ -6,10 +6,12 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.context_parallel import context_parallel
-from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, is_strided_shard
+from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, is_strided_shard, strided_shard
 from distbench.worker.torch_internals.native import native_all_to_all
 from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
+    OrderedPlacements,
+    OrderedTensor,
     PathStep,
     clear_redistribution_caches,
     partition,
@@ -22,6 +24,8 @@ from distbench.worker.torch_internals.redistribution import (
 __all__ = [
     "BACKEND_OPS",
     "Internal",
+    "OrderedPlacements",
+    "OrderedTensor",
     "PathStep",
     "Probe",
     "Unsupported",
@@ -39,4 +43,5 @@ __all__ = [
     "planner",
     "probe",
     "require",
+    "strided_shard",
 ]

@@ -19,6 +19,18 @@ def is_strided_shard(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
+def strided_shard(tensor_dim: int, split_factor: int) -> Any:
+    """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk.
+
+    Raises:
+        Unsupported: torch has no such placement.
+    """
+    require("2-D parameter shards")
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(tensor_dim, split_factor=split_factor)
+
+
 def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
     """One mesh dim out of several, named by theirs joined; the sub-mesh itself when there is only one."""
     if len(mesh_dims) == 1:

@@ -14,6 +14,58 @@ from distbench.planning import State
 from distbench.worker.torch_internals.probe import require
 
 
+class OrderedPlacements(tuple[Any, ...]):
+    """Target placements with an explicit shard order, which torch's public API cannot name."""
+
+    shard_order: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, state: State) -> "OrderedPlacements":
+        """The placements and the shard order of one of our states."""
+        placements, shard_order = layout_of(state)
+        made = cls(placements)
+        made.shard_order = shard_order
+        return made
+
+
+class OrderedTensor:
+    """As much of a DTensor as timing its redistribution needs, past what `DTensor.redistribute` takes.
+
+    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial.
+
+    Args:
+        local: this rank's shard.
+        mesh: the device mesh.
+        state: the layout of the source.
+        full: a tensor of the full shape, stride and dtype; its values are not read.
+
+    Raises:
+        Unsupported: this torch has no explicit shard orders.
+    """
+
+    def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
+        require("explicit shard orders")
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+        placements, shard_order = layout_of(state)
+        meta = TensorMeta(full.shape, full.stride(), full.dtype)
+        self._local = local
+        self._spec = DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order)
+        self.placements, self.shape, self.ndim, self.dtype = placements, full.shape, full.ndim, full.dtype
+
+    def to_local(self) -> torch.Tensor:
+        """This rank's shard."""
+        return self._local
+
+    def redistribute(self, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
+        """This rank's shard under the target, as `DTensor.redistribute` would make it."""
+        from torch.distributed.tensor import _redistribute as module
+
+        return module.redistribute_local_tensor(
+            self._local, self._spec, _spec(self._spec, placements), is_explicit=True
+        )
+
+
 def clear_redistribution_caches() -> None:
     """Forget every planned path and planner: a plan cached under one planner would be served to the other."""
     from torch.distributed.tensor import _redistribute as module
@@ -144,7 +196,8 @@ def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
 def _spec(source: Any, placements: Sequence[Any]) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-    return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta)
+    order: Any = getattr(placements, "shard_order", None)
+    return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta, shard_order=order)
 
 
 def _planned(source: Any, target: Any) -> tuple[list[Any], str]:

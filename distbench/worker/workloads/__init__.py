@@ -1,4 +1,4 @@
-"""What can be timed: collectives, redistributions, the steps a cost profile is fitted to, and training steps."""
+"""What can be timed: collectives, redistributions and a laboratory of them, the steps of a cost profile, training."""
 
 from collections.abc import Iterator
 
@@ -7,6 +7,7 @@ from distbench.worker.bench import Bench
 from distbench.worker.place import Place
 from distbench.worker.workloads.calibration import calibration_benches
 from distbench.worker.workloads.collective import collective_benches
+from distbench.worker.workloads.laboratory import laboratory_benches
 from distbench.worker.workloads.redistribution import redistribution_benches
 from distbench.worker.workloads.step import step_benches
 
@@ -21,6 +22,7 @@ def benches_of(scenario: Scenario, label: str, place: Place) -> Iterator[Bench]:
     """
     yield from collective_benches(scenario, place)
     yield from redistribution_benches(scenario, place)
+    yield from laboratory_benches(scenario, place)
     yield from calibration_benches(scenario, place)
     yield from step_benches(scenario, label, place)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from distbench.costmodel import Profile
-from distbench.planning import Problem, least_received_bytes, parse_state
+from distbench.planning import Problem, State, least_received_bytes, parse_state
 from distbench.results import DTYPE_BYTES, Case
 from distbench.spec import Redistributions, Scenario, UserError
 from distbench.spec.plan import PLANNERS
@@ -123,13 +123,24 @@ def dtensor_of(full: Any, source: Placements, place: Place) -> Any:
 def _fields(
     sweep: Redistributions, source: Placements, target: Placements, planned: Movement, place: Place
 ) -> dict[str, Any]:
-    itemsize = DTYPE_BYTES[sweep.dtype]
-    problem = Problem(place.mesh_shape, sweep.shape, itemsize)
-    cold_s, warm_s = planned.planning_s
-    bound = None
+    sides = None
     if not _has_partial(source) and not _has_partial(target):
-        states = (parse_state("".join(placements), len(sweep.shape)) for placements in (source, target))
-        bound = least_received_bytes(problem, *states)
+        before, after = (parse_state("".join(placements), len(sweep.shape)) for placements in (source, target))
+        sides = before, after
+    return row_fields(Problem(place.mesh_shape, sweep.shape, DTYPE_BYTES[sweep.dtype]), sides, planned, place)
+
+
+def row_fields(problem: Problem, sides: tuple[State, State] | None, planned: Movement, place: Place) -> dict[str, Any]:
+    """What a redistribution's row says beside its times.
+
+    Args:
+        problem: the tensor on its mesh.
+        sides: the layouts before and after, where the receive lower bound is known: no Partial on either side.
+        planned: how it is moved.
+        place: this rank's place.
+    """
+    cold_s, warm_s = planned.planning_s
+    bound = least_received_bytes(problem, *sides) if sides else None
     return {
         "payload_bytes": problem.num_bytes,
         "wire_bytes": planned.wire_bytes,

@@ -1,0 +1,146 @@
+"""The laboratory on four gloo ranks: what torch gets wrong is told, what we do is right; and its profile."""
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import run_cli, run_files
+
+from distbench.costmodel import Line, Profile
+from distbench.launch import Request, jobs_of
+from distbench.planning import parse_state
+from distbench.results import read_run
+from distbench.spec.plan import LABORATORY_SUITES
+
+Rows = dict[tuple[str, str], dict[str, dict[str, Any]]]
+
+
+def profile_of(backend: str = "gloo", tp: int = 2) -> Profile:
+    lines = [Line("direct", "dp_shardxtp", 2 * tp, 1e-4, 1e-9)]
+    for name, size in (("dp_shard", 2), ("tp", tp)):
+        for op in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"):
+            lines.append(Line(op, name, size, 1e-4, 1e-9))
+    return Profile("test", backend, "2.13", {"dp_shard": 2, "tp": tp}, tuple(lines))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """(suite, "source->target shape") to planner to record."""
+    folder = tmp_path_factory.mktemp("laboratory")
+    profile_of().save(folder / "profile.json")
+    small = ("--set", "max_pairs=3", "--set", "small_bytes=4096", "--set", "large_bytes=16384")
+    done = run_cli("run", "redistribute_lab", "--quick", "--device", "cpu", *small, cwd=folder, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "redistribute_lab: plans and predicts by ./profile.json" in done.stderr
+    (file,) = run_files(folder / "results")
+    run = read_run(file)
+    assert run.footer is not None and run.footer["status"] == "complete" and run.footer["num_not_run"] == 0
+    assert len({record["case"]["id"] for record in run.cases}) == len(run.cases)
+    found: Rows = defaultdict(dict)
+    for record in run.cases:
+        params = record["case"]["params"]
+        key = params["suite"], f"{params['source']}->{params['target']} {params['shape']}"
+        found[key][params["planner"]] = record
+    return found
+
+
+pytestmark = pytest.mark.gloo
+known = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="what torch 2.13 gets wrong")
+
+
+def test_every_suite_runs_and_says_what_it_did(rows: Rows) -> None:
+    assert {suite for suite, _ in rows} == set(LABORATORY_SUITES)
+    for (suite, _), by_planner in rows.items():
+        for record in by_planner.values():
+            params = record["case"]["params"]
+            assert params["mesh_shape"] == [2, 2]
+            assert params["direction"] == ("backward" if suite == "backward" else "forward")
+            assert params.get("flattened") == (["dp_shard", "tp"] if suite == "flattened" else None)
+            assert f"/{suite}/" in record["case"]["id"]
+
+
+def test_our_planners_are_right_on_every_pair_they_move(rows: Rows) -> None:
+    tried = set()
+    for (suite, pair), by_planner in rows.items():
+        for planner in ("calibrated", "direct"):
+            if planner in by_planner:
+                tried.add((suite, planner))
+                assert by_planner[planner]["status"] == "ok", (suite, pair, planner, by_planner[planner]["error"])
+    assert {suite for suite, planner in tried if planner == "calibrated"} == set(LABORATORY_SUITES)
+    assert {suite for suite, planner in tried if planner == "direct"} >= {"pairs", "shard_orders", "flattened"}
+
+
+@known
+def test_torchs_wrong_values_over_a_flattened_mesh_are_told(rows: Rows) -> None:
+    """F1: (5, 3) cut twice along 5, gathered over the flattened mesh."""
+    by_planner = rows["flattened", "S(0)S(0)->RR [5, 3]"]
+    assert by_planner["greedy"]["status"] == "wrong" and "6 of 15 elements" in by_planner["greedy"]["error"]
+    assert by_planner["direct"]["status"] == by_planner["calibrated"]["status"] == "ok"
+
+
+@known
+def test_torchs_missing_way_from_a_shard_to_partial_is_told(rows: Rows) -> None:
+    """F3: greedy raises on every rank, the graph planner goes by way of a replica."""
+    found = [by for (suite, pair), by in rows.items() if suite == "partials" and "P(sum)" in pair.partition("->")[2]]
+    assert found
+    for by_planner in found:
+        assert by_planner["greedy"]["status"] == "raised" and "not supported" in by_planner["greedy"]["error"]
+        assert by_planner["min_cost"]["status"] == by_planner["calibrated"]["status"] == "ok"
+
+
+def test_all_else_that_torch_does_is_right(rows: Rows) -> None:
+    for (suite, pair), by_planner in rows.items():
+        if suite in ("pairs", "shard_orders", "uneven", "backward"):
+            assert {record["status"] for record in by_planner.values()} == {"ok"}, (suite, pair)
+
+
+def test_a_shard_order_is_really_asked_for(rows: Rows) -> None:
+    """torch's own path begins and ends in the orders of the pair; it numbers default orders too."""
+    for (suite, pair), by_planner in rows.items():
+        if suite == "shard_orders":
+            ends, path = pair.partition(" ")[0].split("->"), by_planner["greedy"]["counters"]["path"].split("->")
+            wanted, found = ([parse_state(text, 3) for text in texts] for texts in (ends, (path[0], path[-1])))
+            assert found == wanted, (pair, path)
+
+
+def test_backward_moves_the_gradient_from_the_target_to_the_source(rows: Rows) -> None:
+    for (suite, pair), by_planner in rows.items():
+        if suite == "backward":
+            source, _, target = pair.partition(" ")[0].partition("->")
+            path = by_planner["min_cost"]["counters"]["path"]
+            assert path.startswith(target) and path.endswith(source.replace("P(sum)", "R")), (pair, path)
+
+
+def job_here(**more: Any) -> Any:
+    (job,) = jobs_of(Request(targets=("redistribute_lab",), device="cpu", started_at=time.time(), **more), None)
+    return job
+
+
+def test_the_profile_of_this_folder_is_used_only_where_it_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert job_here().profile is None and "there is no profile.json here" in capsys.readouterr().err
+    profile_of().save(tmp_path / "profile.json")
+    assert job_here().profile == str(tmp_path / "profile.json")
+    assert "by ./profile.json" in capsys.readouterr().err
+    for misfit in ({"mesh": {"dp_shard": 2, "tp": 4}}, {"mesh": {"cp": 2}}):
+        assert job_here(**misfit).profile is None
+        assert "does not fit" in (said := capsys.readouterr().err) and said.count("\n") == 1
+    (tmp_path / "profile.json").write_text("{")
+    assert job_here().profile is None and "distbench calibrate" in capsys.readouterr().err
+    profile_of().save(tmp_path / "other.json")
+    assert job_here(profile=tmp_path / "other.json").profile == str(tmp_path / "other.json")
+    assert capsys.readouterr().err == "", "a profile that was asked for goes without saying"
+
+
+def test_other_scenarios_do_not_look_for_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    profile_of().save(tmp_path / "profile.json")
+    (job,) = jobs_of(Request(targets=("redistribute",), device="cpu", started_at=time.time()), None)
+    assert job.profile is None and capsys.readouterr().err == ""
