@@ -68,6 +68,7 @@ INTERNALS = (
     ),
     Internal("calibrated planning", REDISTRIBUTE, "DTensorRedistributePlanner.get_next_state"),
     Internal("calibrated planning", REDISTRIBUTE, "DTensorRedistributePlanner.DistState"),
+    Internal("calibrated planning", REDISTRIBUTE, "disable_redistribute_transform_optimization"),
     Internal("calibrated planning", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
     Internal(
         "native all-to-all on CPU",
