@@ -82,10 +82,10 @@ def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str
     """
     log_dir = Path(job.log_dir)
     timeout_s = job.timeout_s if not joined or joined.rank == 0 else math.inf
-    seen = Attempt()
+    seen, listener = Attempt(), Listener(log_dir / FILE_NAME)
     process = _start(job, joined, log_dir, module)
     try:
-        seen.status = _follow(process, Listener(log_dir / FILE_NAME), seen, watcher, timeout_s)
+        seen.status = _follow(process, listener, seen, watcher, timeout_s)
         if seen.status == "timeout":
             _ask_for_stacks(log_dir)
             hung = f"case {seen.running.id}" if seen.running else "set-up"
@@ -97,7 +97,15 @@ def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str
         seen.status, seen.cause = "interrupted", Cause("", "interrupted")
     finally:
         _stop(process)
+    # What was told between the last look and the end says which case was running.
+    _take_in(listener, seen, watcher)
     return seen
+
+
+def _take_in(listener: Listener, seen: Attempt, watcher: Watcher) -> None:
+    for event in listener.news():
+        seen.note(event)
+        watcher.event(event)
 
 
 def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ...]) -> subprocess.Popen[bytes]:
@@ -121,9 +129,7 @@ def _follow(
 ) -> str:
     while True:
         ended = process.poll() is not None
-        for event in listener.news():
-            seen.note(event)
-            watcher.event(event)
+        _take_in(listener, seen, watcher)
         if ended:
             return "complete" if process.returncode == 0 else "failed"
         if time.monotonic() - seen.last_news > timeout_s:
