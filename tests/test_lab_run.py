@@ -137,6 +137,15 @@ def test_the_profile_of_this_folder_is_used_only_where_it_fits(
     assert capsys.readouterr().err == "", "a profile that was asked for goes without saying"
 
 
+@pytest.mark.parametrize(("target", "mesh"), [("redistribute_lab", {"cp": 4}), ("calibrate", {"cp": 4})])
+def test_a_mesh_that_is_itself_measured_has_the_dims_asked_for_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, mesh: dict[str, int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (job,) = jobs_of(Request(targets=(target,), mesh=mesh, device="cpu", started_at=time.time()), None)
+    assert job.mesh == mesh
+
+
 def test_other_scenarios_do_not_look_for_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

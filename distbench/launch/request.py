@@ -16,6 +16,8 @@ from distbench.spec.mesh import mesh_size
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
+# Scenarios that measure the mesh and not a model on it.
+MESH_TAGS = {"calibrate", "laboratory"}
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -165,7 +167,8 @@ def mesh_for(
 ) -> dict[str, int]:
     """The mesh of a job: the one asked for, or the scenario's own fitted to the ranks there are.
 
-    A mesh dim that the scenario declares and --mesh leaves out has size 1.
+    A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the mesh
+    itself is what is measured, it is not there at all.
 
     Raises:
         UserError: the mesh asked for does not multiply to the ranks.
@@ -173,7 +176,8 @@ def mesh_for(
     ranks = joined.world_size if joined else (num_gpus if device == "cuda" else None)
     if asked is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
-    mesh = {**{name: asked.get(name, 1) for name in entry.mesh}, **asked}
+    declared = () if MESH_TAGS & set(entry.tags) else entry.mesh
+    mesh = {**{name: asked.get(name, 1) for name in declared}, **asked}
     wanted = mesh_size(mesh)
     if joined and wanted != joined.world_size:
         raise UserError(
