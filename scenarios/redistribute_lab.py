@@ -14,7 +14,7 @@ def redistribute_lab(
     suite: str = "pairs",
     small_bytes: int = 262144,
     large_bytes: int = 8388608,
-    max_pairs: int = 60,
+    max_pairs: int = 30,
     planners: str = "",
     native_all_to_all: bool = False,
 ) -> Scenario:

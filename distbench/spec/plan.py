@@ -116,7 +116,7 @@ class Laboratory:
 
     suite: str
     sizes_bytes: tuple[int, ...] = (262144, 8388608)
-    max_pairs: int = 60
+    max_pairs: int = 30
     dtype: str = "f32"
     planners: tuple[str, ...] = ()
     native_all_to_all: bool = False
