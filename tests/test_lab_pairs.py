@@ -1,7 +1,9 @@
 """Which pairs the laboratory makes, and how it samples them: plain data against counts and layouts by hand."""
 
+import contextlib
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ from distbench.costmodel import Profile
 from distbench.planning import parse_state
 from distbench.spec import Laboratory, UserError
 from distbench.spec.plan import LABORATORY_SUITES
+from distbench.worker.failure import RankFailed
+from distbench.worker.runner import Runner
 from distbench.worker.sharding import cut_in_order, cut_strided, parse_placement
+from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, Unsupported, fake_mesh, plan_path
 from distbench.worker.workloads.laboratory import pairs_of, planners_for
 from distbench.worker.workloads.laboratory_layouts import Layout, ordered_layouts, strided, undecodable_layouts
 from distbench.worker.workloads.laboratory_pairs import SUITES, Pair, class_of, cube, groups_of, sample
@@ -185,3 +190,48 @@ def test_a_laboratory_that_cannot_be_is_one_sentence(lab: Laboratory, says: str)
 
     with pytest.raises(UserError, match=says):
         _check(lab, None)
+
+
+def test_shard_orders_are_planned_from_where_they_are_or_unsupported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On ranks that are not there; torch's own path begins and ends in the orders that were asked for."""
+    from torch.distributed.tensor import _redistribute
+
+    full = torch.zeros(8, 8)
+    source, target = parse_state("S(0)[1]S(0)[0]", 2), parse_state("S(1)[1]S(1)[0]", 2)
+    with fake_mesh(SQUARE, devices_per_host=1) as mesh:
+        tensor = OrderedTensor(full[:2], mesh, source, full)
+        states = plan_path(tensor, OrderedPlacements.of(target))[0].split("->")
+        assert (parse_state(states[0], 2), parse_state(states[-1], 2)) == (source, target)
+        monkeypatch.delattr(_redistribute, "redistribute_local_tensor")
+        with pytest.raises(Unsupported, match=r"explicit shard orders.*redistribute_local_tensor"):
+            OrderedTensor(full[:2], mesh, source, full)
+
+
+class Connections:
+    """A rank's groups after a case that raised everywhere, in three conditions."""
+
+    mesh_dims = ("dp_shard", "tp")
+
+    def __init__(self, condition: str) -> None:
+        self.condition, self.asked = condition, []
+
+    def meets(self, mesh_dim: str) -> bool:
+        self.asked.append(mesh_dim)
+        if self.condition == "broken":
+            raise RuntimeError("Connection closed by peer")
+        return self.condition == "sound"
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+
+@pytest.mark.parametrize("condition", ["sound", "broken", "out of step"])
+def test_a_case_that_raised_everywhere_ends_the_launch_only_if_it_broke_the_groups(condition: str) -> None:
+    runner = object.__new__(Runner)
+    place: Any = Connections(condition)
+    runner._place = place
+    with pytest.raises(RankFailed, match="why") if condition != "sound" else contextlib.nullcontext():
+        runner._meet_again("why")
+    assert place.asked == (["dp_shard"] if condition == "broken" else ["dp_shard", "tp"])
