@@ -99,6 +99,7 @@ def test_each_launch_goes_on_after_the_case_that_broke_the_last_one(launched: An
     assert (outcome.status, outcome.exit_code) == ("complete", 1)
     assert footer_in(tmp_path)["num_relaunches"] == 2 and footer_in(tmp_path)["num_not_run"] == 0
     assert "rank 1 died in a" in outcome.message and "rank 1 died in c" in outcome.message
+    assert footer_in(tmp_path)["message"].startswith("2 cases broke the launch (the ranks were started again 2 times")
 
 
 def test_relaunches_are_capped_and_the_rest_is_counted_as_not_run(launched: Any, tmp_path: Path) -> None:

@@ -41,13 +41,20 @@ class History:
     @property
     def message(self) -> str:
         """What to tell the user, one sentence; empty where all went well."""
+        if not self.lost:
+            return self.summary
+        named = "; ".join(f"{case.id}: {why}" for case, why in self.lost[:NUM_NAMED])
+        more = f"; and {len(self.lost) - NUM_NAMED} more" if len(self.lost) > NUM_NAMED else ""
+        return f"{self.summary}: {named}{more}"
+
+    @property
+    def summary(self) -> str:
+        """The same for the footer, whose file has a row for each case that broke a launch."""
         cause = self.last.cause.message
         if not self.lost:
             return cause
-        named = "; ".join(f"{case.id}: {why}" for case, why in self.lost[:NUM_NAMED])
-        more = f"; and {len(self.lost) - NUM_NAMED} more" if len(self.lost) > NUM_NAMED else ""
         also = "" if self.last.lost_case else f" and then {cause}" if cause else ""
-        return f"{_count(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()}): {named}{more}"
+        return f"{_count(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()})"
 
     def _what_followed(self) -> str:
         relaunches = self.num_launches - 1
@@ -116,7 +123,7 @@ class History:
         footer = {
             "type": "footer",
             "status": self.status,
-            "message": self.message,
+            "message": self.summary,
             "finished_at": time.time(),
             "wall_s": wall_s,
             "spent_s": spent_s,
