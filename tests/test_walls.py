@@ -12,7 +12,8 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
-    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "doctor", "__version__"},
+    "cli": {"spec", "launch", "display", "results", "calibrate", "advise", "doctor", "commands", "__version__"},
+    "commands": {"report"},
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
