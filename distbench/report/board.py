@@ -64,6 +64,11 @@ class Board:
         counts = np.array([self.numbers["num_collectives"][planner] for planner in self.planners])
         return np.asarray(np.nan_to_num(counts).max(axis=0) > 0) if len(self.planners) else np.zeros(0, bool)
 
+    def sizes(self) -> list[str]:
+        """The size classes, ascending."""
+        smallest = self.pairs.groupby("size", sort=False)["payload_bytes"].min()
+        return [str(size) for size in smallest.sort_values(kind="stable").index]
+
     def groups(self) -> list[tuple[str, str, Bools]]:
         """(mesh, size class, which pairs) of each mesh and size, ascending."""
         labels = self.pairs[["mesh_shape", "size"]].apply(tuple, axis=1)

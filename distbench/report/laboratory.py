@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MIN_PLANNERS = 3
 MAX_STRIKING = 10
+NATIVE = "+native"
 LARGE_BYTES = 1 << 20
 MIN_FOCUS = 20
 
@@ -47,6 +48,7 @@ class Study:
         runs: the runs it is made of, oldest first.
         versions: torch and backend of the latest run.
         profile: the profile's file as the latest run was given it, or None.
+        is_native: every all-to-all ran as such; the planners' names then do without +native.
         board: the measured times.
         focus: the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough.
         focus_text: the same in words.
@@ -67,6 +69,7 @@ class Study:
     runs: Sequence[Run]
     versions: Versions
     profile: str | None
+    is_native: bool
     board: Board
     focus: Bools
     focus_text: str
@@ -119,6 +122,9 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         frame: their cases.
     """
     rows = laboratory_rows(frame)
+    is_native = BASELINE not in set(rows["planner"]) and f"{BASELINE}{NATIVE}" in set(rows["planner"])
+    if is_native:
+        rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
     board = board_of(rows)
     focus, focus_text = _focus(board)
     outcomes: dict[str, Counter[str]] = {}
@@ -129,6 +135,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         runs=runs,
         versions=_versions(runs[-1]),
         profile=_profile(runs),
+        is_native=is_native,
         board=board,
         focus=focus,
         focus_text=focus_text,
@@ -147,11 +154,15 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
 
 
 def _focus(board: Board) -> tuple[Bools, str]:
-    """Small tensors tell of latency alone, and suites that look for wrong values have many of them."""
-    large = (board.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool)
+    """Small tensors tell of latency alone, and suites that look for wrong values have many of them.
+
+    Pairs without greedy's time in the same run are left out: times of different runs are not to be compared.
+    """
+    eligible = board.has(BASELINE) if BASELINE in board.planners else np.ones(len(board.pairs), dtype=bool)
+    large = (board.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & eligible
     if (large & board.speaks()).sum() >= MIN_FOCUS:
         return large, f"of {size_text(LARGE_BYTES)} and above"
-    return np.ones(len(large), dtype=bool), "of all sizes"
+    return eligible, "of all sizes"
 
 
 def _sent_over_bound(board: Board, focus: Bools) -> dict[str, float]:

@@ -63,7 +63,7 @@ def cost_figure(study: Study) -> "Figure | None":
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=True, axis="x")
-    style.label_axis(axes.xaxis, lambda value: f"+{value:g} %")
+    style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
     axes.set_xlabel(f"time over the best planner of each pair (geometric mean over {_most(study)} pairs)")
     _title(figure, f"What each choice costs, pairs {study.focus_text}: shorter is better")
     return figure
@@ -91,6 +91,7 @@ def ratio_figure(study: Study) -> "Figure | None":
         tick for tick in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 5, 10) if low <= tick <= high
     ]
     axes[0].set_yticks(ticks)
+    axes[0].set_yticks([], minor=True)
     style.label_axis(axes[0].yaxis, lambda value: f"{value:g}")
     axes[0].set_ylabel("time over greedy's")
     _title(figure, "Time over greedy's by size of the tensor: below the line is faster than greedy")
@@ -150,9 +151,9 @@ def prediction_figure(study: Study) -> "Figure | None":
         return None
     columns = min(len(shown), PER_ROW)
     rows = -(-len(shown) // columns)
-    figure, axes = style.new_figure(columns, 0.8 + 3.1 * columns, 0.9 + 3.2 * rows, num_rows=rows)
+    figure, axes = style.new_figure(columns, 0.8 + 3.1 * columns, 0.8 + 3.5 * rows, num_rows=rows)
     both = np.concatenate([part for planner in shown for part in known[planner]])
-    low, high = both.min() / 1.5, both.max() * 1.5
+    low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
     for panel, planner in zip(axes, shown, strict=False):
         _scatter(panel, planner, *known[planner], low, high)
         panel.set_xlabel("predicted")
@@ -176,10 +177,10 @@ def _scatter(axes: "Axes", planner: str, predicted: Floats, measured: Floats, lo
     axes.plot(line, line, color=style.GREY, linewidth=1.2, zorder=1)
     axes.scatter(predicted, measured, s=13, color=COLORS.get(planner, style.BLACK), alpha=0.55, linewidth=0, zorder=2)
     for axis in (axes.xaxis, axes.yaxis):
-        style.time_axis(axis, float(low), float(high))
+        style.time_axis(axis, low, high, max_ticks=4)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    axes.set_aspect("equal")
+    axes.set_box_aspect(1)
     error = float(np.median(np.abs(predicted / measured - 1)))
     axes.set_title(f"{planner}: off by {percent_text(error)}", fontweight="normal")
     axes.annotate(

@@ -6,7 +6,7 @@ import numpy as np
 
 from distbench.report.failures import BAD, Failure
 from distbench.report.laboratory import Study
-from distbench.report.laboratory_verdict import code_blocks, regret_of, verdict_lines
+from distbench.report.laboratory_verdict import regret_of, verdict_lines
 from distbench.report.layout import Block, Heading, Lines, Table, capped, shorten
 from distbench.report.matchups import BASELINE, BETTER_OF_TORCH, CHOSEN, NEAR_BEST, WORSE_SHARE, Striking
 from distbench.report.predictions import APART
@@ -22,13 +22,8 @@ def opening(study: Study) -> list[Block]:
     return [Lines(verdict_lines(study))]
 
 
-def story(study: Study, code: bool = True) -> list[Block]:
-    """Everything else, in the order of telling.
-
-    Args:
-        study: what was found.
-        code: whether the lines of code stand at the end.
-    """
+def story(study: Study) -> list[Block]:
+    """The numbers behind the verdict, in the order of telling."""
     tables: list[Table | None] = [
         _means(study),
         _wins(study),
@@ -40,8 +35,7 @@ def story(study: Study, code: bool = True) -> list[Block]:
         _failures(study),
     ]
     heading = Heading(f"Redistribution laboratory: {study.machine}, torch {study.versions.torch}")
-    end = code_blocks(study) if code else []
-    return [heading, *(table for table in tables if table is not None), *end]
+    return [heading, *(table for table in tables if table is not None)]
 
 
 def _groups(study: Study) -> list[tuple[str, str]]:
@@ -67,7 +61,7 @@ def _means(study: Study) -> Table | None:
     ]
     title = "Time over greedy's, by mesh and size of the whole tensor"
     breaks = frozenset(range(1, len(rows)))
-    columns = ("<mesh", "<size", "pairs", *planners)
+    columns = ("<mesh", "<size", "pairs", *(planner.replace("+", "\n+") for planner in planners))
     return Table(title, columns, rows, notes[: 2 if "direct" in planners else 1], breaks)
 
 
@@ -83,13 +77,13 @@ def _wins(study: Study) -> Table | None:
     if not rows:
         return None
     columns = (
-        "<planner", "pairs", "not as\ngreedy", "faster\nthan greedy", "slower\nthan greedy",
-        "faster than\ntorch's better", "slower than\ntorch's better", f"slower by\n{percent_text(WORSE_SHARE)} or more",
+        "<planner", "pairs", "not as\ngreedy", "faster than\ngreedy", "slower than\ngreedy",
+        "faster than\nbetter", "slower than\nbetter", f"{percent_text(WORSE_SHARE)}+\nslower",
     )  # fmt: skip
     widest = float(np.max(study.widening, initial=1.0))
     notes = [
         "faster, slower: the whole 95 % interval of the pair's ratio lies on that side of one",
-        "torch's better: the faster of greedy and min_cost as measured, pair by pair",
+        "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
     ]
     if widest > 1:
         notes.append(
@@ -151,7 +145,8 @@ def _paths(study: Study) -> Table | None:
 
 
 def _predictions(study: Study) -> Table | None:
-    sizes = list(dict.fromkeys(error.size for error in study.errors if error.size))
+    known_sizes = {error.size for error in study.errors}
+    sizes = [size for size in study.board.sizes() if size in known_sizes]
     by_place = {(error.planner, error.size): error for error in study.errors}
     rows = []
     for planner in dict.fromkeys(error.planner for error in study.errors):

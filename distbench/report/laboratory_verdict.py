@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from distbench.report.laboratory import Study
+from distbench.report.laboratory import NATIVE, Study
 from distbench.report.layout import Block, Code, Heading, Lines
 from distbench.report.matchups import CHOSEN, Matchup, Regret
 from distbench.report.predictions import APART
+from distbench.report.stats import geometric_mean
 from distbench.report.units import known, percent_text, ratio_text
 
 OURS = ("calibrated", "calibrated+native", "direct")
@@ -19,6 +20,8 @@ NO_PROFILE = "profile.json"
 def verdict_lines(study: Study) -> tuple[str, ...]:
     """What an engineer has to know, in the order of telling; only what was measured."""
     lines = [_use_line(study), _greedy_line(study), _min_cost_line(study), _prediction_line(study), _wrong_line(study)]
+    if study.is_native:
+        lines.insert(1, "Every all-to-all ran as such in these runs (+native), greedy's and min_cost's too.")
     return tuple(line for line in lines if line)
 
 
@@ -26,13 +29,19 @@ def best_everywhere(study: Study) -> Matchup | None:
     """The planner to set for everything: the one with the least mean time, if it is surely under greedy's; or None."""
     found = [matchup for planner in EVERYWHERE if (matchup := study.against(planner))]
     best = min(found, key=lambda matchup: matchup.mean[0], default=None)
-    return best if best and known(best.mean[2]) and best.mean[2] < 1 else None
+    return best if best and best.mean[2] < 1 else None
 
 
 def best_by_hand(study: Study) -> Matchup | None:
-    """direct, where it is surely faster than greedy on the pairs it can move."""
-    direct = study.against("direct")
-    return direct if direct and known(direct.mean[2]) and direct.mean[2] < 1 else None
+    """direct, where on the pairs it can move it is surely faster than greedy, and than what is best everywhere."""
+    direct, everywhere = study.against("direct"), best_everywhere(study)
+    if not direct or not direct.mean[2] < 1:
+        return None
+    if everywhere:
+        one, other = (study.board.times[name].center for name in ("direct", everywhere.planner))
+        if not geometric_mean((one / other)[study.focus & study.board.speaks()]) < 1:
+            return None
+    return direct
 
 
 def regret_of(study: Study, planner: str) -> Regret | None:
@@ -151,9 +160,13 @@ def code_blocks(study: Study) -> list[Block]:
     if Path(profile).is_relative_to(Path.cwd()):
         profile = str(Path(profile).relative_to(Path.cwd()))
     blocks: list[Block] = [Heading("The line of code")]
+    native = NATIVE if study.is_native else ""
     if everywhere:
         why = f"{everywhere.planner}, for every redistribution, also those inside operators and in backward"
-        blocks += [Lines((f"{why}: {_times_greedy(everywhere)}.",)), Code(code_for(everywhere.planner, profile))]
+        blocks += [
+            Lines((f"{why}: {_times_greedy(everywhere)}.",)),
+            Code(code_for(everywhere.planner + native, profile)),
+        ]
     if by_hand:
         why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
         blocks += [Lines((f"{why}: {_times_greedy(by_hand)}.",)), Code(code_for("direct", profile))]
@@ -161,7 +174,7 @@ def code_blocks(study: Study) -> list[Block]:
         beside = study.against("calibrated")
         if beside:
             text = f"calibrated takes {_times_greedy(beside)} here: no sure gain. To try it all the same:"
-            blocks += [Lines((text,)), Code(code_for("calibrated", profile))]
+            blocks += [Lines((text,)), Code(code_for("calibrated" + native, profile))]
         elif not by_hand:
             blocks.append(Lines(("Nothing to change: greedy is what torch uses by itself.",)))
     return blocks

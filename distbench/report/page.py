@@ -24,7 +24,7 @@ figure { margin: 1.7rem 0; }
 figure svg { width: 100%; height: auto; display: block; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-caption, .title { text-align: left; font-weight: 600; font-size: 1rem; padding: .3rem 0 .45rem; }
+.title { font-weight: 600; }
 th { font-weight: 600; color: #555; vertical-align: bottom; border-bottom: 1.5px solid #888; }
 th, td { text-align: right; padding: .24rem .95rem .24rem 0; white-space: pre-line; vertical-align: top; }
 th.left, td.left { text-align: left; overflow-wrap: anywhere; }
@@ -91,8 +91,8 @@ def _table(table: Table) -> str:
         rows.append(f"<tr{' class=break' if index in table.breaks else ''}>{cells}</tr>")
     notes = "".join(f'<p class="note">{_text(note)}</p>' for note in table.notes)
     return (
-        f'<figure><div class="scroll"><table><caption>{_text(table.title)}</caption><thead><tr>{headings}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>{notes}</figure>"
+        f'<figure><p class="title">{_text(table.title)}</p><div class="scroll"><table>'
+        f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}</figure>"
     )
 
 

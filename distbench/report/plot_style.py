@@ -90,16 +90,18 @@ def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def time_axis(axis: Any, low: float, high: float) -> None:
-    """A log axis of seconds with ticks at 1, 2 and 5, or at whole decades where there are many."""
+def time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
+    """A log axis of seconds with ticks at 1, 2 and 5, or at fewer where those would be more than `max_ticks`."""
     import math
 
     from matplotlib.ticker import FixedLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    factors = (1, 2, 5) if high / low < 300 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(ticks) <= max_ticks:
+            break
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     label_axis(axis, time_tick)

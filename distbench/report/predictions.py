@@ -42,13 +42,12 @@ class Ranking(NamedTuple):
 def prediction_errors(board: Board, focus: Bools) -> list[PredictionError]:
     """By planner and size, and (size "") over the pairs in focus; planners without predictions are left out."""
     found = []
-    sizes = list(dict.fromkeys(size for _, size, _ in board.groups()))
     for planner in board.planners:
         predicted, measured = board.numbers["predicted_s"][planner], board.times[planner].center
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = predicted / measured
         known = np.isfinite(ratio) & (predicted > 0) & board.speaks()
-        for size in [*sizes, ""]:
+        for size in [*board.sizes(), ""]:
             chosen = known & ((board.pairs["size"] == size).to_numpy(bool) if size else focus)
             if chosen.any():
                 errors, bias = np.abs(ratio[chosen] - 1), ratio[chosen]

@@ -34,7 +34,7 @@ def report_blocks(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies
     blocks += [block for study in studies for block in story(study)]
     for run, frame in zip(runs, frames, strict=True):
         blocks += section(run, frame, told)
-    return blocks
+    return [*blocks, *(block for study in studies for block in code_blocks(study))]
 
 
 def section(run: Run, frame: "pd.DataFrame", told: Sequence[Run] = ()) -> list[Block]:
@@ -67,7 +67,7 @@ def page_blocks(
     for study in studies:
         blocks.append(Heading(f"Which redistribution planner to use on {study.machine}", 1))
         blocks += [Verdict(lines.texts) for lines in opening(study) if isinstance(lines, Lines)]
-        blocks += [*code_blocks(study), *_with_figures(story(study, code=False), study)]
+        blocks += [*code_blocks(study), *_with_figures(story(study), study)]
     head = overview(runs, (), told)
     if studies:
         head[0] = Heading("Where these numbers come from")
