@@ -11,12 +11,14 @@ from typing import NamedTuple
 from distbench.report.failures import Failure, numel_of, sizes_in, tokens_of
 from distbench.report.frame import Row
 from distbench.report.layout import clean, shorten
-from distbench.report.reproducer_script import SCRIPT
+from distbench.report.reproducer_script import SCRIPT, kept
 from distbench.spec.errors import UserError
 
 TORCHS = ("greedy", "min_cost")
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+# Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
+REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
 _SHARD = re.compile(r"S\((\d+)\)(?:\[(\d+)\])?")
 _STRIDED = re.compile(r"_?S(?:S|tridedShard)?\((?:dim=)?(\d+), *(?:sf=|split_factor=)?(\d+)\)")
 _PARTIAL = re.compile(r"P\((\w+)\)")
@@ -36,12 +38,14 @@ class Layout(NamedTuple):
     Args:
         placements: Python expressions, one a mesh dim.
         cuts: in the order in which they are made.
-        order: tensor dim to mesh dims, where the row gave a shard order of its own; else None.
+        order: tensor dim to the mesh dims that cut it.
+        is_ordered: whether that is another order than from left to right.
     """
 
     placements: list[str]
     cuts: list[Cut]
-    order: dict[int, list[int]] | None
+    order: dict[int, tuple[int, ...]]
+    is_ordered: bool
 
 
 def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
@@ -92,7 +96,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         NotWritten: its planner is not torch's, or its row does not say enough.
     """
     record = failure.example
-    planner, _, native = failure.planner.partition("+")
+    planner = failure.planner.partition("+")[0]
     if planner not in TORCHS:
         raise NotWritten(f"{planner} is distbench's own; run the case again with distbench")
     mesh_shape, shape = sizes_in(record["mesh_shape"]), sizes_in(record["shape"])
@@ -101,6 +105,8 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     if numel_of(record) > MAX_NUMEL:
         raise NotWritten(f"its smallest tensor has {numel_of(record)} elements")
     source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
+    if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
+        raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
     flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
     fields = {
         "mesh_shape": mesh_shape,
@@ -108,19 +114,48 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "flattened": flattened,
         "shape": shape,
         "dtype": DTYPES[record["dtype"]],
-        "planner": planner,
-        "native": native == "native",
-        "backward": record["direction"] == "backward",
         "backend": versions.backend,
+        "names": _imported((*source.placements, *target.placements)),
         "source": ", ".join(source.placements),
         "target": ", ".join(target.placements),
         "source_cuts": [tuple(cut) for cut in source.cuts],
         "target_cuts": [tuple(cut) for cut in target.cuts],
         "source_order": source.order,
         "target_order": target.order,
+        "reduction": REDUCTIONS[next(iter(_operators(target)), "sum")],
         **_prose(failure, versions, math.prod(mesh_shape), file_name),
     }
-    return Template(SCRIPT).substitute({name: str(value) for name, value in fields.items()})
+    text = kept(SCRIPT, _words(failure, source, target, versions))
+    return Template(text).substitute({name: str(value) for name, value in fields.items()})
+
+
+def _words(failure: Failure, source: Layout, target: Layout, versions: Versions) -> set[str]:
+    """What is true of a case, in the words of the script's conditions."""
+    record = failure.example
+    after = zip(source.placements, target.placements, strict=True)
+    becomes_partial = any(new.startswith("Partial") and new != old for old, new in after)
+    operators = _operators(source)
+    true = {
+        "nccl": versions.backend == "nccl",
+        "min_cost": failure.planner.startswith("min_cost"),
+        "native": failure.planner.endswith("+native"),
+        "strided": any("Strided" in text for text in (*source.placements, *target.placements)),
+        "internals": source.is_ordered or target.is_ordered or becomes_partial,
+        "from_partial": bool(operators),
+        "to_partial": any(text.startswith("Partial") for text in target.placements),
+        "backward": record["direction"] == "backward",
+        "flattened": bool(record["flattened"]),
+    }
+    return {word for word, is_true in true.items() if is_true} | operators
+
+
+def _operators(layout: Layout) -> set[str]:
+    return set(re.findall(r'Partial\("(\w+)"\)', " ".join(layout.placements)))
+
+
+def _imported(placements: Sequence[str]) -> str:
+    used = {text.partition("(")[0] for text in placements}
+    return ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate"
 
 
 def _prose(failure: Failure, versions: Versions, num_ranks: int, file_name: str) -> dict[str, object]:
@@ -191,19 +226,7 @@ def layout_of(text: str, mesh_shape: Sequence[int]) -> Layout:
         else:
             placements.append("Replicate()")
     cuts = [cut for _, cut in sorted(turns)]
-    order: dict[int, list[int]] = {}
+    order: dict[int, tuple[int, ...]] = {}
     for cut in cuts:
-        order.setdefault(cut.tensor_dim, []).append(cut.mesh_dim)
-    return Layout(placements, _strides_undone(cuts, mesh_shape), order if is_ordered else None)
-
-
-def _strides_undone(cuts: list[Cut], mesh_shape: Sequence[int]) -> list[Cut]:
-    """Strided shards that stand for a shard order (the plain shards to their right cut first) as just that order."""
-    plain, late = [], []
-    for cut in cuts:
-        after = [c for c in cuts if c.mesh_dim > cut.mesh_dim and c.tensor_dim == cut.tensor_dim and c.num_pieces == 1]
-        if cut.num_pieces > 1 and cut.num_pieces == math.prod(mesh_shape[c.mesh_dim] for c in after):
-            late.append(cut._replace(num_pieces=1))
-        else:
-            plain.append(cut)
-    return plain + late
+        order[cut.tensor_dim] = (*order.get(cut.tensor_dim, ()), cut.mesh_dim)
+    return Layout(placements, cuts, dict(sorted(order.items())), is_ordered)
