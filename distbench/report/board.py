@@ -90,11 +90,8 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
     rows["mesh_shape"] = np.where(rows["mesh_shape"] == "", of_run, rows["mesh_shape"])
     numel = np.array([np.prod(sizes_in(shape)) if sizes_in(shape) else np.nan for shape in rows["shape"]], dtype=float)
     itemsize = rows["dtype"].map(DTYPE_BYTES).to_numpy(float)
-    rows["payload_bytes"] = (
-        rows["payload_bytes"]
-        .fillna(rows["payload_bytes"] * np.nan)
-        .where(rows["payload_bytes"].notna(), numel * itemsize)
-    )
+    sizes = rows["payload_bytes"]
+    rows["payload_bytes"] = sizes.where(sizes.notna(), numel * itemsize)
     return rows
 
 

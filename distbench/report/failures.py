@@ -109,7 +109,8 @@ def numel_of(record: Row) -> int:
 
 def sizes_in(text: object) -> tuple[int, ...]:
     """`"2x4"` as (2, 4); () for what is no such text."""
-    return tuple(int(part) for part in text.split("x")) if isinstance(text, str) and text else ()
+    is_shape = isinstance(text, str) and re.fullmatch(r"\d+(x\d+)*", text)
+    return tuple(int(part) for part in str(text).split("x")) if is_shape else ()
 
 
 def cuts_in(layout: str) -> list[tuple[int, int | None]]:

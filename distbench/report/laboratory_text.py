@@ -133,14 +133,14 @@ def _paths(study: Study) -> Table | None:
     for mesh, size in _groups(study):
         found = [by_place.get((mesh, size, *kind)) for kind in kinds]
         if any(found):
-            pairs = max(d.num_pairs for d in found if d)
             cells = [
-                f"{d.num_differing} ({percent_text(d.num_differing / d.num_pairs)})" if d else NOTHING for d in found
+                f"{percent_text(d.num_differing / d.num_pairs)} ({d.num_differing}/{d.num_pairs})" if d else NOTHING
+                for d in found
             ]
-            rows.append((mesh, size, str(pairs), *cells))
+            rows.append((mesh, size, *cells))
     if not rows:
         return None
-    columns = ("<mesh", "<size", "pairs", *(f"{planner}\nnot {other}'s" for planner, other in kinds))
+    columns = ("<mesh", "<size", *(f"{planner}\nnot {other}'s" for planner, other in kinds))
     return Table("How often another path is planned", columns, rows)
 
 
