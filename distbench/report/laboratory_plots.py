@@ -55,7 +55,7 @@ def cost_figure(study: Study) -> "Figure | None":
     extra = [100 * (regret.mean - 1) for regret in regrets]
     axes.barh(places, extra, color=[COLORS.get(regret.planner, style.BLACK) for regret in regrets], height=0.66)
     for place, (regret, value) in enumerate(zip(regrets, extra, strict=True)):
-        few = f"  (the {regret.num_pairs} pairs that it can move)" if regret.num_pairs < _most(study) else ""
+        few = f"  (on {regret.num_pairs} of the {_most(study)} pairs)" if regret.num_pairs < _most(study) else ""
         axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
     axes.set_yticks(places, [regret.planner for regret in regrets])
     axes.invert_yaxis()
@@ -95,10 +95,8 @@ def ratio_figure(study: Study) -> "Figure | None":
     style.label_axis(axes[0].yaxis, lambda value: f"{value:g}")
     axes[0].set_ylabel("time over greedy's")
     _title(figure, "Time over greedy's by size of the tensor: below the line is faster than greedy")
-    figure.supxlabel(
-        "geometric mean over the pairs that communicate; bars: its 95 % CI over pairs; direct: pairs without Partial",
-        x=0.01, ha="left", fontsize=8.5, color="#606060",
-    )  # fmt: skip
+    what = "geometric mean over the pairs that communicate; bars: its 95 % CI over pairs"
+    style.caption(figure, what + ("; direct: pairs without Partial" if "direct" in study.board.planners else ""))
     return figure
 
 
@@ -161,6 +159,7 @@ def prediction_figure(study: Study) -> "Figure | None":
         axes[row * columns].set_ylabel("measured")
     for unused in axes[len(shown) :]:
         unused.set_axis_off()
+    style.caption(figure, "grey band: within 20 %; pairs of all sizes that communicate")
     _title(figure, "Predicted against measured, one dot a pair: on the line the prediction is right")
     return figure
 

@@ -122,8 +122,16 @@ def _regrets(study: Study) -> Table | None:
         "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
         f"{CHOSEN}: the planner with the least predicted time, pair by pair, nothing measured",
         "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
+        *_left_out(study),
     ]
     return Table(f"What each choice costs over the best, pairs {study.focus_text}", columns, rows, notes)
+
+
+def _left_out(study: Study) -> list[str]:
+    """One sentence on pairs that nothing can be compared with; nothing when there are none."""
+    board = study.board
+    count = int((~board.has(BASELINE)).sum()) if BASELINE in board.planners else 0
+    return [f"left out: {count} pairs that greedy did not move rightly in the same run"] if count else []
 
 
 def _paths(study: Study) -> Table | None:

@@ -69,6 +69,11 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def caption(figure: "Figure", text: str) -> None:
+    """One small line below a figure."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+
+
 def label_axis(axis: Any, text: Callable[[float], str]) -> None:
     """Tick labels by a function of the tick's value; nothing at minor ticks."""
     from matplotlib.ticker import FuncFormatter, NullFormatter

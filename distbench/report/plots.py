@@ -121,11 +121,7 @@ def _note_other_ops(figure: "Figure", measured: "pd.DataFrame") -> None:
     other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
     pairs = other[["op", "backend_op", "backend"]].drop_duplicates().itertuples(index=False)
     notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in pairs]
-    _caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
-
-
-def _caption(figure: "Figure", text: str) -> None:
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+    style.caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
 
 
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
@@ -151,7 +147,9 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     figure.suptitle(f"{name}: where a step's time goes", x=0.01, ha="left", fontweight="bold")
-    _caption(figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step")
+    style.caption(
+        figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    )
     yield "step", figure
 
 
@@ -188,7 +186,7 @@ def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
             _planner_panel(panel, comparison)
         axes[0].set_ylabel(f"{planner}, median time")
         figure.suptitle(f"{name}: {planner} against {BASELINE}, one dot a pair", x=0.01, ha="left", fontweight="bold")
-        _caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
+        style.caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
 
 
