@@ -68,9 +68,10 @@ def render(
         whole = frame_of(found)
     frames = _by_run(whole, found)
     groups = grouped(whole, group_by) if group_by else None
-    written = _draw(found, frames, plots) if plots else []
+    is_told = form not in ("csv", "json") and groups is None
+    studies = studies_of(found, frames) if is_told or plots or page or reproducers else []
+    written = _draw(found, frames, studies, plots) if plots else []
     beside: list[str] = []
-    studies = studies_of(found, frames) if groups is None or page or reproducers else []
     if page:
         beside.append(_write_page(page, found, frames, studies))
     if reproducers:
@@ -103,12 +104,14 @@ def _by_run(whole: "pd.DataFrame", runs: Sequence[Run]) -> list["pd.DataFrame"]:
     return frames
 
 
-def _draw(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], folder: Path) -> list[Path]:
+def _draw(
+    runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence["Study"], folder: Path
+) -> list[Path]:
     from distbench.report.plots import draw_all
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return draw_all(runs, frames, folder)
+        return draw_all(runs, frames, studies, folder)
     except OSError as error:
         raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.report import plot_style as style
 from distbench.report.collectives import collectives_of
 from distbench.report.frame import PHASES
-from distbench.report.laboratory import studies_of
+from distbench.report.laboratory import Study
 from distbench.report.laboratory_plots import laboratory_figures
 from distbench.report.overview import scenario_name
 from distbench.report.redistributions import BASELINE, Comparison, comparisons
@@ -28,12 +28,15 @@ MAX_PANELS = 4
 PANEL_WIDTH = 5.2
 
 
-def draw_all(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], folder: Path) -> list[Path]:
+def draw_all(
+    runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence[Study], folder: Path
+) -> list[Path]:
     """Draw whatever there is something to draw of; the files written, PNG and SVG of each.
 
     Args:
         runs: the runs.
         frames: each run's frame.
+        studies: what the laboratories among them say.
         folder: an existing folder.
 
     Raises:
@@ -46,7 +49,7 @@ def draw_all(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], folder: Path
             stem = name if names.count(name) == 1 else run.path.stem
             for kind, figure in figures_of(name, frame):
                 written += style.save(figure, folder, _file_name(kind, stem))
-        for study in studies_of(runs, frames):
+        for study in studies:
             for kind, figure in laboratory_figures(study):
                 written += style.save(figure, folder, _file_name(kind, study.machine))
     return written
