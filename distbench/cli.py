@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from distbench import __version__
+from distbench.commands.report import report
 from distbench.spec.errors import UserError
 
 STARTED_AT = time.time()
@@ -264,30 +265,7 @@ def _relative(path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
-@main.command()
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN...]")
-@click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
-@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Also draw plots there, PNG and SVG.")
-@click.option("--group-by", metavar="COLUMN,...", help="Summarise cases by these columns instead of listing them.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder to look in.")
-def report(runs: tuple[Path, ...], form: str, plots: Path | None, group_by: str | None, out: Path) -> None:
-    """Show measured runs; without RUN, every scenario of the latest `distbench run`.
-
-    A RUN is a run file or a folder of run files.
-
-    \b
-    Examples:
-      distbench report --plots plots
-      distbench report results --format csv
-      distbench report --group-by kind,status
-    """
-    from distbench.report import render
-
-    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
-    shown = render(runs, out, form, plots, by)
-    for warning in shown.warnings:
-        click.echo(f"distbench: {warning}", err=True)
-    click.echo(shown.text)
+main.add_command(report)
 
 
 @main.command()

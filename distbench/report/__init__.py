@@ -1,4 +1,4 @@
-"""What a person reads of run files: tables, Markdown, CSV, JSON and plots. Only `render` puts them together."""
+"""What a person reads of run files: tables, Markdown, CSV, JSON, plots and a page. Only `render` puts them together."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from distbench.spec.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from distbench.report.laboratory import Study
     from distbench.report.layout import Block
 
 FORMS = ("table", "markdown", "csv", "json")
@@ -31,7 +32,15 @@ class Rendered:
     warnings: list[str] = field(default_factory=list)
 
 
-def render(runs: tuple[Path, ...], out: Path, form: str, plots: Path | None, group_by: tuple[str, ...]) -> Rendered:
+def render(
+    runs: tuple[Path, ...],
+    out: Path,
+    form: str,
+    plots: Path | None,
+    group_by: tuple[str, ...],
+    page: Path | None = None,
+    reproducers: Path | None = None,
+) -> Rendered:
     """The report on some runs.
 
     Args:
@@ -40,14 +49,17 @@ def render(runs: tuple[Path, ...], out: Path, form: str, plots: Path | None, gro
         form: one of FORMS; "csv" and "json" give every column of the frame, one row (record) a case.
         plots: folder to draw plots in as well, or None.
         group_by: columns to summarise cases by instead of listing them; empty to list them.
+        page: HTML file to write the same report to, with its figures, or None.
+        reproducers: folder for one script for each cause of wrong or broken redistributions, or None.
 
     Raises:
-        UserError: nothing to report, a file that is no run file, an unknown form or column, or a folder for plots that
+        UserError: nothing to report, a file that is no run file, an unknown form or column, or a file or folder that
             cannot be written.
     """
     from distbench.report.collect import collect
     from distbench.report.frame import frame_of
     from distbench.report.groups import grouped
+    from distbench.report.laboratory import studies_of
 
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
@@ -56,12 +68,19 @@ def render(runs: tuple[Path, ...], out: Path, form: str, plots: Path | None, gro
         whole = frame_of(found)
     frames = _by_run(whole, found)
     groups = grouped(whole, group_by) if group_by else None
-    written = _draw(found, frames, plots) if plots else []
+    is_told = form not in ("csv", "json") and groups is None
+    studies = studies_of(found, frames) if is_told or plots or page or reproducers else []
+    written = _draw(found, frames, studies, plots) if plots else []
+    beside: list[str] = []
+    if page:
+        beside.append(_write_page(page, found, frames, studies))
+    if reproducers:
+        beside += _write_reproducers(reproducers, studies)
     if form in ("csv", "json"):
         # Standard output is data here, so the list of plots goes beside it.
         text = _data_text(whole if groups is None else groups, form)
-        return Rendered(text, [*warnings, *(f"plot written: {path}" for path in written)])
-    return Rendered(_page(found, frames, groups, written, form), warnings)
+        return Rendered(text, [*warnings, *(f"plot written: {path}" for path in written), *beside])
+    return Rendered(_report_text(found, frames, studies, groups, written, form), [*warnings, *beside])
 
 
 @contextmanager
@@ -85,12 +104,14 @@ def _by_run(whole: "pd.DataFrame", runs: Sequence[Run]) -> list["pd.DataFrame"]:
     return frames
 
 
-def _draw(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], folder: Path) -> list[Path]:
+def _draw(
+    runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence["Study"], folder: Path
+) -> list[Path]:
     from distbench.report.plots import draw_all
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return draw_all(runs, frames, folder)
+        return draw_all(runs, frames, studies, folder)
     except OSError as error:
         raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
 
@@ -122,9 +143,10 @@ def _json_cells(column: "pd.Series[Any]") -> list[str]:
     return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
 
 
-def _page(
+def _report_text(
     runs: Sequence[Run],
     frames: Sequence["pd.DataFrame"],
+    studies: Sequence["Study"],
     groups: "pd.DataFrame | None",
     written: Sequence[Path],
     form: str,
@@ -132,38 +154,40 @@ def _page(
     from distbench.report.groups import table
     from distbench.report.layout import Lines, markdown_of, text_of
     from distbench.report.overview import overview
+    from distbench.report.sections import report_blocks
 
-    blocks: list[Block] = [*overview(runs)]
-    if groups is not None:
-        blocks.append(table(groups))
-    else:
-        for run, frame in zip(runs, frames, strict=True):
-            blocks += _section(run, frame)
+    blocks: list[Block] = (
+        [*overview(runs), table(groups)] if groups is not None else report_blocks(runs, frames, studies)
+    )
     if written:
         # The folder apart from the names: a whole path may be longer than a line.
         blocks.append(Lines((f"plots written to {written[0].parent}:", *(f"  {path.name}" for path in written))))
     return (text_of if form == "table" else markdown_of)(blocks)
 
 
-def _section(run: Run, frame: "pd.DataFrame") -> list["Block"]:
-    from distbench.report import collectives, redistributions, steps
-    from distbench.report.layout import Heading, Lines
-    from distbench.report.overview import scenario_name, spent_line
+def _write_page(page: Path, runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence["Study"]) -> str:
+    from distbench.report.page import page_of
+    from distbench.report.plot_style import styled
+    from distbench.report.sections import page_blocks
 
-    spent = spent_line(run)
-    return [
-        Heading(scenario_name(run)),
-        Lines((f"run file: {_short(run.path)}",)),
-        *collectives.tables(frame),
-        *steps.tables(frame),
-        *redistributions.tables(frame),
-        *([Lines((spent,))] if spent else []),
-    ]
+    with styled():
+        blocks, title = page_blocks(runs, frames, studies)
+        text = page_of(title, blocks)
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
+    return f"page written: {page}"
 
 
-def _short(path: Path) -> Path:
-    """Relative to the working folder, where it lies below that."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+def _write_reproducers(folder: Path, studies: Sequence["Study"]) -> list[str]:
+    from distbench.report.reproducer import write_reproducers
+
+    lines = []
+    for study in studies:
+        written, left_out = write_reproducers(study.failures, study.versions, folder)
+        lines += [*(f"reproducer written: {path}" for path in written), *left_out]
+    return lines or ["no reproducer written: no redistribution of these runs is wrong or broken"]
 
 
 __all__ = ["FORMS", "Rendered", "render"]

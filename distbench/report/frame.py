@@ -54,11 +54,13 @@ PARAMS = (
     *_params("op", "dtype"),
     *_params("size_bytes", is_number=True),
     *_params("source", "target", "planner", "shape", "variant"),
+    *_params("suite", "direction", "mesh_shape", "flattened"),
     *_params("num_tokens", is_number=True),
 )
 COUNTERS = (
     Column("path", ("counters", "path")),
-    *_counters("num_collectives", "wire_bytes_executed", "planning_cold_s", "planning_warm_s"),
+    *_counters("num_collectives", "wire_bytes_executed", "lower_bound_bytes"),
+    *_counters("predicted_s", "planning_cold_s", "planning_warm_s"),
     *_counters("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes"),
     *_counters("loss_rel_error", "grad_rel_error", "entry_skew_s", "isolated_s"),
     Column("worst_grad", ("counters", "worst_grad")),
@@ -131,6 +133,7 @@ def _run_columns(runs: Sequence[Run]) -> dict[str, list[Any]]:
         "scenario": [_scenario(run) for run in runs],
         "run_file": [run.path.name for run in runs],
         "machine": [_machine(run) for run in runs],
+        "mesh": [_mesh(run) for run in runs],
     }
     counts = [len(run.cases) for run in runs]
     return {
@@ -142,6 +145,12 @@ def _run_columns(runs: Sequence[Run]) -> dict[str, list[Any]]:
 def _scenario(run: Run) -> str | None:
     job = run.header.get("job")
     return _as_texts([job.get("scenario")])[0] if isinstance(job, dict) else None
+
+
+def _mesh(run: Run) -> str | None:
+    job = run.header.get("job")
+    mesh = job.get("mesh") if isinstance(job, dict) else None
+    return ",".join(f"{name}={size}" for name, size in mesh.items()) if isinstance(mesh, dict) else None
 
 
 def _machine(run: Run) -> str | None:

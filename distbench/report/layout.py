@@ -45,7 +45,14 @@ class Table:
     breaks: frozenset[int] = frozenset()
 
 
-Block = Heading | Lines | Table
+@dataclass(frozen=True)
+class Code:
+    """Lines to paste, kept as they are."""
+
+    lines: tuple[str, ...]
+
+
+Block = Heading | Lines | Table | Code
 
 
 def capped(table: Table, num_rows: int, cap: int) -> Table:
@@ -74,6 +81,8 @@ def _text_block(block: Block) -> str:
         return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(len, lines))])
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text) for text in block.texts)
+    if isinstance(block, Code):
+        return "\n".join(f"    {clean(line)}"[:MAX_WIDTH] for line in block.lines)
     return "\n".join([*wrap(clean(block.title), MAX_WIDTH), *_table_lines(block), *map(_paragraph, block.notes)])
 
 
@@ -173,6 +182,8 @@ def _markdown_block(block: Block) -> str:
         return "#" * block.level + " " + _escaped(block.text)
     if isinstance(block, Lines):
         return "\n".join(f"- {_escaped(text)}" for text in block.texts)
+    if isinstance(block, Code):
+        return "\n".join(["```python", *map(clean, block.lines), "```"])
     headings = [_escaped(heading.removeprefix("<")) for heading in block.columns]
     rules = [":---" if heading.startswith("<") else "---:" for heading in block.columns]
     rows = [headings, rules, *([_escaped(cell) for cell in row] for row in block.rows)]

@@ -15,15 +15,22 @@ MAX_ERROR = 400
 BUSY_PER_CPU = 0.5
 
 
-def overview(runs: Sequence[Run]) -> list[Block]:
-    """Title, machines, one row a run, and the cases that are not ok."""
+def overview(runs: Sequence[Run], opening: Sequence[Block] = (), told: Sequence[Run] = ()) -> list[Block]:
+    """Title, machines, one row a run, and the cases that are not ok.
+
+    Args:
+        runs: the runs.
+        opening: what is said first, right under the title.
+        told: runs whose redistributions are told of elsewhere, those that are not ok too.
+    """
     word = "run" if len(runs) == 1 else "runs"
     machines = tuple(dict.fromkeys(_machine_line(run) for run in runs))
     cautions = (*dict.fromkeys(line for run in runs for line in _cautions(run)), *_busy_line(runs))
-    blocks: list[Block] = [Heading(f"distbench report: {len(runs)} {word}", 1), Lines(machines), _runs_table(runs)]
+    title = Heading(f"distbench report: {len(runs)} {word}", 1)
+    blocks: list[Block] = [title, *opening, Lines(machines), _runs_table(runs)]
     if cautions:
         blocks.append(Lines(cautions))
-    not_ok = not_ok_table(runs)
+    not_ok = not_ok_table(runs, told)
     return [*blocks, not_ok] if not_ok else blocks
 
 
@@ -43,9 +50,15 @@ def num_by_status(run: Run) -> dict[str, int]:
     return {status: found[status] for status in STATUSES if found[status]}
 
 
-def not_ok_table(runs: Sequence[Run]) -> Table | None:
-    """Every case that is not ok, the worst first; None when all are."""
-    bad = [case for run in runs for case in run.cases if case["status"] != "ok"]
+def not_ok_table(runs: Sequence[Run], told: Sequence[Run] = ()) -> Table | None:
+    """Every case that is not ok, the worst first, but for the redistributions of `told`; None when there is none."""
+    elsewhere = {id(run) for run in told}
+    bad = [
+        case
+        for run in runs
+        for case in run.cases
+        if case["status"] != "ok" and not (id(run) in elsewhere and case["case"].get("kind") == "redistribute")
+    ]
     if not bad:
         return None
     bad.sort(key=lambda case: STATUSES.index(case["status"]))

@@ -69,6 +69,11 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def caption(figure: "Figure", text: str) -> None:
+    """One small line below a figure."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+
+
 def label_axis(axis: Any, text: Callable[[float], str]) -> None:
     """Tick labels by a function of the tick's value; nothing at minor ticks."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -88,6 +93,23 @@ def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [size_text(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
+
+
+def time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
+    """A log axis of seconds with ticks at 1, 2 and 5, or at fewer where those would be more than `max_ticks`."""
+    import math
+
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(ticks) <= max_ticks:
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    label_axis(axis, time_tick)
 
 
 def time_tick(seconds: float) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from distbench.report import plot_style as style
 from distbench.report.collectives import collectives_of
 from distbench.report.frame import PHASES
+from distbench.report.laboratory import Study
+from distbench.report.laboratory_plots import laboratory_figures
 from distbench.report.overview import scenario_name
 from distbench.report.redistributions import BASELINE, Comparison, comparisons
 from distbench.report.steps import steps_of
@@ -26,26 +28,30 @@ MAX_PANELS = 4
 PANEL_WIDTH = 5.2
 
 
-def draw_all(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], folder: Path) -> list[Path]:
+def draw_all(
+    runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence[Study], folder: Path
+) -> list[Path]:
     """Draw whatever there is something to draw of; the files written, PNG and SVG of each.
 
     Args:
         runs: the runs.
         frames: each run's frame.
+        studies: what the laboratories among them say.
         folder: an existing folder.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    import matplotlib as mpl
-
     names = [scenario_name(run) for run in runs]
     written = []
-    with mpl.rc_context(style.SETTINGS):
+    with style.styled():
         for run, name, frame in zip(runs, names, frames, strict=True):
             stem = name if names.count(name) == 1 else run.path.stem
-            for kind, figure in _figures(name, frame):
+            for kind, figure in figures_of(name, frame):
                 written += style.save(figure, folder, _file_name(kind, stem))
+        for study in studies:
+            for kind, figure in laboratory_figures(study):
+                written += style.save(figure, folder, _file_name(kind, study.machine))
     return written
 
 
@@ -53,7 +59,8 @@ def _file_name(kind: str, stem: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{kind}-{stem}")
 
 
-def _figures(name: str, frame: "pd.DataFrame") -> Drawn:
+def figures_of(name: str, frame: "pd.DataFrame") -> Drawn:
+    """(kind, figure) of whatever one run's frame has something to draw of."""
     makers: tuple[Callable[[str, pd.DataFrame], Drawn], ...] = (busbw_figures, step_figures, planner_figures)
     for make in makers:
         yield from make(name, frame)
@@ -117,11 +124,7 @@ def _note_other_ops(figure: "Figure", measured: "pd.DataFrame") -> None:
     other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
     pairs = other[["op", "backend_op", "backend"]].drop_duplicates().itertuples(index=False)
     notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in pairs]
-    _caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
-
-
-def _caption(figure: "Figure", text: str) -> None:
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+    style.caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
 
 
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
@@ -147,7 +150,9 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     figure.suptitle(f"{name}: where a step's time goes", x=0.01, ha="left", fontweight="bold")
-    _caption(figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step")
+    style.caption(
+        figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    )
     yield "step", figure
 
 
@@ -184,7 +189,7 @@ def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
             _planner_panel(panel, comparison)
         axes[0].set_ylabel(f"{planner}, median time")
         figure.suptitle(f"{name}: {planner} against {BASELINE}, one dot a pair", x=0.01, ha="left", fontweight="bold")
-        _caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
+        style.caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
 
 
@@ -204,7 +209,7 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
     low, high = min(part.min() for part in both) / 1.25, max(part.max() for part in both) * 1.25
     axes.plot([low, high], [low, high], color=style.GREY, linewidth=1, linestyle="--", zorder=0)
     for axis in (axes.xaxis, axes.yaxis):
-        _time_axis(axis, low, high)
+        style.time_axis(axis, low, high)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_aspect("equal")
@@ -213,16 +218,3 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
     title = f"{comparison.dtype} {comparison.shape} ({size_text(comparison.payload_bytes)})"
     axes.set_title(title, fontweight="normal")
     axes.legend(loc="upper left", fontsize=8.5, handletextpad=0.3, borderaxespad=0.2)
-
-
-def _time_axis(axis: Any, low: float, high: float) -> None:
-    """A log axis of seconds with ticks at 1, 2 and 5, or at whole decades where there are many."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    factors = (1, 2, 5) if high / low < 300 else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
-    axis.set_major_locator(FixedLocator(ticks))
-    axis.set_minor_locator(NullLocator())
-    style.label_axis(axis, style.time_tick)

@@ -27,7 +27,7 @@ BASELINE = "greedy"
 MAX_PAIRS = 20
 PAIR = ["shape", "dtype", "source", "target"]
 TIMES = ["median_s", "ci_low_s", "ci_high_s", "num_samples"]
-VALUES = [*TIMES, "path", "num_collectives", "wire_bytes", "planning_cold_s"]
+VALUES = [*TIMES, "path", "backend_op", "num_collectives", "wire_bytes", "planning_cold_s"]
 ORDER = ["same_path", "side", "enough", "margin", "log_distance"]
 SAME_PATH, NOISE, TOO_FEW = "same path", "within noise", "too few samples"
 
@@ -91,6 +91,8 @@ def _compared(pairs: "pd.DataFrame") -> "tuple[pd.DataFrame, NoiseCheck]":
     )
     enough = pairs[["num_samples", "num_samples_other"]].min(axis=1).to_numpy() >= MIN_SAMPLES_FOR_CI
     same_path = (pairs["path"] == pairs["path_other"]).to_numpy(bool, na_value=False)
+    # One path may run as other collectives, as +native does: then its times may differ.
+    same_path = same_path & (pairs["backend_op"].fillna("") == pairs["backend_op_other"].fillna("")).to_numpy(bool)
     controls = same_path & enough
     noise = NoiseCheck(
         num_controls=int(controls.sum()),

@@ -1,0 +1,1 @@
+"""Commands that outgrew `cli`, one module each; `cli` adds them to its group."""

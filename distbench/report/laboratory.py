@@ -1,0 +1,192 @@
+"""The redistribution laboratory's findings as data: everything its tables, plots and page say of some runs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distbench.report.board import Board, Bools, board_of, laboratory_rows
+from distbench.report.failures import Failure, failures_of
+from distbench.report.matchups import (
+    BASELINE,
+    BETTER_OF_TORCH,
+    Difference,
+    Matchup,
+    Regret,
+    Striking,
+    differences,
+    matchups,
+    ratio_when_chosen,
+    regrets,
+    striking,
+    widenings,
+)
+from distbench.report.predictions import PredictionError, Ranking, prediction_errors, ranking
+from distbench.report.reproducer import Versions
+from distbench.report.stats import Floats, geometric_mean
+from distbench.report.units import size_text
+from distbench.results import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIN_PLANNERS = 3
+MAX_STRIKING = 10
+NATIVE = "+native"
+LARGE_BYTES = 1 << 20
+MIN_FOCUS = 20
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a machine's runs of redistributions say together.
+
+    Args:
+        machine: its name.
+        runs: the runs it is made of, oldest first.
+        versions: torch and backend of the latest run.
+        profile: the profile's file as the latest run was given it, or None.
+        is_native: every all-to-all ran as such; the planners' names then do without +native.
+        board: the measured times.
+        focus: the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough.
+        focus_text: the same in words.
+        widening: by what each pair's ratio intervals were widened.
+        differences: how often planners' paths differ.
+        matchups: each planner against greedy and against torch's better one.
+        regrets: each planner, and choosing by prediction, against the best measured.
+        errors: predicted against measured.
+        ranking: whether plans predicted apart were ranked right.
+        striking: the largest gains over greedy.
+        chosen_ratio: geometric mean, with its CI, of choosing by prediction over greedy.
+        sent_over_bound: planner to the geometric mean of bytes sent over the receive lower bound.
+        outcomes: planner to its cases by status.
+        failures: wrong and broken cases by cause.
+    """
+
+    machine: str
+    runs: Sequence[Run]
+    versions: Versions
+    profile: str | None
+    is_native: bool
+    board: Board
+    focus: Bools
+    focus_text: str
+    widening: Floats
+    differences: list[Difference]
+    matchups: list[Matchup]
+    regrets: list[Regret]
+    errors: list[PredictionError]
+    ranking: Ranking
+    striking: list[Striking]
+    chosen_ratio: tuple[float, float, float]
+    sent_over_bound: dict[str, float]
+    outcomes: dict[str, dict[str, int]]
+    failures: list[Failure]
+
+    def against(self, planner: str, baseline: str = BASELINE) -> Matchup | None:
+        """A planner against a baseline over the pairs in focus."""
+        return next(
+            (m for m in self.matchups if (m.planner, m.baseline, m.mesh, m.size) == (planner, baseline, "", "")), None
+        )
+
+
+def is_laboratory(frame: "pd.DataFrame") -> bool:
+    """Whether a run's frame is one that a study is made of: it names suites, or has more planners than torch's two."""
+    rows = frame[frame["kind"] == "redistribute"]
+    return bool(rows["suite"].notna().any()) or rows["planner"].nunique() >= MIN_PLANNERS
+
+
+def studies_of(runs: Sequence[Run], frames: Sequence["pd.DataFrame"]) -> list[Study]:
+    """One study a machine, of those runs that are a laboratory's, in order of their first runs."""
+    import pandas as pd
+
+    by_machine: dict[str, list[tuple[Run, pd.DataFrame]]] = {}
+    for run, frame in zip(runs, frames, strict=True):
+        if is_laboratory(frame):
+            machine = frame["machine"].dropna().iloc[:1].tolist()
+            by_machine.setdefault(machine[0] if machine else "unknown machine", []).append((run, frame))
+    return [
+        study_of(machine, [run for run, _ in found], pd.concat([frame for _, frame in found]))
+        for machine, found in by_machine.items()
+    ]
+
+
+def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
+    """The study of one machine's runs.
+
+    Args:
+        machine: its name.
+        runs: its runs, oldest first.
+        frame: their cases.
+    """
+    rows = laboratory_rows(frame)
+    is_native = BASELINE not in set(rows["planner"]) and f"{BASELINE}{NATIVE}" in set(rows["planner"])
+    if is_native:
+        rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
+    board = board_of(rows)
+    focus, focus_text = _focus(board)
+    outcomes: dict[str, Counter[str]] = {}
+    for planner, status in zip(rows["planner"], rows["status"], strict=True):
+        outcomes.setdefault(planner, Counter())[status] += 1
+    return Study(
+        machine=machine,
+        runs=runs,
+        versions=_versions(runs[-1]),
+        profile=_profile(runs),
+        is_native=is_native,
+        board=board,
+        focus=focus,
+        focus_text=focus_text,
+        widening=widenings(board, BASELINE),
+        differences=differences(board, focus),
+        matchups=matchups(board, focus),
+        regrets=regrets(board, focus),
+        errors=prediction_errors(board, focus),
+        ranking=ranking(board, focus),
+        striking=striking(board, focus, MAX_STRIKING),
+        chosen_ratio=ratio_when_chosen(board, focus),
+        sent_over_bound=_sent_over_bound(board, focus),
+        outcomes={planner: dict(counts) for planner, counts in outcomes.items()},
+        failures=failures_of(rows),
+    )
+
+
+def _focus(board: Board) -> tuple[Bools, str]:
+    """Small tensors tell of latency alone, and suites that look for wrong values have many of them.
+
+    Pairs without greedy's time in the same run are left out: times of different runs are not to be compared.
+    """
+    eligible = board.has(BASELINE) if BASELINE in board.planners else np.ones(len(board.pairs), dtype=bool)
+    large = (board.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & eligible
+    if (large & board.speaks()).sum() >= MIN_FOCUS:
+        return large, f"of {size_text(LARGE_BYTES)} and above"
+    return eligible, "of all sizes"
+
+
+def _sent_over_bound(board: Board, focus: Bools) -> dict[str, float]:
+    bound = board.pairs["bound_bytes"].to_numpy(float)
+    found = {}
+    for planner in board.planners:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = board.numbers["sent_bytes"][planner] / bound
+        found[planner] = geometric_mean(ratio[(bound > 0) & focus])
+    return found
+
+
+def _versions(run: Run) -> Versions:
+    facts = run.header.get("environment")
+    facts = facts if isinstance(facts, dict) else {}
+    return Versions(str(facts.get("torch") or "unknown"), str(facts.get("backend") or "gloo"))
+
+
+def _profile(runs: Sequence[Run]) -> str | None:
+    for run in reversed(runs):
+        job = run.header.get("job")
+        if isinstance(job, dict) and isinstance(job.get("profile"), str):
+            return str(job["profile"])
+    return None
+
+
+__all__ = ["BETTER_OF_TORCH", "Study", "is_laboratory", "studies_of", "study_of"]

@@ -1,0 +1,227 @@
+"""What a person reads of the laboratory: the verdict, tables within 100 columns, one page, the line of code."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Cli
+from lab_rows import MIB, Row, moved, write
+from test_lab_report import failing, four_pairs
+
+from distbench.report import render
+from distbench.report.laboratory_verdict import code_for
+from distbench.spec.errors import UserError
+
+NOWHERE = Path("nowhere")
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def many_pairs(calibrated: float, direct: float) -> list[Row]:
+    """24 pairs of 1 MiB on which greedy takes 10 ms and the others these multiples of it, min_cost always 20 ms."""
+    rows = []
+    for number in range(24):
+        pair, more = "S(0)R->RS(0)", {"suite": f"s{number}", "sent": MIB, "bound": MIB // 4}
+        times = {"greedy": 10.0, "min_cost": 20.0, "calibrated": 10 * calibrated, "direct": 10 * direct}
+        for planner, ms in times.items():
+            rows.append(moved(pair, planner, ms, f"{planner}'s", predicted_ms=ms, **more))
+    return rows
+
+
+def text_of(path: Path, **more: Path) -> str:
+    return render((path,), NOWHERE, "table", None, (), more.get("page"), more.get("reproducers")).text
+
+
+def joined(text: str) -> str:
+    """Wrapped paragraphs as single lines."""
+    return re.sub(r"\n  (?! )", " ", text)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> str:
+    return joined(text_of(write(tmp_path / "lab.jsonl", many_pairs(calibrated=0.5, direct=0.25))))
+
+
+def test_the_verdict_stands_first_and_every_number_in_it_is_the_runs(story: str) -> None:
+    lines = story.splitlines()
+    assert lines[3].startswith(
+        "On box-1 (gloo, mesh 2x2), use direct for redistributions that you write yourself: 0.25"
+    )
+    assert "calibrated for everything: 0.50 [0.50, 0.50] of greedy's time over 24 pairs" in lines[3]
+    # greedy takes 10 ms, the best 2.5: three quarters are wasted; it sends 1 MiB where a quarter must arrive.
+    assert lines[4].startswith("greedy wastes 75 % of its time: it takes 4.00 times as long as the best")
+    assert "sends 4.0 times the bytes that must arrive" in lines[4]
+    assert "leaves greedy's path on 24 of 24 pairs" in lines[5] and "cost time on 24" in lines[5]
+    assert "takes 0.25 [0.25, 0.25] of greedy's time; predictions are off by 0 %" in lines[6]
+    assert "100 % are ranked right" in lines[6] and "rough" not in lines[6]
+
+
+def test_the_story_ends_with_the_lines_of_code_and_the_runs_own_profile(story: str) -> None:
+    tail = story[story.index("The line of code") :]
+    assert '    with distbench.calibrated_planning("machine.json"):\n        train()' in tail
+    assert "    move = DirectRedistribution(before, after, x.shape, mesh.mesh)" in tail
+    assert tail.rstrip().endswith("# as often as wanted")
+
+
+def test_a_planner_that_is_not_surely_faster_is_not_recommended(tmp_path: Path) -> None:
+    text = joined(text_of(write(tmp_path / "lab.jsonl", many_pairs(calibrated=1.0, direct=2.0))))
+    assert (
+        "use greedy, torch's default, for the rest: no planner that can be set for everything is surely faster" in text
+    )
+    assert "no sure gain" in text
+    assert "use direct" not in text and "DirectRedistribution" not in text
+
+
+def test_direct_is_left_out_where_what_is_set_for_everything_is_faster(tmp_path: Path) -> None:
+    text = joined(text_of(write(tmp_path / "lab.jsonl", many_pairs(calibrated=0.25, direct=0.5))))
+    assert "use calibrated for everything: 0.25" in text and "use direct" not in text
+
+
+def test_predictions_that_do_not_fit_the_machine_are_called_rough(tmp_path: Path) -> None:
+    rows = many_pairs(calibrated=0.5, direct=0.25)
+    for row in rows:
+        row["counters"]["predicted_s"] *= 3
+    text = joined(text_of(write(tmp_path / "lab.jsonl", rows)))
+    assert "predictions are off by 200 % (median, by planner)" in text and "calibrate again" in text
+
+
+def test_wrong_and_broken_cases_are_grouped_and_not_listed_twice(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.jsonl", [*four_pairs(), *failing()])
+    text = text_of(path)
+    assert "NOT OK" not in text
+    flat = joined(text)
+    assert "torch's planners gave wrong values or broke: greedy on 4, min_cost on 1 cases; " in flat
+    assert "distbench's own planners gave none wrong among the" in flat
+    assert "Wrong or broken, by cause: 5 cases" in text
+    rows = [line for line in text.splitlines() if line.startswith(("wrong ", "raised ", "aborted "))]
+    assert [line.split()[:3] for line in rows] == [
+        ["wrong", "greedy", "3"], ["raised", "greedy", "1"], ["aborted", "min_cost", "1"],
+    ]  # fmt: skip
+
+
+def test_our_own_wrong_values_are_said_as_loudly(tmp_path: Path) -> None:
+    rows = [*four_pairs(), *failing()]
+    rows[-3]["status"] = "wrong"
+    assert rows[-3]["case"]["params"]["planner"] == "greedy"
+    rows[-2] = {**rows[-2], "status": "wrong"}
+    assert "OURS TOO: calibrated on 1 cases" in joined(text_of(write(tmp_path / "lab.jsonl", rows)))
+
+
+def test_no_line_is_longer_than_100_characters(tmp_path: Path) -> None:
+    rows = [*four_pairs(), *failing()]
+    natives = [{**row, "case": {**row["case"], "params": dict(row["case"]["params"])}} for row in four_pairs()]
+    for row in natives:
+        row["case"]["params"]["planner"] += "+native"
+        row["counters"]["path"] = "S(0)[1]S(0)[0]S(1)S(2)->" * 12
+    for row in failing():
+        row["error"] = "element of a word " * 40
+        rows.append(row)
+    text = text_of(write(tmp_path / "lab.jsonl", [*rows, *natives]))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+class Seen(HTMLParser):
+    """Tags that are left open, ids, and whatever would be fetched."""
+
+    VOID = ("meta", "path", "use", "rect")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.fetched: list[str] = []
+        self.num_pictures = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.num_pictures += tag == "svg"
+        if tag not in ("meta",):
+            self.open.append(tag)
+        self._look_at(tag, found)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._look_at(tag, dict(attrs))
+
+    def _look_at(self, tag: str, found: dict[str, str | None]) -> None:
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        links = [str(found[name]) for name in ("src", "href", "xlink:href") if found.get(name)]
+        self.fetched += [link for link in links if not link.startswith("#")] + [tag] * (tag in ("script", "link"))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def page_at(path: Path) -> tuple[str, Seen]:
+    text, seen = path.read_text(), Seen()
+    seen.feed(text)
+    seen.close()
+    return text, seen
+
+
+def test_the_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
+    rows = [*many_pairs(calibrated=0.5, direct=0.25), *failing()]
+    rows[-1]["error"] = "<script>alert('a rank said this')</script>"
+    page = tmp_path / "page.html"
+    text_of(write(tmp_path / "lab.jsonl", rows), page=page)
+    text, seen = page_at(page)
+    assert seen.open == [] and seen.fetched == [] and "@import" not in text and "url(http" not in text
+    assert len(seen.ids) == len(set(seen.ids)) > 20
+    assert seen.num_pictures == 3
+    first = text[text.index("<h1>") :]
+    assert first.index("use direct for redistributions") < first.index("calibrated_planning(") < first.index("<svg")
+    assert "&lt;script&gt;" in text
+
+
+def test_a_page_of_runs_without_a_laboratory_has_the_ordinary_tables_and_plots(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    render((GOLDEN / "collectives.jsonl", GOLDEN / "steps.jsonl"), NOWHERE, "table", None, (), page)
+    text, seen = page_at(page)
+    assert seen.num_pictures == 2 and seen.fetched == []
+    assert "distbench report: 2 runs" in text and "mesh dim dp_shard: groups of 4 ranks over gloo" in text
+    assert "within noise" in text and "<h1>Which" not in text
+
+
+def test_plots_of_a_laboratory_are_drawn_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.jsonl", many_pairs(calibrated=0.5, direct=0.25))
+    render((path,), NOWHERE, "table", tmp_path / "plots", ())
+    names = {file.name for file in (tmp_path / "plots").iterdir()}
+    assert {f"{name}-box-1.svg" for name in ("ratio-by-size", "cost-over-best", "predicted-against-measured")} <= names
+
+
+def test_markdown_keeps_code_as_code(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.jsonl", many_pairs(calibrated=0.5, direct=0.25))
+    text = render((path,), NOWHERE, "markdown", None, ()).text
+    assert "```python\nimport distbench\n" in text
+
+
+def test_the_command_writes_page_and_reproducers_and_says_where(cli: Cli, tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.jsonl", [*four_pairs(), *failing()])
+    done = cli("report", str(path), "--page", str(tmp_path / "p.html"), "--reproducers", str(tmp_path / "up"))
+    assert done.returncode == 0, done.stderr
+    assert f"page written: {tmp_path / 'p.html'}" in done.stderr
+    assert len(list((tmp_path / "up").iterdir())) == done.stderr.count("reproducer written: ") == 3
+    refused = cli("report", str(path), "--page", str(tmp_path / "none" / "p.html"))
+    assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_folders_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "lab.jsonl", [*four_pairs(), *failing()])
+    with pytest.raises(UserError, match="reproducers cannot be written"):
+        text_of(path, reproducers=path / "below a file")
+
+
+@pytest.mark.parametrize("planner", ["min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native"])
+def test_lines_of_code_are_python_that_names_what_exists(planner: str) -> None:
+    lines = code_for(planner, "profile.json")
+    compile("\n".join(lines), "code", "exec")
+    exec("\n".join(line for line in lines if line.startswith(("import", "from"))), {})
+
+
+def test_a_real_runs_story(tmp_path: Path) -> None:
+    """A dozen pairs and every failure of a laboratory on 4 gloo ranks, --quick: all of it comes out and fits."""
+    page = tmp_path / "page.html"
+    text = text_of(GOLDEN / "laboratory.jsonl", page=page)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "Time over greedy's, by mesh and size" in text and "The line of code" in text
+    assert page_at(page)[1].num_pictures == 3
