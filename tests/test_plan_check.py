@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from distbench.spec import CpPlan, FsdpPlan, ParallelPlan
-from distbench.worker.parallelize import matching
+from distbench.spec import CpPlan, FsdpPlan, LargestDim, ParallelPlan
+from distbench.worker.patterns import matching
 from distbench.worker.place import Place
 from distbench.worker.plan_check import problems
 
@@ -27,12 +28,13 @@ def place() -> Iterator[Place]:
 
 
 class Model(nn.Module):
-    def __init__(self, hidden: int = 16, buffer: bool = False) -> None:
+    def __init__(self, hidden: int = 16, tied: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, hidden) for _ in range(2))
         self.head = nn.Linear(hidden, 8)
-        if buffer:
-            self.register_buffer("table", torch.ones(3))
+        self.register_buffer("table", torch.ones(3))
+        if tied:
+            self.layers[1].weight = self.layers[0].weight
 
 
 def found(place: Place, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
@@ -57,11 +59,10 @@ def test_an_undividable_parameter_is_named_with_shape_mesh_dim_and_size(place: P
 
 def test_everything_wrong_is_listed_at_once(place: Place) -> None:
     plan = ParallelPlan(tp={"layer.*": ColwiseParallel()}, fsdp=FsdpPlan(wrap=("blocks.*",)))
-    texts = found(place, plan, batch=(3, 8), buffer=True)
+    texts = found(place, plan, batch=(3, 8))
     assert any("TP pattern 'layer.*' matches no module" in text and "layers" in text for text in texts)
     assert any("FSDP pattern 'blocks.*'" in text for text in texts)
     assert any("a batch of 3 cannot be split over mesh dim 'dp_shard' of size 2" in text for text in texts)
-    assert any("buffer table" in text for text in texts)
 
 
 def test_a_mesh_dim_that_no_part_uses_is_named(place: Place) -> None:
@@ -74,6 +75,74 @@ def test_context_parallel_without_its_mesh_dim_is_named(place: Place) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, cp=CpPlan(rotate="ring"))
     texts = found(place, plan)
     assert any("needs mesh dim 'cp'" in text for text in texts) and any("'ring' is unknown" in text for text in texts)
+
+
+def fsdp_texts(place: Place, batch: tuple[int, ...] = (4, 8), tied: bool = False, **knobs: object) -> list[str]:
+    plan = FsdpPlan(**{"wrap": ("layers.*",), "mesh_dims": ("dp_shard", "tp"), **knobs})  # type: ignore[arg-type]
+    return found(place, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
+
+
+@pytest.mark.parametrize("size", [3, 8, 1])
+def test_resharding_to_no_proper_divisor_names_those_that_are(place: Place, size: int) -> None:
+    (text,) = fsdp_texts(place, reshard_after_forward=size)
+    where = "mesh dim 'dp_shardxtp' of size 8"
+    assert text == f"reshard_after_forward={size} is no proper divisor of {where}; use 2, 4, True or False"
+
+
+def test_a_shard_placement_that_does_not_divide_names_the_parameter_and_a_mesh_that_works(place: Place) -> None:
+    texts = fsdp_texts(place, shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
+    assert texts == [], "8 and 16 columns over 8 ranks"
+    with torch.device("meta"):
+        (text,) = problems(
+            nn.Sequential(nn.Linear(12, 16, bias=False)),
+            torch.empty(4, 12),
+            ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp"), shard_placement=lambda parameter: Shard(1))),
+            place,
+        )
+    assert "parameter 0.weight of shape [16, 12] cannot be sharded by FSDP on tensor dim 1" in text
+    assert "'dp_shardxtp' of size 8: 12 is not a multiple of 8" in text and "--mesh dp_shard=2,tp=3 works" in text
+
+
+def test_a_parameter_shared_by_two_units_is_refused(place: Place) -> None:
+    (text,) = fsdp_texts(place, tied=True)
+    assert "layers.0.weight is shared with layers.1.weight" in text and "(layers.0, layers.1)" in text
+    assert fsdp_texts(place, tied=True, wrap=()) == []
+
+
+def test_a_shared_parameter_under_tp_is_refused(place: Place) -> None:
+    texts = found(place, GOOD, tied=True)
+    assert any("layers.0.weight is shared with layers.1.weight, and TP would give each its own" in one for one in texts)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"replicate_dims": ("tp",)}, "shards and replicates over mesh dim 'tp'"),
+        ({"prefetch_forward": -1}, "prefetch_forward=-1 is no number of units"),
+        ({"prefetch_backward": 1, "wrap": ()}, "has no units to gather ahead"),
+        (
+            {"shard_placement": LargestDim(99), "gradient_divide_factor": 1.0},
+            "does not reach parameters that LargestDim",
+        ),
+        ({"gather_extension": lambda tensor: tensor}, "without fsdp_pre_all_gather and fsdp_post_all_gather"),
+        ({"reshard_after_forward": 2, "shard_placement": LargestDim()}, "works with shards on tensor dim 0 only"),
+    ],
+)
+def test_fsdp_knobs_that_exclude_each_other_are_named(place: Place, knobs: dict[str, object], words: str) -> None:
+    (text,) = fsdp_texts(place, **knobs)
+    assert words in text
+
+
+def test_microbatches_must_divide_a_ranks_batch(place: Place) -> None:
+    plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
+    assert found(place, plan) == ["a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2"]
+
+
+def test_a_style_on_a_module_it_cannot_shard_is_named(place: Place) -> None:
+    plan = ParallelPlan(tp={"layers": ColwiseParallel()}, fsdp=FsdpPlan())
+    assert found(place, plan) == [
+        "TP pattern 'layers': ColwiseParallel shards Linear and Embedding, but layers is a ModuleList"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,10 @@ from distbench.spec.discovery import Entry, find, list_entries
 from distbench.spec.errors import UserError
 from distbench.spec.job import Job, Settings
 from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
+from distbench.spec.parallel import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
 from distbench.spec.plan import (
     Calibration,
     Collectives,
-    CpPlan,
-    FsdpPlan,
-    ParallelPlan,
     Redistributions,
     Scenario,
     placement_pairs,
@@ -19,14 +17,17 @@ from distbench.spec.plan import (
 __all__ = [
     "Calibration",
     "Collectives",
+    "CompilePlan",
     "CpPlan",
     "Entry",
     "FsdpPlan",
     "Job",
+    "LargestDim",
     "ParallelPlan",
     "Redistributions",
     "Scenario",
     "Settings",
+    "ShardParam",
     "UserError",
     "find",
     "fit_mesh",

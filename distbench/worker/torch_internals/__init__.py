@@ -6,9 +6,9 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.context_parallel import context_parallel
-from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, is_strided_shard
+from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, hybrid_mesh, is_strided_shard
 from distbench.worker.torch_internals.native import native_all_to_all
-from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
+from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     PathStep,
     clear_redistribution_caches,
@@ -24,12 +24,14 @@ __all__ = [
     "Internal",
     "PathStep",
     "Probe",
+    "Skipped",
     "Unsupported",
     "calibrated_planning",
     "clear_redistribution_caches",
     "context_parallel",
     "fake_mesh",
     "flatten_mesh",
+    "hybrid_mesh",
     "is_strided_shard",
     "native_all_to_all",
     "partition",

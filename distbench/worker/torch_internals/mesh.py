@@ -27,6 +27,15 @@ def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
     return mesh[tuple(mesh_dims)]._flatten("_".join(mesh_dims))
 
 
+def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Sequence[str]) -> DeviceMesh:
+    """Two mesh dims, (replicate, shard), each flattened out of one or several."""
+    if len(replicate_dims) == 1 and len(shard_dims) == 1:
+        return mesh[(replicate_dims[0], shard_dims[0])]
+    for mesh_dims in (replicate_dims, shard_dims):
+        flatten_mesh(mesh, mesh_dims)
+    return mesh[("_".join(replicate_dims), "_".join(shard_dims))]
+
+
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
     """A CPU device mesh whose other ranks do not exist: plans can be asked for, values mean nothing.

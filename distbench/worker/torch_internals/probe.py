@@ -17,6 +17,14 @@ CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 class Unsupported(Exception):
     """This torch or this machine cannot do what a case asks for; the message says what is missing."""
 
+    status = "unsupported"
+
+
+class Skipped(Unsupported):
+    """There is nothing to measure here although the plan is right: not a failure; the message says why."""
+
+    status = "skipped"
+
 
 @dataclass(frozen=True)
 class Internal:

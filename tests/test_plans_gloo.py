@@ -1,0 +1,72 @@
+"""Plans on real gloo ranks: every knob's loss and gradients against one device, through the shipped scenarios."""
+
+from typing import Any
+
+import pytest
+from conftest import run_cli, run_files
+
+from distbench.results import read_run
+
+pytestmark = pytest.mark.gloo
+SCENARIOS = ("fsdp_knobs",)
+Rows = dict[str, dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Scenario name to variant to row."""
+    folder = tmp_path_factory.mktemp("results")
+    done = run_cli("run", *SCENARIOS, "--quick", "--out", str(folder), timeout=400)
+    assert done.returncode == 0, done.stderr
+    runs = [read_run(path) for path in run_files(folder)]
+    return {run.header["job"]["scenario"]: {row["case"]["params"]["variant"]: row for row in run.cases} for run in runs}
+
+
+def errors(row: dict[str, Any]) -> tuple[float, float]:
+    return row["counters"]["loss_rel_error"], row["counters"]["grad_rel_error"]
+
+
+EXACT_KNOBS = ("plain", "keep", "reshard_to_2", "hybrid", "columns", "largest_dim", "uneven", "tied", "frozen")
+EXACT_KNOBS += ("prefetch_2", "accumulate", "accumulate_synced", "divide_by_1")
+
+
+@pytest.mark.parametrize("knob", EXACT_KNOBS)
+def test_an_fsdp_knob_computes_what_one_device_computes(rows: Rows, knob: str) -> None:
+    row = rows["fsdp_knobs"][f"knob={knob}"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("knob", "bound"),
+    [("bf16_params", 5e-2), ("bf16_reduce", 5e-2), ("f32_output", 5e-2), ("gather_bf16", 5e-2), ("gather_int8", 0.1)],
+)
+def test_a_knob_of_less_precision_keeps_its_own_bound_and_is_really_less_precise(
+    rows: Rows, knob: str, bound: float
+) -> None:
+    row = rows["fsdp_knobs"][f"knob={knob}"]
+    assert row["counters"]["tolerance"] == bound
+    assert 1e-3 < row["counters"]["grad_rel_error"] <= bound and row["status"] == "ok"
+
+
+def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
+    knobs = rows["fsdp_knobs"]
+    assert errors(knobs["knob=gather_int8"])[1] > errors(knobs["knob=gather_bf16"])[1]
+
+
+def test_cpu_offload_is_skipped_on_a_cpu_with_its_reason(rows: Rows) -> None:
+    row = rows["fsdp_knobs"]["knob=cpu_offload"]
+    assert row["status"] == "skipped" and "in host memory already" in row["error"]
+
+
+def test_the_row_tells_which_tensor_dims_were_sharded_and_what_was_left_whole(rows: Rows) -> None:
+    counters = rows["fsdp_knobs"]["knob=largest_dim"]["counters"]
+    # Three blocks of 7 matrices, of which w2 is wider than tall; two norms each, and the last one, of 64 elements.
+    assert counters["fsdp_shards"] == "20 on tensor dim 0, 3 on tensor dim 1"
+    assert len(counters["fsdp_kept_whole"].split(", ")) == 7 and "norm.weight" in counters["fsdp_kept_whole"]
+
+
+def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
+    row = rows["fsdp_knobs"]["knob=accumulate"]
+    assert set(row["phases_s"]) == {"forward", "backward", "optimizer"}
+    medians = {name: sorted(values)[len(values) // 2] for name, values in row["phases_s"].items()}
+    assert sum(medians.values()) > 0.5 * sorted(row["samples_s"])[len(row["samples_s"]) // 2]
