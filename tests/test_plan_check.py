@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from distbench.spec import CpPlan, FsdpPlan, LargestDim, ParallelPlan
+from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan
 from distbench.worker.patterns import matching
 from distbench.worker.place import Place
 from distbench.worker.plan_check import problems
@@ -136,6 +136,14 @@ def test_fsdp_knobs_that_exclude_each_other_are_named(place: Place, knobs: dict[
 def test_microbatches_must_divide_a_ranks_batch(place: Place) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
     assert found(place, plan) == ["a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2"]
+
+
+def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(place: Place) -> None:
+    compiled = CompilePlan(("heads",), "inductr")
+    texts = found(place, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))
+    assert len(texts) == 3 and "checkpoint pattern 'layer.*' matches no module" in texts[0]
+    assert "compile pattern 'heads' matches no module (nearest: head)" in texts[1]
+    assert "compile backend 'inductr' is unknown" in texts[2] and "inductor" in texts[2]
 
 
 def test_a_style_on_a_module_it_cannot_shard_is_named(place: Place) -> None:

@@ -8,7 +8,7 @@ from conftest import run_cli, run_files
 from distbench.results import read_run
 
 pytestmark = pytest.mark.gloo
-SCENARIOS = ("fsdp_knobs",)
+SCENARIOS = ("fsdp_knobs", "recompute")
 Rows = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -70,3 +70,9 @@ def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
     assert set(row["phases_s"]) == {"forward", "backward", "optimizer"}
     medians = {name: sorted(values)[len(values) // 2] for name, values in row["phases_s"].items()}
     assert sum(medians.values()) > 0.5 * sorted(row["samples_s"])[len(row["samples_s"]) // 2]
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "blocks", "attention"])
+def test_compiled_blocks_compute_what_one_device_computes_checkpointed_or_not(rows: Rows, checkpoint: str) -> None:
+    row = rows["recompute"][f"checkpoint={checkpoint},compile_backend=aot_eager"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5

@@ -10,10 +10,12 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.spec import LargestDim
+from distbench.spec import CompilePlan, LargestDim
+from distbench.worker.forwards import compile_modules, recompute_modules, why_not
 from distbench.worker.fully_sharded import shard_placement_of
 from distbench.worker.materialise import blueprint, materialise
 from distbench.worker.place import Place
+from distbench.worker.torch_internals import Skipped
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +92,44 @@ def test_what_an_extension_gathers_comes_back_within_its_rounding(form: str, bou
     error = (value - full).abs() / full.abs().amax(dim=1, keepdim=True)
     assert freed == (value,) and 0 < float(error.max()) <= bound * 1.0001
     assert sum(part.numel() * part.element_size() for part in gathered) < full.numel() * 4 * 0.6
+
+
+class Counted(nn.Module):
+    """Counts its forwards, and tells one that is being compiled by its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x).exp() * (2 if torch.compiler.is_compiling() else 1)
+
+
+def test_a_checkpointed_module_is_run_again_in_backward_and_others_are_not() -> None:
+    model = nn.Sequential(Counted(), Counted())
+    names = [name for name, _ in model.named_parameters()]
+    recompute_modules(model, ("0",))
+    model(torch.ones(2, 3)).sum().backward()
+    assert (model[0].calls, model[1].calls) == (2, 1)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_only_the_modules_that_match_are_compiled() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Counted(), Counted())
+    given = torch.ones(2, 3)
+    plain = model[0](given)
+    compile_modules(model, CompilePlan(("0",), "eager"), torch.device("cpu"))
+    assert torch.allclose(model[0](given), 2 * plain)
+    assert torch.allclose(model[1](given), model[1].inner(given).exp())
+    torch.compiler.reset()
+
+
+def test_a_compile_backend_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(Skipped, match="no C\\+\\+ compiler"):
+        compile_modules(nn.Sequential(Counted()), CompilePlan(("0",)), torch.device("cpu"))
+    assert why_not("aot_eager", torch.device("cpu")) is None
