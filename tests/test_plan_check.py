@@ -1,6 +1,7 @@
 """Every fault of a plan is found at once and named, before anything is measured. One process, a fake group."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan
+from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
 from distbench.worker.patterns import matching
 from distbench.worker.place import Place
 from distbench.worker.plan_check import problems
@@ -144,6 +145,42 @@ def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_na
     assert len(texts) == 3 and "checkpoint pattern 'layer.*' matches no module" in texts[0]
     assert "compile pattern 'heads' matches no module (nearest: head)" in texts[1]
     assert "compile backend 'inductr' is unknown" in texts[2] and "inductor" in texts[2]
+
+
+@pytest.mark.parametrize(
+    ("shard_params", "words"),
+    [
+        ({"head.weight": ShardParam(2)}, "head.weight of shape [8, 16] has no tensor dim 2; use 0 to 1"),
+        ({"heads": ShardParam(0)}, "shard_params pattern 'heads' matches no parameter (nearest: head.bias"),
+        (
+            {"head.weight": ShardParam(0, ("dp_shard",))},
+            "cannot use mesh dim 'dp_shard', whose ranks have different data",
+        ),
+        ({"head.weight": ShardParam(0, ("cp",))}, "shards over mesh dim 'cp', tp_dim has only tp; add it there"),
+        ({"head.*": ShardParam(0), "head.weight": ShardParam(1)}, "head.weight over mesh dim 'tp' twice"),
+    ],
+)
+def test_annotations_that_cannot_hold_are_named(place: Place, shard_params: dict[str, ShardParam], words: str) -> None:
+    texts = found(place, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
+    assert any(words in text for text in texts), texts
+
+
+def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_dims(place: Place) -> None:
+    both = replace(place, mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("cp", "tp")))
+    annotations = {"head.*": ShardParam(0, ("tp",)), "head.weight": ShardParam(0, ("cp",))}
+    plan = ParallelPlan(shard_params=annotations, tp_dim=("cp", "tp"))
+    with torch.device("meta"):
+        assert problems(nn.ModuleDict({"head": nn.Linear(3, 8)}), torch.empty(4, 3), plan, both) == []
+        (text,) = problems(nn.ModuleDict({"head": nn.Linear(3, 12)}), torch.empty(4, 3), plan, both)
+    assert "head.weight of shape [12, 3] cannot be sharded on tensor dim 0 over mesh dim 'cpxtp' of size 8" in text
+    assert "sizes that work: 1, 2, 3, 4, 6, 12; --mesh cp=2,tp=3 works" in text
+
+
+def test_a_parameter_is_sharded_by_a_style_or_by_an_annotation_but_not_by_both(place: Place) -> None:
+    plan = ParallelPlan(tp=GOOD.tp, shard_params={"head.weight": ShardParam(0)}, fsdp=FsdpPlan())
+    assert found(place, plan) == [
+        "parameter head.weight is sharded by a TP style and by shard_params; leave it to one of them"
+    ]
 
 
 def test_a_style_on_a_module_it_cannot_shard_is_named(place: Place) -> None:

@@ -8,7 +8,7 @@ from conftest import run_cli, run_files
 from distbench.results import read_run
 
 pytestmark = pytest.mark.gloo
-SCENARIOS = ("fsdp_knobs", "recompute")
+SCENARIOS = ("fsdp_knobs", "recompute", "tp_styles", "shard_params")
 Rows = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -76,3 +76,51 @@ def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
 def test_compiled_blocks_compute_what_one_device_computes_checkpointed_or_not(rows: Rows, checkpoint: str) -> None:
     row = rows["recompute"][f"checkpoint={checkpoint},compile_backend=aot_eager"]
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+
+
+# Parameters of the quick model (vocabulary 1000, dim 64, hidden 128) that each style shards over 4 ranks.
+ALL_OF_IT = 64000 + 2 * 64 + (64 * 128 + 128) + (128 * 64 + 64) + (64000 + 1000)
+UP, DOWN, OUTPUT = 64 * 128 + 128, 128 * 64, 64000 + 1000
+SHARDED = {
+    "embedding_rows": 64000,
+    "embedding_columns": 64000,
+    "linear": UP + DOWN,
+    "linear_dtensor": UP + DOWN,
+    "rows_of_whole": DOWN,
+    "vocabulary": 64000 + OUTPUT,
+    "sequence": 64000 + UP + DOWN + OUTPUT,
+    "sequence_dtensor": 64000 + UP + DOWN + OUTPUT,
+    "prepare_input": OUTPUT,
+    "prepare_output": OUTPUT,
+    "prepare_both": 0,
+    "loss_parallel": OUTPUT,
+    "callable": UP + DOWN + OUTPUT,
+}
+
+
+@pytest.mark.parametrize("style", SHARDED)
+def test_a_tensor_parallel_style_shards_what_it_should_and_computes_what_one_device_computes(
+    rows: Rows, style: str
+) -> None:
+    row = rows["tp_styles"][f"style={style}"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    assert row["counters"]["parameter_bytes"] == 4 * (ALL_OF_IT - SHARDED[style] * 3 // 4)
+
+
+def test_linears_without_bias_are_sharded_too(rows: Rows) -> None:
+    row = rows["tp_styles"]["style=linear_no_bias"]
+    biases = 128 + 64 + 1000
+    assert max(errors(row)) <= 1e-5
+    assert row["counters"]["parameter_bytes"] == 4 * (ALL_OF_IT - biases - 2 * 64 * 128 * 3 // 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shares"),
+    [("rows", 3 / 2), ("rows_of_both", 3 / 4), ("rows_then_columns", 2 / 4 + 1 / 2), ("rows_of_rows", 2 / 2 + 1 / 4)],
+)
+def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_computes(
+    rows: Rows, layout: str, shares: float
+) -> None:
+    row = rows["shard_params"][f"layout={layout}"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    assert row["counters"]["parameter_bytes"] == 4 * 128 * 512 * shares

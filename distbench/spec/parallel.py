@@ -82,8 +82,8 @@ class ShardParam:
 
     Args:
         tensor_dim: the tensor dim to shard; the product of the mesh dims must divide it.
-        mesh_dims: mesh dims to shard it over, cut in the mesh's order. A parameter that several patterns match is
-            sharded by all of them, over different mesh dims.
+        mesh_dims: which of the plan's `tp_dim` to shard it over, cut in the mesh's order; it is replicated over the
+            others. A parameter that several patterns match is sharded by all of them, over different mesh dims.
     """
 
     tensor_dim: int = 0
@@ -110,8 +110,8 @@ class ParallelPlan:
     Args:
         shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.
         tp: glob pattern over module names to torch `ParallelStyle`, or a callable `(model, mesh) -> model`.
-        tp_dim: the mesh dim that the styles shard over, or several. Styles get them flattened into one mesh dim; a
-            callable gets a mesh of as many mesh dims.
+        tp_dim: the mesh dim that `tp` and `shard_params` work on, or several. Styles get them flattened into one mesh
+            dim; a callable and annotations get a mesh of as many mesh dims.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
         cp: context parallel, or None.
         checkpoint: glob patterns over modules whose activations are computed again in backward.

@@ -47,19 +47,19 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, place: Place, tp_dims
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, place: Place) -> None:
-    """Turn the parameters that `shard_params` names into DTensors over their mesh dims, cut in the mesh's order."""
-    from torch.distributed.tensor import DTensor, Shard
+    """Turn the parameters that `shard_params` names into DTensors over the plan's `tp_dim`, cut in the mesh's order."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
+    mesh_dims = [name for name in place.mesh_dims if name in plan.tp_dims]
+    if not mesh_dims:
+        return
+    mesh = place.mesh[tuple(mesh_dims)]
     owners = owners_of(model)
     parameters: dict[str, Any] = dict(model.named_parameters())
-    for name, annotations in annotations_by_parameter(plan, model).items():
+    for parameter_name, annotations in annotations_by_parameter(plan, model).items():
         tensor_dims = {mesh_dim: one.tensor_dim for one in annotations for mesh_dim in one.mesh_dims}
-        mesh_dims = [mesh_dim for mesh_dim in place.mesh_dims if mesh_dim in tensor_dims]
-        if not mesh_dims:
-            continue
-        mesh = place.mesh[tuple(mesh_dims)]
-        placements = [Shard(tensor_dims[mesh_dim]) for mesh_dim in mesh_dims]
-        full = parameters[name]
+        placements = [Shard(tensor_dims[name]) if name in tensor_dims else Replicate() for name in mesh_dims]
+        full = parameters[parameter_name]
         with torch.no_grad():
             local = cut(full, placements, tuple(mesh.mesh.shape), tuple(mesh.get_coordinate() or ())).contiguous()
         sharded = DTensor.from_local(

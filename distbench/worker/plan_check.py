@@ -39,8 +39,7 @@ def problems(model: nn.Module, batch: Any, plan: ParallelPlan, place: Place) -> 
 
 def _unused_mesh_dims(plan: ParallelPlan, place: Place) -> Iterator[str]:
     used = {*plan.fsdp.mesh_dims, *plan.fsdp.replicate_dims} if plan.fsdp else set()
-    used |= set(plan.tp_dims) if plan.tp is not None else set()
-    used |= {name for annotation in plan.shard_params.values() for name in annotation.mesh_dims}
+    used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
     used |= {plan.cp.mesh_dim} if plan.cp else set()
     for name in place.mesh_dims:
         if name not in used:

@@ -85,11 +85,11 @@ def _annotations(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator
         over: dict[int, list[str]] = {}
         seen: list[str] = []
         for annotation in annotations:
-            yield from _bad_annotation(name, shape, annotation, seen, place)
+            yield from _bad_annotation(name, shape, annotation, seen, plan.tp_dims, place)
             seen += annotation.mesh_dims
             over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
         for tensor_dim, mesh_dims in over.items():
-            present = [mesh_dim for mesh_dim in mesh_dims if mesh_dim in place.mesh_dims]
+            present = [mesh_dim for mesh_dim in place.mesh_dims if mesh_dim in mesh_dims]
             if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % place.index(tuple(present))[1]:
                 what = f"parameter {name} of shape {list(shape)} cannot be sharded on tensor dim {tensor_dim}"
                 yield undivided(what, shape[tensor_dim], present, place)
@@ -98,7 +98,7 @@ def _annotations(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator
 
 
 def _bad_annotation(
-    name: str, shape: tuple[int, ...], annotation: ShardParam, seen: list[str], place: Place
+    name: str, shape: tuple[int, ...], annotation: ShardParam, seen: list[str], tp_dims: tuple[str, ...], place: Place
 ) -> Iterator[str]:
     if not 0 <= annotation.tensor_dim < len(shape):
         yield (
@@ -110,5 +110,7 @@ def _bad_annotation(
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
         if mesh_dim in DATA_DIMS:
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
-        if mesh_dim not in place.mesh_dims:
+        elif mesh_dim not in tp_dims:
+            yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {', '.join(tp_dims)}; add it there"
+        elif mesh_dim not in place.mesh_dims:
             yield f"shard_params needs mesh dim {mesh_dim!r}, the mesh has {', '.join(place.mesh_dims)}"

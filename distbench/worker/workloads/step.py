@@ -159,7 +159,7 @@ def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
     counters: dict[str, Any] = dict(step.sharded.counters)
 
     def check() -> str | None:
-        counters.update(_largest_of_ranks(peak.read(), place))
+        counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, place))
         step.restart()
         loss = step.forward_backward()
         found = compare(step.model, float(loss), reference_of(scenario, place), place, step.gradient_scale)
@@ -173,6 +173,13 @@ def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
     finally:
         if scenario.plan.compile is not None:
             torch.compiler.reset()
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
+    parameters: Iterator[Any] = model.parameters()
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def _largest_of_ranks(own: dict[str, Any], place: Place) -> dict[str, Any]:
