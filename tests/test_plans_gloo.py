@@ -1,5 +1,6 @@
 """Plans on real gloo ranks: every knob's loss and gradients against one device, through the shipped scenarios."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +125,25 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
     row = rows["shard_params"][f"layout={layout}"]
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
     assert row["counters"]["parameter_bytes"] == 4 * 128 * 512 * shares
+
+
+@pytest.mark.parametrize(
+    ("mesh", "share"),
+    [
+        ("dp_shard=2,cp=2,tp=2", 8),
+        ("dp_replicate=2,dp_shard=2,tp=2", 4),
+        ("dp_shard=2,cp=2", 4),
+        ("cp=2,tp=2", 4),
+    ],
+)
+def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: str, share: int) -> None:
+    choices = ("--set", "rotate=alltoall", "--set", "checkpoint=True")
+    done = run_cli("run", "llama_3d", "--quick", "--mesh", mesh, *choices, "--out", str(tmp_path), timeout=200)
+    assert done.returncode == 0, done.stderr
+    (file,) = run_files(tmp_path)
+    (row,) = read_run(file).cases
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    matrices = 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 256)
+    norms = 5 * 64
+    tp = 2 if "tp" in mesh else 1
+    assert row["counters"]["parameter_bytes"] == 4 * (matrices // share + norms * tp // share)
