@@ -12,12 +12,13 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
-    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "doctor", "__version__"},
+    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "check", "doctor", "__version__"},
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
     "results": {"spec"},
+    "check": {"spec", "launch"},
     "spec": {"spec"},
     "worker": {"spec", "results", "progress", "costmodel", "planning", "worker"},
     "doctor": {"environment"},
@@ -82,6 +83,7 @@ def test_private_torch_names_live_in_one_room() -> None:
         "distbench",
         "distbench.cli",
         "distbench.calibrate",
+        "distbench.check",
         "distbench.advise",
         "distbench.launch",
         "distbench.results",

@@ -6,7 +6,14 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.context_parallel import context_parallel
-from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, flatten_mesh, hybrid_mesh, is_strided_shard
+from distbench.worker.torch_internals.mesh import (
+    BACKEND_OPS,
+    fake_mesh,
+    fake_ranks,
+    flatten_mesh,
+    hybrid_mesh,
+    is_strided_shard,
+)
 from distbench.worker.torch_internals.native import native_all_to_all
 from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
@@ -30,6 +37,7 @@ __all__ = [
     "clear_redistribution_caches",
     "context_parallel",
     "fake_mesh",
+    "fake_ranks",
     "flatten_mesh",
     "hybrid_mesh",
     "is_strided_shard",

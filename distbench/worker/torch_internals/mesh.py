@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -34,6 +34,26 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
     for mesh_dims in (replicate_dims, shard_dims):
         flatten_mesh(mesh, mesh_dims)
     return mesh[("_".join(replicate_dims), "_".join(shard_dims))]
+
+
+@contextlib.contextmanager
+def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
+    """A named CPU device mesh of which only rank 0 exists: plans can be applied to models without memory.
+
+    Args:
+        mesh: mesh dim name to size.
+
+    Raises:
+        Unsupported: torch has no fake process group.
+    """
+    require("a fake process group")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
+    try:
+        yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    finally:
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ INTERNALS = (
     Internal("redistribution paths", SPEC, "DTensorSpec.__init__", ("shard_order",)),
     Internal("redistribution paths", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
+    Internal("a fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
     Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),
