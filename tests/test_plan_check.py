@@ -104,6 +104,15 @@ def test_a_shard_placement_that_does_not_divide_names_the_parameter_and_a_mesh_t
     assert "'dp_shardxtp' of size 8: 12 is not a multiple of 8" in text and "--mesh dp_shard=2,tp=3 works" in text
 
 
+def test_what_tp_leaves_of_a_tensor_dim_must_divide_too(place: Place) -> None:
+    columns = FsdpPlan(shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
+    plan = ParallelPlan(tp={"head": RowwiseParallel()}, fsdp=columns)
+    assert found(place, plan, hidden=16) == []
+    (text,) = found(place, plan, hidden=12)
+    assert "head.weight of shape [8, 12] cannot be sharded by FSDP on tensor dim 1 after TP over" in text
+    assert "3 is not a multiple of 2" in text
+
+
 def test_a_parameter_shared_by_two_units_is_refused(place: Place) -> None:
     (text,) = fsdp_texts(place, tied=True)
     assert "layers.0.weight is shared with layers.1.weight" in text and "(layers.0, layers.1)" in text

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_cli, run_files
+from conftest import DATA, run_cli, run_files
 
 from distbench.results import read_run
 
@@ -147,3 +147,27 @@ def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: s
     norms = 5 * 64
     tp = 2 if "tp" in mesh else 1
     assert row["counters"]["parameter_bytes"] == 4 * (matrices // share + norms * tp // share)
+
+
+def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> None:
+    done = run_cli("run", str(DATA / "wrong_plans.py"), "--quick", "--out", str(tmp_path))
+    assert done.returncode == 1, done.stderr
+    (file,) = run_files(tmp_path)
+    found = {row["case"]["params"]["variant"]: row for row in read_run(file).cases}
+    assert {name.partition("=")[2]: row["status"] for name, row in found.items()} == {
+        "none": "ok",
+        "positions": "wrong",
+        "not_averaged": "wrong",
+    }
+    # Without the average the loss is still right, so only the gradients can tell.
+    counters = found["mistake=not_averaged"]["counters"]
+    assert counters["loss_rel_error"] <= 1e-5 and counters["grad_rel_error"] > 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*SCENARIOS, "llama_3d"])
+def test_every_plan_is_ok_on_cuda(tmp_path: Path, name: str) -> None:
+    done = run_cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)
+    assert done.returncode == 0, done.stderr
+    (file,) = run_files(tmp_path)
+    assert {row["status"] for row in read_run(file).cases} <= {"ok", "skipped"}

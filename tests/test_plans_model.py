@@ -10,10 +10,11 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.spec import CompilePlan, LargestDim
+from distbench.spec import CompilePlan, LargestDim, ParallelPlan
 from distbench.worker.forwards import compile_modules, recompute_modules, why_not
 from distbench.worker.fully_sharded import shard_placement_of
 from distbench.worker.materialise import blueprint, materialise
+from distbench.worker.parallelize import parallelize
 from distbench.worker.place import Place
 from distbench.worker.torch_internals import Skipped
 
@@ -54,6 +55,16 @@ def test_materialised_buffers_have_their_values_and_shared_parameters_stay_share
     model = built.model
     assert model.table.tolist() == [0, 1, 2] and torch.equal(model.noise, built.buffers["noise"])
     assert model.first.weight is model.second.weight and model.first.weight.abs().sum() > 0
+
+
+def test_frozen_parameters_stay_frozen_under_sequence_parallel(place: Place) -> None:
+    from torch.distributed.tensor.parallel import SequenceParallel
+
+    model = blueprint(lambda: nn.ModuleDict({"norm": nn.LayerNorm(4), "other": nn.LayerNorm(4)}), 7).model
+    model["norm"].requires_grad_(False)
+    styled = SequenceParallel()
+    parallelize(model, ParallelPlan(tp={"norm": styled, "other": styled}), place)
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from typing import Any
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim, ParallelPlan
-from distbench.worker.fully_sharded import policies_of, present, shard_placement_of
+from distbench.worker.fully_sharded import policies_of, present
 from distbench.worker.materialise import owners_of
 from distbench.worker.patterns import annotations_by_parameter, matching_modules, styles_by_module
 from distbench.worker.place import Place
 from distbench.worker.remedies import undivided
+from distbench.worker.tp_check import local_shape
 
 HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
@@ -32,7 +33,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterato
     if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
     yield from _resharding(model, plan, place, shards)
-    yield from _placements(model, fsdp, place, shards)
+    yield from _placements(model, plan, place, shards)
     yield from _tied_across_units(model, fsdp)
     yield from _small_parameters(fsdp)
     yield from _prefetch(fsdp)
@@ -58,10 +59,11 @@ def _resharding(model: nn.Module, plan: ParallelPlan, place: Place, shards: list
         yield f"reshard_after_forward={to} does not work with a gather_extension; use True or False"
 
 
-def _placements(model: nn.Module, fsdp: FsdpPlan, place: Place, shards: list[str]) -> Iterator[str]:
+def _placements(model: nn.Module, plan: ParallelPlan, place: Place, shards: list[str]) -> Iterator[str]:
+    assert plan.fsdp is not None
     size = place.index(tuple(shards))[1]
-    choose = shard_placement_of(fsdp, size)
-    if choose is None:
+    choose = plan.fsdp.shard_placement
+    if choose is None or isinstance(choose, LargestDim):
         return
     for name, parameter in model.named_parameters():
         placement: Any = choose(parameter)
@@ -71,9 +73,9 @@ def _placements(model: nn.Module, fsdp: FsdpPlan, place: Place, shards: list[str
         shape = list(parameter.shape)
         if not 0 <= tensor_dim < parameter.ndim:
             yield f"parameter {name} of shape {shape} has no tensor dim {placement.dim} for FSDP to shard"
-        elif tensor_dim > 0 and shape[tensor_dim] % size:
+        elif tensor_dim > 0 and (length := local_shape(name, model, plan, place)[tensor_dim]) % size:
             what = f"parameter {name} of shape {shape} cannot be sharded by FSDP on tensor dim {tensor_dim}"
-            yield undivided(what, shape[tensor_dim], shards, place)
+            yield undivided(what if length == shape[tensor_dim] else f"{what} after TP", length, shards, place)
 
 
 def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:

@@ -42,8 +42,13 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, place: Place, tp_dims
         return changed
     from torch.distributed.tensor.parallel import parallelize_module
 
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
-    return parallelize_module(model, flatten_mesh(place.mesh, tp_dims), styles)
+    model = parallelize_module(model, flatten_mesh(place.mesh, tp_dims), styles)
+    # SequenceParallel makes new parameters of a module's own, and they would learn again.
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    return model
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, place: Place) -> None:

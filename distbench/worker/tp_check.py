@@ -46,6 +46,25 @@ def _styles(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator[str]
                 yield undivided(f"{what} {tensor_dim}", shape[tensor_dim], dims, place)
 
 
+def local_shape(name: str, model: nn.Module, plan: ParallelPlan, place: Place) -> list[int]:
+    """A parameter's shape on one rank after TP, where the plan's styles cut it evenly.
+
+    Args:
+        name: the parameter's name.
+        model: the model before the plan.
+        plan: the plan.
+        place: the mesh.
+    """
+    shape = list(model.get_parameter(name).shape)
+    for _, module_name, module, style in styles_by_module(plan, model):
+        for attribute, tensor_dim in _sharded_by(style, module):
+            if _join(module_name, attribute) == name:
+                shape[tensor_dim] //= place.index(plan.tp_dims)[1]
+    for annotation in annotations_by_parameter(plan, model).get(name, []):
+        shape[annotation.tensor_dim] //= place.index(annotation.mesh_dims)[1]
+    return shape
+
+
 def _join(module: str, attribute: str) -> str:
     return f"{module}.{attribute}" if module else attribute
 
