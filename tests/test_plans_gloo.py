@@ -1,26 +1,51 @@
 """Plans on real gloo ranks: every knob's loss and gradients against one device, through the shipped scenarios."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, run_cli, run_files
+from conftest import DATA, ROOT, run_cli, run_files
 
+from distbench.display import Quiet
+from distbench.launch import Request, jobs_of, launch
 from distbench.results import read_run
+from distbench.spec import parse_mesh
 
 pytestmark = pytest.mark.gloo
 SCENARIOS = ("fsdp_knobs", "recompute", "tp_styles", "shard_params")
-Rows = dict[str, dict[str, dict[str, Any]]]
+Variants = dict[str, dict[str, Any]]
+Rows = dict[str, Variants]
+
+
+def measured(target: str, out: Path, mesh: str | None = None, choices: tuple[str, ...] = ()) -> tuple[int, Variants]:
+    """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row."""
+    request = Request(
+        targets=(target,),
+        choices=choices,
+        mesh=parse_mesh(mesh) if mesh else None,
+        device="cpu",
+        quick=True,
+        out=out,
+        timeout_s=120,
+        started_at=time.time(),
+    )
+    (job,) = jobs_of(request, None)
+    job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(ROOT))
+        outcome = launch(job, None, Quiet())
+    assert outcome.status == "complete", outcome.message
+    return outcome.exit_code, {row["case"]["params"]["variant"]: row for row in read_run(Path(job.run_file)).cases}
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Scenario name to variant to row."""
-    folder = tmp_path_factory.mktemp("results")
-    done = run_cli("run", *SCENARIOS, "--quick", "--out", str(folder), timeout=400)
-    assert done.returncode == 0, done.stderr
-    runs = [read_run(path) for path in run_files(folder)]
-    return {run.header["job"]["scenario"]: {row["case"]["params"]["variant"]: row for row in run.cases} for run in runs}
+    found = {name: measured(name, tmp_path_factory.mktemp(name)) for name in SCENARIOS}
+    assert {exit_code for exit_code, _ in found.values()} == {0}
+    return {name: variants for name, (_, variants) in found.items()}
 
 
 def errors(row: dict[str, Any]) -> tuple[float, float]:
@@ -137,11 +162,9 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
     ],
 )
 def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: str, share: int) -> None:
-    choices = ("--set", "rotate=alltoall", "--set", "checkpoint=True")
-    done = run_cli("run", "llama_3d", "--quick", "--mesh", mesh, *choices, "--out", str(tmp_path), timeout=200)
-    assert done.returncode == 0, done.stderr
-    (file,) = run_files(tmp_path)
-    (row,) = read_run(file).cases
+    exit_code, found = measured("llama_3d", tmp_path, mesh, ("rotate=alltoall", "checkpoint=True"))
+    (row,) = found.values()
+    assert exit_code == 0
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
     matrices = 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 256)
     norms = 5 * 64
@@ -150,10 +173,8 @@ def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: s
 
 
 def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> None:
-    done = run_cli("run", str(DATA / "wrong_plans.py"), "--quick", "--out", str(tmp_path))
-    assert done.returncode == 1, done.stderr
-    (file,) = run_files(tmp_path)
-    found = {row["case"]["params"]["variant"]: row for row in read_run(file).cases}
+    exit_code, found = measured(str(DATA / "wrong_plans.py"), tmp_path)
+    assert exit_code == 1
     assert {name.partition("=")[2]: row["status"] for name, row in found.items()} == {
         "none": "ok",
         "positions": "wrong",
