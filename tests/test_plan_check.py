@@ -174,6 +174,13 @@ def test_annotations_that_cannot_hold_are_named(place: Place, shard_params: dict
     assert any(words in text for text in texts), texts
 
 
+def test_a_bad_annotation_does_not_keep_other_problems_from_being_listed(place: Place) -> None:
+    columns = FsdpPlan(shard_placement=lambda parameter: Shard(1))
+    texts = found(place, ParallelPlan(shard_params={"head.weight": ShardParam(2)}, fsdp=columns))
+    assert any("head.weight of shape [8, 16] has no tensor dim 2" in text for text in texts)
+    assert any("head.bias of shape [8] has no tensor dim 1 for FSDP" in text for text in texts)
+
+
 def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_dims(place: Place) -> None:
     both = replace(place, mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("cp", "tp")))
     annotations = {"head.*": ShardParam(0, ("tp",)), "head.weight": ShardParam(0, ("cp",))}

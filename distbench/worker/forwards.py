@@ -62,7 +62,7 @@ def why_not(backend: str, device: torch.device) -> str | None:
         return None if find_spec("triton") else "triton is not installed"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if not any(shutil.which(name) for name in names):
-        return f"there is no C++ compiler ({', '.join(names)}); use --set compile_backend=aot_eager"
+        return f"there is no C++ compiler ({', '.join(names)}); install one, or use backend aot_eager"
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").is_file():
         return f"there is no Python.h in {include}; install Python's development files"

@@ -61,6 +61,8 @@ def local_shape(name: str, model: nn.Module, plan: ParallelPlan, place: Place) -
             if _join(module_name, attribute) == name:
                 shape[tensor_dim] //= place.index(plan.tp_dims)[1]
     for annotation in annotations_by_parameter(plan, model).get(name, []):
+        if not 0 <= annotation.tensor_dim < len(shape):
+            continue  # a problem of its own
         shape[annotation.tensor_dim] //= place.index(annotation.mesh_dims)[1]
     return shape
 
