@@ -30,9 +30,11 @@ class Attention(nn.Module):
         self.wv = nn.Linear(dim, dim, bias=False)
         self.wo = nn.Linear(dim, dim, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
         query, key, value = (self._heads(linear(x)) for linear in (self.wq, self.wk, self.wv))
-        if self.rotary:
+        if table is not None:
+            query, key = rotate_by(query, table), rotate_by(key, table)
+        elif self.rotary:
             query, key = rotate_positions(query), rotate_positions(key)
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.wo(out.transpose(1, 2).flatten(2))
@@ -43,10 +45,20 @@ class Attention(nn.Module):
 
 def rotate_positions(x: torch.Tensor) -> torch.Tensor:
     """Rotary position embedding of (batch, heads, sequence, head); positions count from the tensor's own start."""
-    half = x.shape[-1] // 2
-    frequency = 10000.0 ** (-torch.arange(half, device=x.device) / half)
-    angle = torch.arange(x.shape[-2], device=x.device)[:, None] * frequency
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return rotate_by(x, rotation_table(x.shape[-2], x.shape[-1], x.device))
+
+
+def rotation_table(length: int, head_dim: int, device: torch.device | None = None) -> torch.Tensor:
+    """Cosines and sines of rotary embedding, (length, head_dim): a row a position, which context parallel can shard."""
+    half = head_dim // 2
+    frequency = 10000.0 ** (-torch.arange(half, device=device) / half)
+    angle = torch.arange(length, device=device)[:, None] * frequency
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+def rotate_by(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of (batch, heads, sequence, head) by a table whose rows are x's positions."""
+    cos, sin = table[: x.shape[-2]].to(x.dtype).chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
@@ -61,25 +73,32 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim)
         self.feed_forward = FeedForward(dim, hidden)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), table)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class Llama(nn.Module):
-    """A llama-like stack: token ids (batch, sequence) to logits (batch, sequence, vocabulary)."""
+    """A llama-like stack: token ids (batch, sequence) to logits (batch, sequence, vocabulary).
 
-    def __init__(self, vocab_size: int, dim: int, num_layers: int, num_heads: int, hidden: int) -> None:
+    With a `table_length`, the rotary table is a buffer of as many rows, and the blocks take it as an argument.
+    """
+
+    def __init__(
+        self, vocab_size: int, dim: int, num_layers: int, num_heads: int, hidden: int, table_length: int = 0
+    ) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(vocab_size, dim)
         self.layers = nn.ModuleList(Block(dim, num_heads, hidden) for _ in range(num_layers))
         self.norm = nn.RMSNorm(dim)
         self.output = nn.Linear(dim, vocab_size, bias=False)
+        table = rotation_table(table_length, dim // num_heads) if table_length else None
+        self.register_buffer("rotations", table, persistent=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, self.rotations)
         return self.output(self.norm(x))
 
 

@@ -1,16 +1,18 @@
 """Every fault of a plan is found at once and named, before anything is measured. One process, a fake group."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from distbench.spec import CpPlan, FsdpPlan, ParallelPlan
-from distbench.worker.parallelize import matching
+from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
+from distbench.worker.patterns import matching
 from distbench.worker.place import Place
 from distbench.worker.plan_check import problems
 
@@ -27,12 +29,13 @@ def place() -> Iterator[Place]:
 
 
 class Model(nn.Module):
-    def __init__(self, hidden: int = 16, buffer: bool = False) -> None:
+    def __init__(self, hidden: int = 16, tied: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, hidden) for _ in range(2))
         self.head = nn.Linear(hidden, 8)
-        if buffer:
-            self.register_buffer("table", torch.ones(3))
+        self.register_buffer("table", torch.ones(3))
+        if tied:
+            self.layers[1].weight = self.layers[0].weight
 
 
 def found(place: Place, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
@@ -57,11 +60,10 @@ def test_an_undividable_parameter_is_named_with_shape_mesh_dim_and_size(place: P
 
 def test_everything_wrong_is_listed_at_once(place: Place) -> None:
     plan = ParallelPlan(tp={"layer.*": ColwiseParallel()}, fsdp=FsdpPlan(wrap=("blocks.*",)))
-    texts = found(place, plan, batch=(3, 8), buffer=True)
+    texts = found(place, plan, batch=(3, 8))
     assert any("TP pattern 'layer.*' matches no module" in text and "layers" in text for text in texts)
     assert any("FSDP pattern 'blocks.*'" in text for text in texts)
     assert any("a batch of 3 cannot be split over mesh dim 'dp_shard' of size 2" in text for text in texts)
-    assert any("buffer table" in text for text in texts)
 
 
 def test_a_mesh_dim_that_no_part_uses_is_named(place: Place) -> None:
@@ -74,6 +76,134 @@ def test_context_parallel_without_its_mesh_dim_is_named(place: Place) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, cp=CpPlan(rotate="ring"))
     texts = found(place, plan)
     assert any("needs mesh dim 'cp'" in text for text in texts) and any("'ring' is unknown" in text for text in texts)
+
+
+def fsdp_texts(place: Place, batch: tuple[int, ...] = (4, 8), tied: bool = False, **knobs: object) -> list[str]:
+    plan = FsdpPlan(**{"wrap": ("layers.*",), "mesh_dims": ("dp_shard", "tp"), **knobs})  # type: ignore[arg-type]
+    return found(place, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
+
+
+@pytest.mark.parametrize("size", [3, 8, 1])
+def test_resharding_to_no_proper_divisor_names_those_that_are(place: Place, size: int) -> None:
+    (text,) = fsdp_texts(place, reshard_after_forward=size)
+    where = "mesh dim 'dp_shardxtp' of size 8"
+    assert text == f"reshard_after_forward={size} is no proper divisor of {where}; use 2, 4, True or False"
+
+
+def test_a_shard_placement_that_does_not_divide_names_the_parameter_and_a_mesh_that_works(place: Place) -> None:
+    texts = fsdp_texts(place, shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
+    assert texts == [], "8 and 16 columns over 8 ranks"
+    with torch.device("meta"):
+        (text,) = problems(
+            nn.Sequential(nn.Linear(12, 16, bias=False)),
+            torch.empty(4, 12),
+            ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp"), shard_placement=lambda parameter: Shard(1))),
+            place,
+        )
+    assert "parameter 0.weight of shape [16, 12] cannot be sharded by FSDP on tensor dim 1" in text
+    assert "'dp_shardxtp' of size 8: 12 is not a multiple of 8" in text and "--mesh dp_shard=2,tp=3 works" in text
+
+
+def test_what_tp_leaves_of_a_tensor_dim_must_divide_too(place: Place) -> None:
+    columns = FsdpPlan(shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
+    plan = ParallelPlan(tp={"head": RowwiseParallel()}, fsdp=columns)
+    assert found(place, plan, hidden=16) == []
+    (text,) = found(place, plan, hidden=12)
+    assert "head.weight of shape [8, 12] cannot be sharded by FSDP on tensor dim 1 after TP over" in text
+    assert "3 is not a multiple of 2" in text
+
+
+def test_a_parameter_shared_by_two_units_is_refused(place: Place) -> None:
+    (text,) = fsdp_texts(place, tied=True)
+    assert "layers.0.weight is shared with layers.1.weight" in text and "(layers.0, layers.1)" in text
+    assert fsdp_texts(place, tied=True, wrap=()) == []
+
+
+def test_a_shared_parameter_under_tp_is_refused(place: Place) -> None:
+    texts = found(place, GOOD, tied=True)
+    assert any("layers.0.weight is shared with layers.1.weight, and TP would give each its own" in one for one in texts)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"replicate_dims": ("tp",)}, "shards and replicates over mesh dim 'tp'"),
+        ({"prefetch_forward": -1}, "prefetch_forward=-1 is no number of units"),
+        ({"prefetch_backward": 1, "wrap": ()}, "has no units to gather ahead"),
+        (
+            {"shard_placement": LargestDim(99), "gradient_divide_factor": 1.0},
+            "does not reach parameters that LargestDim",
+        ),
+        ({"gather_extension": lambda tensor: tensor}, "without fsdp_pre_all_gather and fsdp_post_all_gather"),
+        ({"reshard_after_forward": 2, "shard_placement": LargestDim()}, "works with shards on tensor dim 0 only"),
+    ],
+)
+def test_fsdp_knobs_that_exclude_each_other_are_named(place: Place, knobs: dict[str, object], words: str) -> None:
+    (text,) = fsdp_texts(place, **knobs)
+    assert words in text
+
+
+def test_microbatches_must_divide_a_ranks_batch(place: Place) -> None:
+    plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
+    assert found(place, plan) == ["a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2"]
+
+
+def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(place: Place) -> None:
+    compiled = CompilePlan(("heads",), "inductr")
+    texts = found(place, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))
+    assert len(texts) == 3 and "checkpoint pattern 'layer.*' matches no module" in texts[0]
+    assert "compile pattern 'heads' matches no module (nearest: head)" in texts[1]
+    assert "compile backend 'inductr' is unknown" in texts[2] and "inductor" in texts[2]
+
+
+@pytest.mark.parametrize(
+    ("shard_params", "words"),
+    [
+        ({"head.weight": ShardParam(2)}, "head.weight of shape [8, 16] has no tensor dim 2; use 0 to 1"),
+        ({"heads": ShardParam(0)}, "shard_params pattern 'heads' matches no parameter (nearest: head.bias"),
+        (
+            {"head.weight": ShardParam(0, ("dp_shard",))},
+            "cannot use mesh dim 'dp_shard', whose ranks have different data",
+        ),
+        ({"head.weight": ShardParam(0, ("cp",))}, "shards over mesh dim 'cp', tp_dim has only tp; add it there"),
+        ({"head.*": ShardParam(0), "head.weight": ShardParam(1)}, "head.weight over mesh dim 'tp' twice"),
+    ],
+)
+def test_annotations_that_cannot_hold_are_named(place: Place, shard_params: dict[str, ShardParam], words: str) -> None:
+    texts = found(place, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
+    assert any(words in text for text in texts), texts
+
+
+def test_a_bad_annotation_does_not_keep_other_problems_from_being_listed(place: Place) -> None:
+    columns = FsdpPlan(shard_placement=lambda parameter: Shard(1))
+    texts = found(place, ParallelPlan(shard_params={"head.weight": ShardParam(2)}, fsdp=columns))
+    assert any("head.weight of shape [8, 16] has no tensor dim 2" in text for text in texts)
+    assert any("head.bias of shape [8] has no tensor dim 1 for FSDP" in text for text in texts)
+
+
+def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_dims(place: Place) -> None:
+    both = replace(place, mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("cp", "tp")))
+    annotations = {"head.*": ShardParam(0, ("tp",)), "head.weight": ShardParam(0, ("cp",))}
+    plan = ParallelPlan(shard_params=annotations, tp_dim=("cp", "tp"))
+    with torch.device("meta"):
+        assert problems(nn.ModuleDict({"head": nn.Linear(3, 8)}), torch.empty(4, 3), plan, both) == []
+        (text,) = problems(nn.ModuleDict({"head": nn.Linear(3, 12)}), torch.empty(4, 3), plan, both)
+    assert "head.weight of shape [12, 3] cannot be sharded on tensor dim 0 over mesh dim 'cpxtp' of size 8" in text
+    assert "sizes that work: 1, 2, 3, 4, 6, 12; --mesh cp=2,tp=3 works" in text
+
+
+def test_a_parameter_is_sharded_by_a_style_or_by_an_annotation_but_not_by_both(place: Place) -> None:
+    plan = ParallelPlan(tp=GOOD.tp, shard_params={"head.weight": ShardParam(0)}, fsdp=FsdpPlan())
+    assert found(place, plan) == [
+        "parameter head.weight is sharded by a TP style and by shard_params; leave it to one of them"
+    ]
+
+
+def test_a_style_on_a_module_it_cannot_shard_is_named(place: Place) -> None:
+    plan = ParallelPlan(tp={"layers": ColwiseParallel()}, fsdp=FsdpPlan())
+    assert found(place, plan) == [
+        "TP pattern 'layers': ColwiseParallel shards Linear and Embedding, but layers is a ModuleList"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from distbench.spec.discovery import Entry, find, list_entries
 from distbench.spec.errors import UserError
 from distbench.spec.job import Job, Settings
 from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
+from distbench.spec.parallel import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
 from distbench.spec.plan import (
     Calibration,
     Collectives,
-    CpPlan,
-    FsdpPlan,
     Laboratory,
-    ParallelPlan,
     Redistributions,
     Scenario,
     placement_pairs,
@@ -20,15 +18,18 @@ from distbench.spec.plan import (
 __all__ = [
     "Calibration",
     "Collectives",
+    "CompilePlan",
     "CpPlan",
     "Entry",
     "FsdpPlan",
     "Job",
     "Laboratory",
+    "LargestDim",
     "ParallelPlan",
     "Redistributions",
     "Scenario",
     "Settings",
+    "ShardParam",
     "UserError",
     "find",
     "fit_mesh",

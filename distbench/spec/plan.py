@@ -8,62 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distbench.spec.parallel import ParallelPlan
+
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
 # torch's two, and ours: the cheapest path under a profile, and one exchange without a path.
 PLANNERS = ("greedy", "min_cost", "calibrated", "direct")
 LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
-
-
-@dataclass(frozen=True)
-class FsdpPlan:
-    """FSDP2: which modules `fully_shard` wraps, each on its own, before the root.
-
-    Args:
-        wrap: glob patterns over module names.
-        mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one.
-        reshard_after_forward: as `fully_shard` takes it: None, a bool, or an int group size.
-        mixed_precision: a `MixedPrecisionPolicy`, or None for torch's default.
-    """
-
-    wrap: tuple[str, ...] = ()
-    mesh_dims: tuple[str, ...] = ("dp_shard",)
-    reshard_after_forward: bool | int | None = None
-    mixed_precision: Any = None
-
-
-@dataclass(frozen=True)
-class CpPlan:
-    """Context parallel: ring attention over one mesh dim.
-
-    Args:
-        mesh_dim: the mesh dim that shards the sequence.
-        rotate: how K and V travel round the ring: "allgather" or "alltoall".
-        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work is even.
-        seq_dim: tensor dim of inputs and targets that is the sequence.
-    """
-
-    mesh_dim: str = "cp"
-    rotate: str = "allgather"
-    load_balance: bool = True
-    seq_dim: int = 1
-
-
-@dataclass(frozen=True)
-class ParallelPlan:
-    """How the model is laid over the mesh: tensor parallel first, then context parallel, then FSDP.
-
-    Args:
-        tp: glob pattern over module names to torch `ParallelStyle`, or a callable `(model, mesh) -> model`.
-        tp_dim: the mesh dim that the styles shard over.
-        cp: context parallel, or None.
-        fsdp: FSDP2, or None.
-    """
-
-    tp: Mapping[str, Any] | Callable[[Any, Any], Any] | None = None
-    tp_dim: str = "tp"
-    cp: CpPlan | None = None
-    fsdp: FsdpPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +93,8 @@ class Scenario:
     """What one variant of a scenario measures. Every part is optional.
 
     Args:
-        build_model: makes the model; called under the meta device, so it must not read parameter values.
+        build_model: makes the model; called under the meta device, so it must not read parameter values. A model with
+            buffers is built a second time with its buffers on the CPU, under the run's seed.
         make_batch: `(inputs, targets)` of the global batch on the CPU, batch first; the same on every rank.
         loss: `(output, targets) -> scalar`, a mean over the batch.
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
@@ -151,6 +103,8 @@ class Scenario:
         redistributions: sweeps to time on their own.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
+        tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
+            model's precision in a way of its own; None for the bound of the dtypes that FSDP's policy names.
     """
 
     build_model: Callable[[], Any] | None = None
@@ -162,6 +116,7 @@ class Scenario:
     redistributions: tuple[Redistributions, ...] = ()
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    tolerance: float | None = None
 
 
 def placement_pairs(

@@ -96,7 +96,7 @@ class Meter:
 
         Args:
             call: runs one iteration; stamps the end of every phase.
-            phases: names of the phases, none for a call with no parts.
+            phases: names of the phases in the order of their stamps, none for a call with no parts.
             estimate_s: seconds an iteration takes, as warm_up returned it.
         """
         settings = self._settings
@@ -138,10 +138,11 @@ class Meter:
         repeats = self._settings.iterations_per_sample
         durations = _durations(stamps) / repeats
         parts = stamps.diff(dim=2)[:, :, :-1]
-        by_phase = {
-            name: (parts[:, :, index :: len(phases)].sum(dim=2).max(dim=0).values / repeats).tolist()
-            for index, name in enumerate(phases)
+        # A phase that is named twice (one a micro-batch) is the sum of its turns.
+        turns = {
+            name: [turn for turn in range(parts.shape[2]) if phases[turn % len(phases)] == name] for name in phases
         }
+        by_phase = {name: (parts[:, :, turns[name]].sum(dim=2).max(dim=0).values / repeats).tolist() for name in turns}
         result = Samples(
             samples_s=durations.max(dim=0).values.tolist(),
             phases_s=by_phase,

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import Scenario
-from distbench.worker.parallelize import initial_value
+from distbench.worker.fully_sharded import policies_of
+from distbench.worker.materialise import blueprint, load_initial_values
 from distbench.worker.place import Place
 from distbench.worker.sharding import cut
 
@@ -37,12 +38,11 @@ def reference_of(scenario: Scenario, place: Place) -> Reference:
         place: this rank's place; all ranks must call this together.
     """
     assert scenario.build_model and scenario.make_batch and scenario.loss
-    with torch.device("meta"):
-        names = {name: tuple(value.shape) for name, value in scenario.build_model().named_parameters()}
+    built = blueprint(scenario.build_model, place.seed)
     loss = torch.zeros(1)
-    gradients = {name: torch.zeros(shape) for name, shape in names.items()}
+    gradients = {name: torch.zeros(value.shape) for name, value in built.model.named_parameters()}
     if place.rank == 0:
-        own_loss, own = _one_device(scenario, place)
+        own_loss, own = _one_device(scenario, place, built.buffers)
         loss.fill_(own_loss)
         gradients = {name: own[name] for name in gradients}
     for tensor in (loss, *gradients.values()):
@@ -50,13 +50,13 @@ def reference_of(scenario: Scenario, place: Place) -> Reference:
     return Reference(float(loss), gradients)
 
 
-def _one_device(scenario: Scenario, place: Place) -> tuple[float, dict[str, torch.Tensor]]:
+def _one_device(
+    scenario: Scenario, place: Place, buffers: dict[str, torch.Tensor]
+) -> tuple[float, dict[str, torch.Tensor]]:
     assert scenario.build_model and scenario.make_batch and scenario.loss
     with torch.device(place.device):
         model = scenario.build_model()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_value(name, tuple(parameter.shape), place.seed))
+    load_initial_values(model, place, buffers)
     inputs, targets = (tensor.to(place.device) for tensor in scenario.make_batch())
     loss = scenario.loss(model(inputs), targets)
     loss.backward()
@@ -67,7 +67,9 @@ def _one_device(scenario: Scenario, place: Place) -> tuple[float, dict[str, torc
     return float(loss), gradients
 
 
-def compare(model: nn.Module, local_loss: float, reference: Reference, place: Place) -> dict[str, Any]:
+def compare(
+    model: nn.Module, local_loss: float, reference: Reference, place: Place, gradient_scale: float = 1.0
+) -> dict[str, Any]:
     """Relative errors of the loss and of the worst gradient, over all ranks.
 
     Each rank compares its own shard of each gradient with the same cut of the reference; an error is the largest
@@ -78,9 +80,11 @@ def compare(model: nn.Module, local_loss: float, reference: Reference, place: Pl
         local_loss: this rank's loss, a mean over its part of the batch.
         reference: what one device gave.
         place: this rank's place; all ranks must call this together.
+        gradient_scale: what the plan multiplies gradients by, on purpose.
     """
     errors = {
-        name: _gradient_error(parameter, reference.gradients[name]) for name, parameter in model.named_parameters()
+        name: _gradient_error(parameter, gradient_scale * reference.gradients[name])
+        for name, parameter in model.named_parameters()
     }
     gathered = place.gather((local_loss, errors))
     loss = sum(loss for loss, _ in gathered) / len(gathered)
@@ -126,6 +130,10 @@ def verdict(found: dict[str, Any], tolerance: float) -> str | None:
     return None
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
-    """The relative error allowed to a step computed in this dtype."""
-    return TOLERANCE.get(dtype, LOW_PRECISION_TOLERANCE)
+def tolerance_of(scenario: Scenario) -> float:
+    """The relative error allowed to a scenario's step: its own, or that of the lowest precision its policy names."""
+    if scenario.tolerance is not None:
+        return scenario.tolerance
+    policies = policies_of(scenario.plan.fsdp) if scenario.plan.fsdp else []
+    dtypes = [getattr(policy, f"{part}_dtype") for policy in policies for part in ("param", "reduce", "output")]
+    return max(TOLERANCE.get(dtype or torch.float32, LOW_PRECISION_TOLERANCE) for dtype in [None, *dtypes])

@@ -93,7 +93,7 @@ class Runner:
         except UserError:
             raise
         except Unsupported as reason:
-            status, message = "unsupported", str(reason)
+            status, message = reason.status, str(reason)
         except Exception as error:
             traceback.print_exc()
             status, message = "raised", one_line(error)

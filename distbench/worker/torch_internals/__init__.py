@@ -19,11 +19,12 @@ from distbench.worker.torch_internals.mesh import (
     fake_mesh,
     fake_ranks,
     flatten_mesh,
+    hybrid_mesh,
     is_strided_shard,
     strided_shard,
 )
 from distbench.worker.torch_internals.native import native_all_to_all
-from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
+from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     OrderedPlacements,
     OrderedTensor,
@@ -46,6 +47,7 @@ __all__ = [
     "OrderedTensor",
     "PathStep",
     "Probe",
+    "Skipped",
     "Unsupported",
     "autograd_position",
     "calibrated_planning",
@@ -55,6 +57,7 @@ __all__ = [
     "fake_mesh",
     "fake_ranks",
     "flatten_mesh",
+    "hybrid_mesh",
     "is_strided_shard",
     "labelled_communication",
     "native_all_to_all",

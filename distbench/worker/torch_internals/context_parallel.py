@@ -13,7 +13,12 @@ from distbench.worker.torch_internals.probe import Unsupported, require
 
 @contextlib.contextmanager
 def context_parallel(
-    mesh: DeviceMesh, buffers: list[torch.Tensor], seq_dims: list[int], rotate: str, load_balance: bool
+    mesh: DeviceMesh,
+    buffers: list[torch.Tensor],
+    seq_dims: list[int],
+    rotate: str,
+    load_balance: bool,
+    not_restored: list[torch.Tensor],
 ) -> Iterator[None]:
     """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
 
@@ -22,10 +27,11 @@ def context_parallel(
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
-        buffers: tensors to shard over the sequence, in place; they are not restored.
+        buffers: tensors to shard over the sequence, in place, until the context is left.
         seq_dims: each buffer's sequence dim.
         rotate: "allgather" or "alltoall".
         load_balance: head-tail chunks instead of contiguous ones.
+        not_restored: those of the buffers that nobody needs whole again.
 
     Raises:
         Unsupported: torch's context parallel is not the one we know.
@@ -41,7 +47,7 @@ def context_parallel(
         with contextlib.ExitStack() as entered:
             entered.enter_context(
                 module.context_parallel(
-                    mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(buffers)
+                    mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
                 )
             )
             if mesh.device_type == "cpu":

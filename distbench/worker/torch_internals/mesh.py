@@ -39,6 +39,35 @@ def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
     return mesh[tuple(mesh_dims)]._flatten("_".join(mesh_dims))
 
 
+def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Sequence[str]) -> DeviceMesh:
+    """Two mesh dims, (replicate, shard), each flattened out of one or several."""
+    if len(replicate_dims) == 1 and len(shard_dims) == 1:
+        return mesh[(replicate_dims[0], shard_dims[0])]
+    for mesh_dims in (replicate_dims, shard_dims):
+        flatten_mesh(mesh, mesh_dims)
+    return mesh[("_".join(replicate_dims), "_".join(shard_dims))]
+
+
+@contextlib.contextmanager
+def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
+    """A named CPU device mesh of which only rank 0 exists: plans can be applied to models without memory.
+
+    Args:
+        mesh: mesh dim name to size.
+
+    Raises:
+        Unsupported: torch has no fake process group.
+    """
+    require("a fake process group")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
+    try:
+        yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    finally:
+        dist.destroy_process_group()
+
+
 @contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """A CPU device mesh whose other ranks do not exist; this is rank 0. What is sent goes nowhere.

@@ -18,6 +18,14 @@ CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 class Unsupported(Exception):
     """This torch or this machine cannot do what a case asks for; the message says what is missing."""
 
+    status = "unsupported"
+
+
+class Skipped(Unsupported):
+    """There is nothing to measure here although the plan is right: not a failure; the message says why."""
+
+    status = "skipped"
+
 
 @dataclass(frozen=True)
 class Internal:
@@ -107,6 +115,7 @@ INTERNALS = (
     Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
+    Internal("a fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
     Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),

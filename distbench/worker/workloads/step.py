@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from distbench.results import Case
-from distbench.spec import Scenario, UserError
+from distbench.spec import CpPlan, Scenario, UserError
 from distbench.worker.bench import Bench, Prepared
 from distbench.worker.dtypes import dtype_name, shape_text
+from distbench.worker.fully_sharded import average_whole_gradients, data_parallel_size
+from distbench.worker.materialise import Blueprint, blueprint, load_initial_values, materialise
 from distbench.worker.memory import PeakMemory
-from distbench.worker.parallelize import load_initial_values, materialise, parallelize
+from distbench.worker.parallelize import parallelize
 from distbench.worker.place import Place
 from distbench.worker.plan_check import BATCH_DIMS, problems
 from distbench.worker.reference import compare, reference_of, tolerance_of, verdict
@@ -34,10 +36,9 @@ def step_benches(scenario: Scenario, label: str, place: Place) -> Iterator[Bench
     name, _, axes = label.partition("/")
     if scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
-    with torch.device("meta"):
-        model = scenario.build_model()
+    built = blueprint(scenario.build_model, place.seed)
     inputs, _ = scenario.make_batch()
-    if found := problems(model, inputs, scenario.plan, place):
+    if found := problems(built.model, inputs, scenario.plan, place):
         raise UserError("; ".join(f"{axes}: {problem}" if axes else problem for problem in found))
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
     params = {
@@ -58,42 +59,82 @@ def num_tokens(inputs: torch.Tensor) -> int:
 class Step:
     """The parallel model with its batch on this rank."""
 
-    phases: tuple[str, ...] = ("forward", "backward", "optimizer")
-
-    def __init__(self, scenario: Scenario, place: Place) -> None:
+    def __init__(self, scenario: Scenario, place: Place, built: Blueprint | None = None) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
         self._plan = self.plan = scenario.plan
         self._place = place
         self._loss = scenario.loss
-        with torch.device("meta"):
-            model = scenario.build_model()
-        self.model: nn.Module = parallelize(model, scenario.plan, place)
-        materialise(self.model, place)
-        index, count = place.index(BATCH_DIMS)
-        self._inputs, self._targets = (
-            chunk_of(tensor, 0, count, index).to(place.device).contiguous() for tensor in scenario.make_batch()
-        )
+        built = built or blueprint(scenario.build_model, place.seed)
+        self._buffers = built.buffers
+        self.model: nn.Module
+        self.model, self.sharded = parallelize(built.model, scenario.plan, place)
+        offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
+        materialise(self.model, place, self._buffers, torch.device("cpu") if offloaded else None)
+        average_whole_gradients(self.model, self.sharded, scenario.plan.fsdp, place)
+        self._microbatches = list(self._cut(scenario.make_batch()))
         self._optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
-        if self._optimizer is None:
-            self.phases = self.phases[:2]
+        turns = ("forward", "backward") * len(self._microbatches)
+        self.phases: tuple[str, ...] = (*turns, "optimizer") if self._optimizer else turns
+
+    def _cut(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+        index, count = self._place.index(BATCH_DIMS)
+        parts = self._plan.microbatches
+        for part in range(parts):
+            yield tuple(
+                chunk_of(tensor, 0, count * parts, index * parts + part).to(self._place.device).contiguous()
+                for tensor in batch
+            )
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part."""
-        inputs, targets = self._inputs, self._targets
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self._plan.cp is not None:
-            inputs, targets = inputs.clone(), targets.clone()
-            seq_dims = [self._plan.cp.seq_dim] * 2
-            mesh = self._place.mesh[self._plan.cp.mesh_dim]
-            context = context_parallel(
-                mesh, [inputs, targets], seq_dims, self._plan.cp.rotate, self._plan.cp.load_balance
-            )
-        with context:
-            loss = self._loss(self.model(inputs), targets)
+        losses = []
+        for turn, (inputs, targets) in enumerate(self._microbatches, start=1):
+            self._sync_gradients(turn == len(self._microbatches))
+            losses.append(self._one_microbatch(inputs, targets, stamp))
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def _one_microbatch(self, inputs: torch.Tensor, targets: torch.Tensor, stamp: Stamp) -> torch.Tensor:
+        with contextlib.ExitStack() as entered:
+            if self._plan.cp is not None and self._place.size(self._plan.cp.mesh_dim) > 1:
+                inputs, targets = inputs.clone(), targets.clone()
+                entered.enter_context(self._sequence_sharded(self._plan.cp, inputs, targets))
+            if self._plan.loss_parallel:
+                from torch.distributed.tensor.parallel import loss_parallel
+
+                entered.enter_context(loss_parallel())
+            loss: Any = self._loss(self.model(inputs), targets)
             stamp()
-            loss.backward()
+            (loss / len(self._microbatches) if len(self._microbatches) > 1 else loss).backward()
             stamp()
-        return loss.detach()
+        loss = loss.detach()
+        return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    def _sequence_sharded(
+        self, plan: CpPlan, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> contextlib.AbstractContextManager[None]:
+        buffers = dict(self.model.named_buffers())
+        return context_parallel(
+            self._place.mesh[plan.mesh_dim],
+            [inputs, targets, *(buffers[name] for name in plan.buffers)],
+            [plan.seq_dim, plan.seq_dim, *plan.buffers.values()],
+            plan.rotate,
+            plan.load_balance,
+            not_restored=[inputs, targets],
+        )
+
+    def _sync_gradients(self, is_last: bool) -> None:
+        fsdp = self._plan.fsdp
+        if fsdp is not None and not fsdp.sync_each_microbatch:
+            for root in self.sharded.roots:
+                root.set_requires_gradient_sync(is_last)
+
+    @property
+    def gradient_scale(self) -> float:
+        """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
+        fsdp = self._plan.fsdp
+        if fsdp is None or fsdp.gradient_divide_factor is None:
+            return 1.0
+        return data_parallel_size(fsdp, self._place) / fsdp.gradient_divide_factor
 
     def __call__(self, stamp: Stamp) -> None:
         """One whole step, gradients cleared at its end."""
@@ -108,33 +149,39 @@ class Step:
     def restart(self) -> None:
         """Back to the initial parameters, no gradients."""
         self.model.zero_grad(set_to_none=True)
-        load_initial_values(self.model, self._place)
+        load_initial_values(self.model, self._place, self._buffers)
 
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
     peak = PeakMemory(place.device)
     step = Step(scenario, place)
-    counters: dict[str, Any] = {}
+    counters: dict[str, Any] = dict(step.sharded.counters)
 
     def check() -> str | None:
-        counters.update(_largest_of_ranks(peak.read(), place))
+        counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, place))
         step.restart()
         loss = step.forward_backward()
-        found = compare(step.model, float(loss), reference_of(scenario, place), place)
-        counters.update(found)
-        return verdict(found, tolerance_of(_compute_dtype(scenario)))
+        found = compare(step.model, float(loss), reference_of(scenario, place), place, step.gradient_scale)
+        tolerance = tolerance_of(scenario)
+        counters.update(found, tolerance=tolerance)
+        return verdict(found, tolerance)
 
     fields = {"group_size": place.mesh.size(), "mesh_dim": "x".join(place.mesh_dims)}
-    yield Prepared(step, check, phases=step.phases, fields=fields, after=lambda: counters)
+    try:
+        yield Prepared(step, check, phases=step.phases, fields=fields, after=lambda: counters)
+    finally:
+        if scenario.plan.compile is not None:
+            torch.compiler.reset()
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
+    parameters: Iterator[Any] = model.parameters()
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def _largest_of_ranks(own: dict[str, Any], place: Place) -> dict[str, Any]:
     ranks = place.gather(own)
     return {key: max((theirs[key] for theirs in ranks if theirs[key] is not None), default=None) for key in own}
-
-
-def _compute_dtype(scenario: Scenario) -> torch.dtype:
-    policy = scenario.plan.fsdp.mixed_precision if scenario.plan.fsdp else None
-    dtype: torch.dtype | None = getattr(policy, "param_dtype", None)
-    return dtype or torch.float32

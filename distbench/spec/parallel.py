@@ -1,0 +1,136 @@
+"""How a model is laid over a mesh: one plan, its parts in the order they are applied.
+
+torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LargestDim:
+    """Choose each parameter's shard placement for FSDP: the largest tensor dim that is divisible and not yet sharded.
+
+    A parameter that no tensor dim fits stays sharded on tensor dim 0, unevenly. One of fewer elements than `min_numel`
+    is kept whole on every rank, and its gradient is averaged by an all-reduce of its own.
+
+    Args:
+        min_numel: elements below which a parameter is not worth sharding; 0 shards everything.
+    """
+
+    min_numel: int = 0
+
+
+@dataclass(frozen=True)
+class FsdpPlan:
+    """FSDP2: which modules `fully_shard` wraps, each on its own, before the root.
+
+    Args:
+        wrap: glob patterns over module names.
+        mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one.
+        replicate_dims: mesh dims whose ranks hold the same shards (hybrid sharding); several are flattened into one.
+        reshard_after_forward: as `fully_shard` takes it: None, a bool, or an int group size.
+        mixed_precision: a `MixedPrecisionPolicy`; or glob patterns over the units' names ("" is the root) to one each,
+            of which the first that matches holds; None for torch's default.
+        offload: a `CPUOffloadPolicy`, or None to keep shards on the device.
+        shard_placement: `parameter -> Shard or None` as `fully_shard` takes it, or `LargestDim`; None for dim 0.
+        prefetch_forward: how many units ahead to gather in forward, explicitly; None leaves it to torch.
+        prefetch_backward: how many units ahead to gather in backward, explicitly; None leaves it to torch.
+        sync_each_microbatch: reduce gradients after every micro-batch; False waits for the last one.
+        gradient_divide_factor: what summed gradients are divided by; None for the number of data parallel ranks.
+        gather_extension: `tensor -> tensor subclass` with `fsdp_pre_all_gather` and `fsdp_post_all_gather`, applied to
+            every parameter of two or more tensor dims, so that it travels in another form.
+    """
+
+    wrap: tuple[str, ...] = ()
+    mesh_dims: tuple[str, ...] = ("dp_shard",)
+    replicate_dims: tuple[str, ...] = ()
+    reshard_after_forward: bool | int | None = None
+    mixed_precision: Any = None
+    offload: Any = None
+    shard_placement: Callable[[Any], Any] | LargestDim | None = None
+    prefetch_forward: int | None = None
+    prefetch_backward: int | None = None
+    sync_each_microbatch: bool = True
+    gradient_divide_factor: float | None = None
+    gather_extension: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True)
+class CpPlan:
+    """Context parallel: ring attention over one mesh dim.
+
+    Args:
+        mesh_dim: the mesh dim that shards the sequence.
+        rotate: how K and V travel round the ring: "allgather" or "alltoall".
+        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work is even.
+        seq_dim: tensor dim of inputs and targets that is the sequence.
+        buffers: name of a model's buffer to the tensor dim that is the sequence; sharded for the step, then restored.
+    """
+
+    mesh_dim: str = "cp"
+    rotate: str = "allgather"
+    load_balance: bool = True
+    seq_dim: int = 1
+    buffers: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShardParam:
+    """Annotate a parameter as a DTensor sharded on one tensor dim; nothing is done to inputs or outputs.
+
+    Args:
+        tensor_dim: the tensor dim to shard; the product of the mesh dims must divide it.
+        mesh_dims: which of the plan's `tp_dim` to shard it over, cut in the mesh's order; it is replicated over the
+            others. A parameter that several patterns match is sharded by all of them, over different mesh dims.
+    """
+
+    tensor_dim: int = 0
+    mesh_dims: tuple[str, ...] = ("tp",)
+
+
+@dataclass(frozen=True)
+class CompilePlan:
+    """torch.compile, module by module, before FSDP sees them.
+
+    Args:
+        modules: glob patterns over module names.
+        backend: a name out of `torch.compiler.list_backends()`, "aot_eager" or "eager".
+    """
+
+    modules: tuple[str, ...]
+    backend: str = "inductor"
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How the model is laid over the mesh: TP, then CP, activation checkpointing, compile, and FSDP last.
+
+    Args:
+        shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.
+        tp: glob pattern over module names to torch `ParallelStyle`, or a callable `(model, mesh) -> model`.
+        tp_dim: the mesh dim that `tp` and `shard_params` work on, or several. Styles get them flattened into one mesh
+            dim; a callable and annotations get a mesh of as many mesh dims.
+        loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
+        cp: context parallel, or None.
+        checkpoint: glob patterns over modules whose activations are computed again in backward.
+        compile: torch.compile, or None.
+        fsdp: FSDP2, or None.
+        microbatches: parts that a rank's batch is cut into; gradients accumulate over them before the optimizer.
+    """
+
+    shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
+    tp: Mapping[str, Any] | Callable[[Any, Any], Any] | None = None
+    tp_dim: str | tuple[str, ...] = "tp"
+    loss_parallel: bool = False
+    cp: CpPlan | None = None
+    checkpoint: tuple[str, ...] = ()
+    compile: CompilePlan | None = None
+    fsdp: FsdpPlan | None = None
+    microbatches: int = 1
+
+    @property
+    def tp_dims(self) -> tuple[str, ...]:
+        """`tp_dim` as a tuple."""
+        return (self.tp_dim,) if isinstance(self.tp_dim, str) else self.tp_dim

@@ -1,0 +1,140 @@
+"""Every knob of FSDP2, one at a time, against the same plan without it."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from gather_extension import gathered_as
+from models import Llama, next_token_loss, token_batch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+
+from distbench.spec import FsdpPlan, LargestDim, ParallelPlan, Scenario, UserError, scenario
+
+WRAP = ("layers.*",)
+BASE = FsdpPlan(wrap=WRAP, mesh_dims=("dp_replicate", "dp_shard"))
+BF16 = torch.bfloat16
+
+
+def columns(parameter: nn.Parameter) -> Shard | None:
+    """Matrices on tensor dim 1, the rest as FSDP2 would."""
+    return Shard(1) if parameter.ndim == 2 else None
+
+
+KNOBS: dict[str, FsdpPlan] = {
+    "plain": BASE,
+    "keep": replace(BASE, reshard_after_forward=False),
+    "reshard_to_2": replace(BASE, reshard_after_forward=2),
+    "hybrid": replace(BASE, mesh_dims=("dp_shard",), replicate_dims=("dp_replicate",)),
+    "bf16_params": replace(BASE, mixed_precision=MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)),
+    "bf16_reduce": replace(BASE, mixed_precision=MixedPrecisionPolicy(reduce_dtype=BF16)),
+    "f32_output": replace(
+        BASE,
+        mixed_precision={
+            "": MixedPrecisionPolicy(param_dtype=BF16, output_dtype=torch.float32),
+            "layers.*": MixedPrecisionPolicy(param_dtype=BF16),
+        },
+    ),
+    "cpu_offload": replace(BASE, offload=CPUOffloadPolicy()),
+    "columns": replace(BASE, shard_placement=columns),
+    "largest_dim": replace(BASE, shard_placement=LargestDim(min_numel=1000)),
+    "uneven": BASE,
+    "tied": BASE,
+    "frozen": BASE,
+    "prefetch_2": replace(BASE, prefetch_forward=2, prefetch_backward=2),
+    "accumulate": replace(BASE, sync_each_microbatch=False),
+    "accumulate_synced": BASE,
+    "divide_by_1": replace(BASE, gradient_divide_factor=1.0),
+    "gather_bf16": replace(BASE, gather_extension=gathered_as("bf16")),
+    "gather_int8": replace(BASE, gather_extension=gathered_as("int8")),
+}
+# Relative to one device in fp32, loss and every gradient: about twice what rounding the weights was seen to cost. The
+# worst gradients are those of attention's projections; the losses agree to 1e-3.
+TOLERANCES = {"gather_bf16": 5e-2, "gather_int8": 1e-1}
+# Odd sizes, so that neither the vocabulary nor the hidden size is a multiple of any number of ranks.
+ODD = {"vocab_size": 999, "hidden": 333}
+
+
+class ScaledLlama(Llama):
+    """A llama-like stack with one parameter of a single element: smaller than any number of ranks."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.logit_weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * self.logit_weight
+
+
+def built(knob: str, sizes: dict[str, Any]) -> nn.Module:
+    """The model of a knob: tied, frozen, or of odd sizes where the knob is about that."""
+    if knob == "uneven":
+        return ScaledLlama(*(sizes | ODD).values())
+    model = Llama(**sizes)
+    if knob == "tied":
+        model.output.weight = model.tok_embeddings.weight
+    if knob == "frozen":
+        for part in (model.tok_embeddings, model.layers[0].attention, model.norm):
+            part.requires_grad_(False)
+    return model
+
+
+@scenario(
+    mesh={"dp_replicate": 2, "dp_shard": 2},
+    axes={
+        "knob": (
+            "plain",
+            "keep",
+            "reshard_to_2",
+            "hybrid",
+            "bf16_params",
+            "bf16_reduce",
+            "f32_output",
+            "cpu_offload",
+            "columns",
+            "largest_dim",
+            "uneven",
+            "tied",
+            "frozen",
+            "prefetch_2",
+            "accumulate",
+            "accumulate_synced",
+            "divide_by_1",
+            "gather_bf16",
+            "gather_int8",
+        )
+    },
+    quick={"dim": 64, "hidden": 128, "num_layers": 3, "sequence": 32},
+    tags=("fsdp",),
+)
+def fsdp_knobs(
+    *,
+    dim: int = 512,
+    hidden: int = 2048,
+    num_layers: int = 4,
+    num_heads: int = 8,
+    batch: int = 8,
+    sequence: int = 256,
+    knob: str = "plain",
+) -> Scenario:
+    """A llama-like stack under fully_shard, one knob at a time: resharding, precision, placement, accumulation, ..."""
+    if knob not in KNOBS:
+        raise UserError(f"--set knob={knob} is unknown; use {', '.join(KNOBS)}")
+    sizes = {
+        "vocab_size": 1000,
+        "dim": dim,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "hidden": hidden,
+        "table_length": sequence,
+    }
+    return Scenario(
+        build_model=partial(built, knob, sizes),
+        make_batch=partial(token_batch, batch, sequence, ODD["vocab_size"]),
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(fsdp=KNOBS[knob], microbatches=2 if knob.startswith("accumulate") else 1),
+        tolerance=TOLERANCES.get(knob),
+    )

@@ -1,0 +1,96 @@
+"""`distbench check`: plans on meshes of any size, every problem at once, without ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import DATA, ROOT, run_cli
+
+BROKEN = '''
+import torch
+import torch.nn.functional as F
+from torch import nn
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+
+
+def refuse(model, mesh):
+    raise RuntimeError("no such layer")
+
+
+@scenario(mesh={"dp_shard": 2, "tp": 2}, axes={"microbatches": (1, 3)})
+def broken(*, microbatches: int = 1) -> Scenario:
+    """A plan that torch refuses only when it is applied, and one whose batch does not fit."""
+    return Scenario(
+        build_model=lambda: nn.Linear(8, 8),
+        make_batch=lambda: (torch.ones(4, 8), torch.ones(4, 8)),
+        loss=F.mse_loss,
+        plan=ParallelPlan(tp=refuse, fsdp=FsdpPlan(), microbatches=microbatches),
+    )
+'''
+
+
+def test_every_problem_of_every_scenario_is_listed_with_what_would_work() -> None:
+    done = run_cli("check", str(DATA / "bad_plans.py"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "unmatched on tp=2 (2 ranks): 1 problem" and "(nearest: up_proj" in lines[1]
+    assert lines[2] == "undividable on tp=2 (2 ranks): 3 problems"
+    assert lines[5].startswith("  - parameter down_proj.weight of shape [8, 15] cannot be sharded on tensor dim 1 over")
+    assert lines[5].endswith("sizes that work: 1, 3, 5, 15; --mesh tp=1 works")
+
+
+def test_the_mesh_that_a_problem_names_does_work() -> None:
+    refused = run_cli("check", "tp_mlp", "--mesh", "tp=12", "--set", "sequence_parallel=False")
+    assert refused.returncode == 2
+    (named,) = {line.rpartition("--mesh ")[2].split(" ")[0] for line in refused.stdout.splitlines() if "--mesh" in line}
+    assert run_cli("check", "tp_mlp", "--mesh", named).returncode == 0
+
+
+def test_what_torch_refuses_is_told_for_the_variant_it_concerns(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(BROKEN)
+    done = run_cli("check", str(file))
+    assert done.returncode == 2
+    assert done.stdout.splitlines() == [
+        "broken on dp_shard=2,tp=2 (4 ranks): 2 problems",
+        "  - torch refuses the plan: RuntimeError: no such layer [microbatches=1]",
+        "  - a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2 [microbatches=3]",
+    ]
+
+
+def test_bad_input_is_one_sentence() -> None:
+    for arguments in (("nosuch",), ("llama_2d", "--mesh", "tp=x"), ("llama_2d", "--set", "nosuch=1")):
+        done = run_cli("check", *arguments)
+        assert done.returncode == 2 and done.stderr.startswith("distbench: ") and done.stderr.count("\n") == 1
+
+
+def test_4096_ranks_are_checked_in_seconds_and_in_little_memory() -> None:
+    code = (
+        "import resource, subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'distbench', 'check', 'llama_2d', '--mesh', 'dp_shard=512,tp=8',"
+        " '--set', 'batch=512'], capture_output=True, text=True)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(done.returncode, used.ru_maxrss, used.ru_utime + used.ru_stime)\n"
+        "print(done.stdout)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, *rest = done.stdout.splitlines()
+    returncode, peak_kib, cpu_s = (float(word) for word in first.split())
+    assert returncode == 0 and "(4096 ranks)" in rest[0]
+    # CPU seconds, not wall: what else runs on this machine must not decide.
+    assert peak_kib * 1024 < 1e9 and cpu_s < 10
+
+
+def test_all_shipped_plans_pass() -> None:
+    names = ("fsdp_knobs", "fsdp_stack", "llama_2d", "llama_3d", "tp_styles", "shard_params", "recompute")
+    done = run_cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives")
+    assert done.returncode == 0, done.stdout
+    assert "llama_3d on dp_replicate=1,dp_shard=2,cp=2,tp=2 (8 ranks)" in done.stdout
+    assert "knob=cpu_offload: skipped: CPU offload" in done.stdout
+
+
+def test_bytes_of_a_rank_are_those_of_its_shards() -> None:
+    done = run_cli("check", "tp_mlp", "--quick", "--mesh", "tp=4", "--set", "sequence_parallel=False")
+    # Three matrices of 256 x 1024, a quarter of each on a rank, 4 bytes an element.
+    expected = 3 * 256 * 1024
+    assert f"{expected / 1e6:.3g} M parameters, {expected / 1e6:.3g} MB of them on a rank" in done.stdout

@@ -1,0 +1,194 @@
+"""Plans on real gloo ranks: every knob's loss and gradients against one device, through the shipped scenarios."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import DATA, ROOT, run_cli, run_files
+
+from distbench.display import Quiet
+from distbench.launch import Request, jobs_of, launch
+from distbench.results import read_run
+from distbench.spec import parse_mesh
+
+pytestmark = pytest.mark.gloo
+SCENARIOS = ("fsdp_knobs", "recompute", "tp_styles", "shard_params")
+Variants = dict[str, dict[str, Any]]
+Rows = dict[str, Variants]
+
+
+def measured(target: str, out: Path, mesh: str | None = None, choices: tuple[str, ...] = ()) -> tuple[int, Variants]:
+    """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row."""
+    request = Request(
+        targets=(target,),
+        choices=choices,
+        mesh=parse_mesh(mesh) if mesh else None,
+        device="cpu",
+        quick=True,
+        out=out,
+        timeout_s=120,
+        started_at=time.time(),
+    )
+    (job,) = jobs_of(request, None)
+    job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(ROOT))
+        outcome = launch(job, None, Quiet())
+    assert outcome.status == "complete", outcome.message
+    return outcome.exit_code, {row["case"]["params"]["variant"]: row for row in read_run(Path(job.run_file)).cases}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Scenario name to variant to row."""
+    found = {name: measured(name, tmp_path_factory.mktemp(name)) for name in SCENARIOS}
+    assert {exit_code for exit_code, _ in found.values()} == {0}
+    return {name: variants for name, (_, variants) in found.items()}
+
+
+def errors(row: dict[str, Any]) -> tuple[float, float]:
+    return row["counters"]["loss_rel_error"], row["counters"]["grad_rel_error"]
+
+
+EXACT_KNOBS = ("plain", "keep", "reshard_to_2", "hybrid", "columns", "largest_dim", "uneven", "tied", "frozen")
+EXACT_KNOBS += ("prefetch_2", "accumulate", "accumulate_synced", "divide_by_1")
+
+
+@pytest.mark.parametrize("knob", EXACT_KNOBS)
+def test_an_fsdp_knob_computes_what_one_device_computes(rows: Rows, knob: str) -> None:
+    row = rows["fsdp_knobs"][f"knob={knob}"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("knob", "bound"),
+    [("bf16_params", 5e-2), ("bf16_reduce", 5e-2), ("f32_output", 5e-2), ("gather_bf16", 5e-2), ("gather_int8", 0.1)],
+)
+def test_a_knob_of_less_precision_keeps_its_own_bound_and_is_really_less_precise(
+    rows: Rows, knob: str, bound: float
+) -> None:
+    row = rows["fsdp_knobs"][f"knob={knob}"]
+    assert row["counters"]["tolerance"] == bound
+    assert 1e-3 < row["counters"]["grad_rel_error"] <= bound and row["status"] == "ok"
+
+
+def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
+    knobs = rows["fsdp_knobs"]
+    assert errors(knobs["knob=gather_int8"])[1] > errors(knobs["knob=gather_bf16"])[1]
+
+
+def test_cpu_offload_is_skipped_on_a_cpu_with_its_reason(rows: Rows) -> None:
+    row = rows["fsdp_knobs"]["knob=cpu_offload"]
+    assert row["status"] == "skipped" and "in host memory already" in row["error"]
+
+
+def test_the_row_tells_which_tensor_dims_were_sharded_and_what_was_left_whole(rows: Rows) -> None:
+    counters = rows["fsdp_knobs"]["knob=largest_dim"]["counters"]
+    # Three blocks of 7 matrices, of which w2 is wider than tall; two norms each, and the last one, of 64 elements.
+    assert counters["fsdp_shards"] == "20 on tensor dim 0, 3 on tensor dim 1"
+    assert len(counters["fsdp_kept_whole"].split(", ")) == 7 and "norm.weight" in counters["fsdp_kept_whole"]
+
+
+def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
+    row = rows["fsdp_knobs"]["knob=accumulate"]
+    assert set(row["phases_s"]) == {"forward", "backward", "optimizer"}
+    medians = {name: sorted(values)[len(values) // 2] for name, values in row["phases_s"].items()}
+    assert sum(medians.values()) > 0.5 * sorted(row["samples_s"])[len(row["samples_s"]) // 2]
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "blocks", "attention"])
+def test_compiled_blocks_compute_what_one_device_computes_checkpointed_or_not(rows: Rows, checkpoint: str) -> None:
+    row = rows["recompute"][f"checkpoint={checkpoint},compile_backend=aot_eager"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+
+
+# Parameters of the quick model (vocabulary 1000, dim 64, hidden 128) that each style shards over 4 ranks.
+ALL_OF_IT = 64000 + 2 * 64 + (64 * 128 + 128) + (128 * 64 + 64) + (64000 + 1000)
+UP, DOWN, OUTPUT = 64 * 128 + 128, 128 * 64, 64000 + 1000
+SHARDED = {
+    "embedding_rows": 64000,
+    "embedding_columns": 64000,
+    "linear": UP + DOWN,
+    "linear_dtensor": UP + DOWN,
+    "rows_of_whole": DOWN,
+    "vocabulary": 64000 + OUTPUT,
+    "sequence": 64000 + UP + DOWN + OUTPUT,
+    "sequence_dtensor": 64000 + UP + DOWN + OUTPUT,
+    "prepare_input": OUTPUT,
+    "prepare_output": OUTPUT,
+    "prepare_both": 0,
+    "loss_parallel": OUTPUT,
+    "callable": UP + DOWN + OUTPUT,
+}
+
+
+@pytest.mark.parametrize("style", SHARDED)
+def test_a_tensor_parallel_style_shards_what_it_should_and_computes_what_one_device_computes(
+    rows: Rows, style: str
+) -> None:
+    row = rows["tp_styles"][f"style={style}"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    assert row["counters"]["parameter_bytes"] == 4 * (ALL_OF_IT - SHARDED[style] * 3 // 4)
+
+
+def test_linears_without_bias_are_sharded_too(rows: Rows) -> None:
+    row = rows["tp_styles"]["style=linear_no_bias"]
+    biases = 128 + 64 + 1000
+    assert max(errors(row)) <= 1e-5
+    assert row["counters"]["parameter_bytes"] == 4 * (ALL_OF_IT - biases - 2 * 64 * 128 * 3 // 4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shares"),
+    [("rows", 3 / 2), ("rows_of_both", 3 / 4), ("rows_then_columns", 2 / 4 + 1 / 2), ("rows_of_rows", 2 / 2 + 1 / 4)],
+)
+def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_computes(
+    rows: Rows, layout: str, shares: float
+) -> None:
+    row = rows["shard_params"][f"layout={layout}"]
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    assert row["counters"]["parameter_bytes"] == 4 * 128 * 512 * shares
+
+
+@pytest.mark.parametrize(
+    ("mesh", "share"),
+    [
+        ("dp_shard=2,cp=2,tp=2", 8),
+        ("dp_replicate=2,dp_shard=2,tp=2", 4),
+        ("dp_shard=2,cp=2", 4),
+        ("cp=2,tp=2", 4),
+    ],
+)
+def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: str, share: int) -> None:
+    exit_code, found = measured("llama_3d", tmp_path, mesh, ("rotate=alltoall", "checkpoint=True"))
+    (row,) = found.values()
+    assert exit_code == 0
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    matrices = 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 256)
+    norms = 5 * 64
+    tp = 2 if "tp" in mesh else 1
+    assert row["counters"]["parameter_bytes"] == 4 * (matrices // share + norms * tp // share)
+
+
+def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> None:
+    exit_code, found = measured(str(DATA / "wrong_plans.py"), tmp_path)
+    assert exit_code == 1
+    assert {name.partition("=")[2]: row["status"] for name, row in found.items()} == {
+        "none": "ok",
+        "positions": "wrong",
+        "not_averaged": "wrong",
+    }
+    # Without the average the loss is still right, so only the gradients can tell.
+    counters = found["mistake=not_averaged"]["counters"]
+    assert counters["loss_rel_error"] <= 1e-5 and counters["grad_rel_error"] > 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*SCENARIOS, "llama_3d"])
+def test_every_plan_is_ok_on_cuda(tmp_path: Path, name: str) -> None:
+    done = run_cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)
+    assert done.returncode == 0, done.stderr
+    (file,) = run_files(tmp_path)
+    assert {row["status"] for row in read_run(file).cases} <= {"ok", "skipped"}

@@ -1,0 +1,146 @@
+"""What a plan does to a model before it has ranks: buffers, shared parameters, recomputing, all-gather extensions."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import ROOT
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from distbench.spec import CompilePlan, LargestDim, ParallelPlan
+from distbench.worker.forwards import compile_modules, recompute_modules, why_not
+from distbench.worker.fully_sharded import shard_placement_of
+from distbench.worker.materialise import blueprint, materialise
+from distbench.worker.parallelize import parallelize
+from distbench.worker.place import Place
+from distbench.worker.torch_internals import Skipped
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    assert dist.group.WORLD is not None
+    yield Place(1, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+    dist.destroy_process_group()
+
+
+class WithBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6, bias=False)
+        self.second = nn.Linear(4, 6, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+        self.register_buffer("noise", torch.rand(2))
+
+
+def test_a_blueprint_has_no_memory_but_knows_its_buffers() -> None:
+    built, again = blueprint(WithBuffers, 7), blueprint(WithBuffers, 7)
+    assert all(tensor.is_meta for tensor in (*built.model.parameters(), *built.model.buffers()))
+    assert built.buffers["table"].tolist() == [0, 1, 2]
+    assert torch.equal(built.buffers["noise"], again.buffers["noise"])
+    assert not torch.equal(built.buffers["noise"], blueprint(WithBuffers, 8).buffers["noise"])
+    assert not nn.Linear(2, 2).weight.is_meta, "parameters are ordinary again afterwards"
+
+
+def test_materialised_buffers_have_their_values_and_shared_parameters_stay_shared(place: Place) -> None:
+    built = blueprint(WithBuffers, 7)
+    materialise(built.model, place, built.buffers)
+    model = built.model
+    assert model.table.tolist() == [0, 1, 2] and torch.equal(model.noise, built.buffers["noise"])
+    assert model.first.weight is model.second.weight and model.first.weight.abs().sum() > 0
+
+
+def test_frozen_parameters_stay_frozen_under_sequence_parallel(place: Place) -> None:
+    from torch.distributed.tensor.parallel import SequenceParallel
+
+    model = blueprint(lambda: nn.ModuleDict({"norm": nn.LayerNorm(4), "other": nn.LayerNorm(4)}), 7).model
+    model["norm"].requires_grad_(False)
+    styled = SequenceParallel()
+    parallelize(model, ParallelPlan(tp={"norm": styled, "other": styled}), place)
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "chosen"), [((8, 4), 0), ((4, 8), 1), ((6, 4), 1), ((8, 8), 0), ((3, 5), None), ((7,), None)]
+)
+def test_the_largest_tensor_dim_that_divides_is_sharded(shape: tuple[int, ...], chosen: int | None) -> None:
+    from distbench.spec import FsdpPlan
+
+    choose = shard_placement_of(FsdpPlan(shard_placement=LargestDim()), 4)
+    assert choose is not None
+    placement = choose(nn.Parameter(torch.empty(shape)))
+    assert (None if placement is None else placement.dim) == chosen
+
+
+def test_a_tensor_dim_that_tp_shards_is_not_sharded_again(place: Place) -> None:
+    from torch.distributed.tensor import DTensor, Shard
+
+    from distbench.spec import FsdpPlan
+
+    choose = shard_placement_of(FsdpPlan(shard_placement=LargestDim()), 4)
+    assert choose is not None
+    local = torch.empty(8, 4)
+    assert choose(nn.Parameter(DTensor.from_local(local, place.mesh, [Shard(0)], run_check=False))).dim == 1
+
+
+@pytest.mark.parametrize(("form", "bound"), [("bf16", 2**-8), ("int8", 0.5 / 127)])
+def test_what_an_extension_gathers_comes_back_within_its_rounding(form: str, bound: float) -> None:
+    sys.path.insert(0, str(ROOT / "scenarios"))
+    from gather_extension import gathered_as
+
+    full = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    halves = [gathered_as(form)(half) for half in full.chunk(2)]
+    given = [half.fsdp_pre_all_gather(None)[0] for half in halves]
+    gathered = tuple(torch.cat(parts) for parts in zip(*given, strict=True))
+    value, freed = halves[0].fsdp_post_all_gather(gathered, None, torch.float32)
+    error = (value - full).abs() / full.abs().amax(dim=1, keepdim=True)
+    assert freed == (value,) and 0 < float(error.max()) <= bound * 1.0001
+    assert sum(part.numel() * part.element_size() for part in gathered) < full.numel() * 4 * 0.6
+
+
+class Counted(nn.Module):
+    """Counts its forwards, and tells one that is being compiled by its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x).exp() * (2 if torch.compiler.is_compiling() else 1)
+
+
+def test_a_checkpointed_module_is_run_again_in_backward_and_others_are_not() -> None:
+    model = nn.Sequential(Counted(), Counted())
+    names = [name for name, _ in model.named_parameters()]
+    recompute_modules(model, ("0",))
+    model(torch.ones(2, 3)).sum().backward()
+    assert (model[0].calls, model[1].calls) == (2, 1)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_only_the_modules_that_match_are_compiled() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Counted(), Counted())
+    given = torch.ones(2, 3)
+    plain = model[0](given)
+    compile_modules(model, CompilePlan(("0",), "eager"), torch.device("cpu"))
+    assert torch.allclose(model[0](given), 2 * plain)
+    assert torch.allclose(model[1](given), model[1].inner(given).exp())
+    torch.compiler.reset()
+
+
+def test_a_compile_backend_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(Skipped, match="no C\\+\\+ compiler"):
+        compile_modules(nn.Sequential(Counted()), CompilePlan(("0",)), torch.device("cpu"))
+    assert why_not("aot_eager", torch.device("cpu")) is None
