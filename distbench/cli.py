@@ -330,3 +330,13 @@ def doctor(as_json: bool) -> None:
     else:
         click.echo("\n".join(lines_of(found)))
     sys.exit(0 if found["usable"] else 1)
+
+
+def _register_gate() -> None:
+    from distbench.gate import command
+
+    for one in (command.gate, command.baseline, command.export):
+        main.add_command(one)
+
+
+_register_gate()

@@ -9,14 +9,15 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT / "distbench"
-HEAVY = ("torch", "pandas", "matplotlib")
+HEAVY = ("torch", "pandas", "matplotlib", "scipy")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
-    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "doctor", "__version__"},
+    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "gate", "doctor", "__version__"},
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
+    "gate": {"spec", "results", "environment", "report", "gate"},
     "results": {"spec"},
     "spec": {"spec"},
     "worker": {"spec", "results", "progress", "costmodel", "planning", "worker"},
@@ -83,6 +84,7 @@ def test_private_torch_names_live_in_one_room() -> None:
         "distbench.cli",
         "distbench.calibrate",
         "distbench.advise",
+        "distbench.gate.command",
         "distbench.launch",
         "distbench.results",
         "distbench.spec",
@@ -99,6 +101,14 @@ def test_listing_scenarios_never_imports_torch() -> None:
     code += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False" and "llama_2d" in done.stdout
+
+
+def test_the_gate_judges_without_knowing_how_it_is_shown() -> None:
+    """Of the report, the gate's pages take the layout, and its reader the search for run files; its judging nothing."""
+    shown = {"page.py", "show.py", "command.py", "launches.py"}
+    for path in rooms()["gate"]:
+        if path.name not in shown:
+            assert not any(name.startswith("distbench.report") for name in imported(path)), path
 
 
 def test_nothing_imports_the_scenarios_by_name() -> None:
