@@ -187,6 +187,7 @@ def test_nccl_tests_files_are_read_as_runs(tmp_path: Path) -> None:
     assert read.cases[0]["samples_s"] == pytest.approx([24e-6, 20e-6, 22e-6])
     assert read.header["environment"]["device_name"] == "NVIDIA H100 80GB HBM3"
     assert read.header["environment"]["world_size"] == 8
+    assert read.header["job"]["settings"]["iterations_per_sample"] == 1
     assert "hush" not in json.dumps(read.header), "its file holds the whole environment, secrets included"
 
 
@@ -203,7 +204,8 @@ def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
     written.parent.mkdir()
     assert run("export", "run", base / "0.json", "-o", written).exit_code == 0
     assert len(read_run(written).cases) == 4
-    assert "all_reduce" in run("report", written).output
+    shown = run("report", written)
+    assert "all_reduce" in shown.output and "a sample is the mean of 20 iterations back to back" in shown.output
 
 
 def test_a_broken_nccl_tests_file_is_refused(tmp_path: Path) -> None:

@@ -70,8 +70,7 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
             "variants": [],
             "mesh": {MESH_DIM: max(len(devices), 1)},
             "device": "cuda",
-            # Its aggregated iterations are ours back to back.
-            "settings": {**settings, "iterations_per_sample": config.get("aggregated_iterations")},
+            "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
             "started_at": started.timestamp(),
         },
         "environment": {
@@ -81,9 +80,18 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
             "backend": "nccl",
             "world_size": max(len(devices), 1),
             "num_hosts": max(len(hosts), 1),
+            "num_devices": len(devices) // max(len(hosts), 1),
             "nccl": str(data.get("nccl_version")),
         },
     }
+
+
+def _back_to_back(results: list[Record], config: Record) -> int:
+    """How many collectives one sample holds: its average is over all iterations, which it issues back to back."""
+    together = int(config.get("aggregated_iterations") or 1)
+    if any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
+        return together
+    return together * int(config.get("iterations") or 1)
 
 
 def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
