@@ -154,3 +154,47 @@ def test_communications_are_counted_by_path_with_layers_folded() -> None:
     assert (path.owner, count) == ("layers.*.wq", 2)
     [other] = counted([{**record, "owner_known": False}])
     assert other.owner == "(unknown)"
+
+
+def gate(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["gate", "--signature", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_the_exact_gate_passes_the_same_and_fails_on_any_difference(tmp_path: FilePath) -> None:
+    base, new = tmp_path / "base.signature", tmp_path / "new.signature"
+    base.write_text(signature_of({GATHER: 4}).to_text())
+    new.write_text(signature_of({GATHER: 4}).to_text().replace("torch 2.13.0", "torch 2.14.0"))
+    assert gate(base, new) == (0, "PASS: 1 of 1 signatures as in the baseline\n")
+    new.write_text(signature_of({GATHER: 5}).to_text())
+    code, output = gate(base, new)
+    assert code == 1 and "layers.*.attention, forward: +1 all_gather over tp (tp), 8.4 MB f32" in output
+    assert gate(base, new, "--update")[0] == 0 and base.read_text() == new.read_text()
+    assert gate(base, new)[0] == 0
+
+
+def test_the_exact_gate_never_passes_what_it_did_not_compare(tmp_path: FilePath) -> None:
+    base, new = tmp_path / "base.signature", tmp_path / "new.signature"
+    for one, counts in ((base, {}), (new, {})):
+        one.write_text(signature_of(counts).to_text())
+    code, output = gate(base, new)
+    assert code == 4 and "nothing was compared" in output
+    new.write_text(Signature("llama", {"tp": 2}, "2.13.0", {"c": {GATHER: 1}}).to_text())
+    code, output = gate(base, new)
+    assert code == 4 and "mesh dp_shard=4,tp=2 against tp=2" in output
+    code, output = gate(base, tmp_path / "nowhere")
+    assert code == 2 and "cannot be read" in output
+
+
+def test_folders_of_signatures_are_compared_by_name(tmp_path: FilePath) -> None:
+    sides = [tmp_path / "base", tmp_path / "new"]
+    for side in sides:
+        side.mkdir()
+        (side / "one.signature").write_text(signature_of({GATHER: 1}).to_text())
+    assert gate(*sides)[0] == 0
+    (sides[0] / "two.signature").write_text(signature_of({GATHER: 1}).to_text())
+    code, output = gate(*sides)
+    assert code == 4 and "two.signature: missing in" in output
+    (sides[1] / "three.signature").write_text(signature_of({REDUCE: 1}).to_text())
+    gate(*sides, "--update")
+    assert (sides[0] / "three.signature").exists()

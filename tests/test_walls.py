@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
-    "gate": {"spec", "results", "environment", "report", "gate"},
+    "gate": {"spec", "results", "environment", "report", "signature", "gate"},
     "results": {"spec"},
     "spec": {"spec"},
     "worker": {"spec", "results", "progress", "costmodel", "planning", "worker"},

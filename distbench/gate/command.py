@@ -30,6 +30,8 @@ SEPARATOR = "vs"
 @click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print.")
 @click.option("--write", multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file.")
 @click.option("--github", is_flag=True, help="Also print annotations, and append Markdown to the step summary.")
+@click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
+@click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
 @click.pass_context
 def gate(
     ctx: click.Context,
@@ -44,6 +46,8 @@ def gate(
     form: str,
     write: tuple[str, ...],
     github: bool,
+    signature: bool,
+    update: bool,
 ) -> None:
     """Say whether CANDIDATE runs slower than BASELINE. One run file is one launch; give several a side.
 
@@ -59,7 +63,11 @@ def gate(
       distbench gate base/ new/
       distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance min=5%
       distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
+      distbench gate --signature signatures/llama_2d.signature new.signature
     """
+    if signature or update:
+        _gate_signatures(ctx, paths, signature, update)
+        return
     from distbench.gate.comparable import check_allowed
     from distbench.gate.gate import gate as judge
     from distbench.gate.launches import read_side
@@ -88,6 +96,26 @@ def gate(
         if summary:
             _write(Path(summary), _rendered(gated, "markdown", strict) + "\n", "a")
     ctx.exit(gated.exit_code(strict))
+
+
+def _gate_signatures(ctx: click.Context, paths: tuple[str, ...], signature: bool, update: bool) -> None:
+    from distbench.signature.gate import compare
+    from distbench.signature.gate import update as make_baseline
+
+    if not signature:
+        raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
+    if len(paths) != 2:
+        raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
+    base, new = map(Path, paths)
+    if update:
+        written = make_baseline(base, new)
+        click.echo("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
+        return
+    found = compare(base, new)
+    click.echo(found.text())
+    if found.changed:
+        click.echo(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
+    ctx.exit(found.exit_code)
 
 
 def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
