@@ -63,9 +63,13 @@ def repository(folder: Path, before: str, after: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "base"), [(github_script, "BASE"), (gitlab_script, "CI_MERGE_REQUEST_DIFF_BASE_SHA")]
+    ("script", "base", "after", "exit_code"),
+    [
+        (github_script, "BASE", "0.0013", 1),
+        (github_script, "BASE", "0.001", 0),
+        (gitlab_script, "CI_MERGE_REQUEST_DIFF_BASE_SHA", "0.0013", 1),
+    ],
 )
-@pytest.mark.parametrize(("after", "exit_code"), [("0.0013", 1), ("0.001", 0)])
 def test_the_jobs_on_the_page_do_what_it_says(
     tmp_path: Path, script: object, base: str, after: str, exit_code: int
 ) -> None:
