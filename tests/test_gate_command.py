@@ -217,3 +217,10 @@ def test_what_may_differ_is_stamped_on_the_report(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "allowed to differ: collectives: machine: box-1 in the baseline, box-2 in the candidate" in done.output
     assert "differs: collectives: torch: 2.13.0 in the baseline, 2.12.0 in the candidate" in done.output
+
+
+@pytest.mark.parametrize(("verdict", "shown"), [("pass", 10), ("inconclusive", 40)])
+def test_a_long_table_says_how_many_rows_it_left_out(verdict: str, shown: int) -> None:
+    text = page.text(verdicts(100, verdict))
+    assert len(re.findall(rf"^{verdict} +case-", text, re.MULTILINE)) == shown
+    assert f"... {100 - shown} more: --format json" in text

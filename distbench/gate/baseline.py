@@ -167,8 +167,8 @@ def baseline_files(out: Path) -> list[Path]:
     return sorted((out / FOLDER).rglob("*.json"))
 
 
-def describe(paths: Iterable[Path]) -> list[tuple[str, ...]]:
-    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for a list of baselines."""
+def describe(paths: Iterable[Path], folder: Path) -> list[tuple[str, ...]]:
+    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for a list of baselines below a folder."""
     rows: list[tuple[str, ...]] = []
     for path in paths:
         record = load_record(path)
@@ -176,6 +176,13 @@ def describe(paths: Iterable[Path]) -> list[tuple[str, ...]]:
         commit = str(facts.get("git_commit") or "several")[:8]
         numbers = str(len(record.get("launches", ()))), str(len(record.get("cases", ())))
         rows.append(
-            (str(path), record["scenario"], str(facts.get("mesh")), *numbers, commit, str(record.get("saved_at")))
+            (
+                str(path.relative_to(folder)),
+                record["scenario"],
+                str(facts.get("mesh")),
+                *numbers,
+                commit,
+                str(record.get("saved_at")),
+            )
         )
     return rows

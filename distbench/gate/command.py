@@ -226,7 +226,7 @@ def list_baselines(out: Path) -> None:
     from distbench.gate.baseline import FOLDER, baseline_files, describe
     from distbench.report.layout import Table, text_of
 
-    rows = describe(baseline_files(out))
+    rows = describe(baseline_files(out), out / FOLDER)
     if not rows:
         click.echo(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
         return

@@ -204,7 +204,6 @@ def _more(verdict: str, needed: float, count: int, options: Options) -> int | No
 
 
 def _reason(metric: MetricVerdict, one: Measured, options: Options) -> str:
-    unit = "pairs" if one.pairing.interleaved else "launches a side"
     if metric.verdict != INCONCLUSIVE:
         return {
             REGRESSION: f"the {metric.metric} is slower by more than the tolerance, and not by chance",
@@ -212,7 +211,10 @@ def _reason(metric: MetricVerdict, one: Measured, options: Options) -> str:
             PASS: "slower by less than the tolerance, if at all",
         }[metric.verdict]
     if metric.num_launches < options.min_launches:
-        return f"{metric.num_launches} {unit}; no verdict below {options.min_launches}"
+        pairs, plural = ("pair", "s") if one.pairing.interleaved else ("launch", "es")
+        unit = pairs + (plural if metric.num_launches != 1 else "")
+        beside = "" if one.pairing.interleaved else " a side"
+        return f"{metric.num_launches} {unit}{beside}; no verdict below {options.min_launches}"
     if one.load or metric.suspected:
         seen = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
         return f"{seen}{one.doubt}"

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from distbench.gate.options import METRICS
 from distbench.gate.verdict import INCONCLUSIVE, JUDGED, PASS, CaseVerdict, Gated, MetricVerdict
-from distbench.report.layout import Block, Heading, Lines, Table, capped, markdown_of, text_of
+from distbench.report.layout import Block, Heading, Lines, Table, markdown_of, text_of
 from distbench.report.units import NOTHING, time_text
 
 MAX_ROWS = 40
+MAX_PASSES = 10  # where all is well
 MAX_NAMED = 20
 MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
 COLUMNS = ("<verdict", "<case", "<of", "baseline", "change", "95 % interval", "finds", "more")
@@ -19,13 +20,13 @@ NOTES = (
 
 def text(gated: Gated, strict: bool = False) -> str:
     """The comparison as text, no line longer than 100 characters."""
-    return text_of([*_top(gated, strict), *_tables(gated, MAX_ROWS), *_bottom(gated)])
+    return text_of([*_top(gated, strict), *_tables(gated), *_bottom(gated)])
 
 
 def markdown(gated: Gated, strict: bool = False) -> str:
     """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
     folded = [_all_cases(case) for case in gated.cases]
-    blocks = [*_top(gated, strict), *_tables(gated, MAX_ROWS), *_bottom(gated)]
+    blocks = [*_top(gated, strict), *_tables(gated), *_bottom(gated)]
     page = markdown_of(blocks)
     head = "\n\n<details><summary>Every case and metric</summary>\n\n```\n"
     tail = "\n```\n\n</details>\n"
@@ -66,21 +67,28 @@ def _capped(lines: Sequence[str]) -> list[str]:
     return [*lines[:MAX_NAMED], *more]
 
 
-def _tables(gated: Gated, cap: int) -> list[Block]:
+def _tables(gated: Gated) -> list[Block]:
     blocks: list[Block] = []
     several = len({case.scenario for case in gated.cases}) > 1
     untimed = [case for case in gated.cases if case.verdict not in JUDGED]
     if untimed:
-        reasons = [(case.verdict, _name(case, several), case.reason) for case in untimed[:cap]]
-        table = Table("cases without a comparison:", ("<verdict", "<case", "<why"), reasons)
-        blocks.append(capped(table, len(untimed), cap))
+        reasons = [(case.verdict, _name(case, several), case.reason) for case in untimed[:MAX_ROWS]]
+        table = Table(
+            "cases without a comparison:", ("<verdict", "<case", "<why"), reasons, _left_out(untimed, MAX_ROWS)
+        )
+        blocks.append(table)
     timed = [case for case in gated.cases if case.metrics]
     worth = [case for case in timed if case.verdict != PASS] or timed
     if worth:
+        cap = MAX_PASSES if worth[0].verdict == PASS else MAX_ROWS
         rows = [_row(case, several) for case in worth[:cap]]
-        table = Table(f"{len(worth)} of {len(timed)} compared cases:", COLUMNS, rows, [NOTES])
-        blocks.append(capped(table, len(worth), cap))
+        title = f"{len(worth)} of {len(timed)} compared cases:"
+        blocks.append(Table(title, COLUMNS, rows, [*_left_out(worth, cap), NOTES]))
     return blocks
+
+
+def _left_out(cases: Sequence[CaseVerdict], cap: int) -> list[str]:
+    return [f"... {len(cases) - cap} more: --format json"] if len(cases) > cap else []
 
 
 def _name(case: CaseVerdict, several: bool) -> str:
