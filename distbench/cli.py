@@ -369,8 +369,9 @@ def doctor(as_json: bool) -> None:
 def _register_gate() -> None:
     from distbench.ab.command import ab
     from distbench.gate import command
+    from distbench.history.command import history
 
-    for one in (command.gate, command.baseline, command.export, ab):
+    for one in (command.gate, command.baseline, command.export, ab, history):
         main.add_command(one)
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT / "distbench"
-HEAVY = ("torch", "pandas", "matplotlib", "scipy")
+HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
     "cli": {
@@ -23,10 +23,12 @@ MAY_IMPORT = {
         "ab",
         "doctor",
         "gate",
+        "history",
         "signature",
         "__version__",
     },
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
+    "history": {"spec", "gate", "report", "history"},
     "ab": {"spec", "gate", "ab"},
     "signature": {"spec", "signature"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
@@ -80,7 +82,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
             if parts[0] == "torch":
                 assert room == "worker", f"{path} imports torch"
             if parts[0] in ("pandas", "matplotlib"):
-                assert room in ("report", "calibrate", "advise"), f"{path} imports {name}"
+                assert room in ("report", "calibrate", "advise", "history"), f"{path} imports {name}"
 
 
 def test_private_torch_names_live_in_one_room() -> None:
