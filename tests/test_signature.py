@@ -60,6 +60,14 @@ def test_differences_name_module_collective_mesh_dim_and_bytes() -> None:
     assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == ["step/x: is gone", "step/y: is new"]
 
 
+def test_the_predicted_peak_of_memory_is_part_of_it() -> None:
+    base = Signature("llama", MESH, "2.13.0", {"c": {GATHER: 1}}, {"c": 141507748})
+    assert parse(base.to_text(), "file") == base
+    more = Signature("llama", MESH, "2.13.0", {"c": {GATHER: 1}}, {"c": 150000000})
+    [text] = differences(base, more)
+    assert text == "c: predicted peak memory 142 MB (141507748 B) became 150 MB (150000000 B)"
+
+
 def test_other_scenarios_and_meshes_are_not_compared() -> None:
     base = signature_of({})
     assert incomparable(base, base) is None
@@ -97,6 +105,10 @@ def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned() 
     # A layer's FSDP unit gathers its share: 4 x 128 x 128 + 3 x 128 x 512 weights cut in two by TP, and two norms.
     [gather] = {path.payload_bytes for path in counts if path.source == "fsdp" and path.owner == "layers.*"}
     assert gather == ((4 * 128 * 128 + 3 * 128 * 512) // 2 + 2 * 128) * 4
+    # Parameters, gradients and AdamW's two moments of a quarter of the model are the least that a rank holds.
+    [peak] = found.peaks.values()
+    num_parameters = 2 * 1000 * 128 + 4 * (4 * 128 * 128 + 3 * 128 * 512)
+    assert peak > 4 * 4 * num_parameters / 4
 
 
 def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module() -> None:

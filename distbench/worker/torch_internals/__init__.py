@@ -16,6 +16,7 @@ from distbench.worker.torch_internals.labels import (
 )
 from distbench.worker.torch_internals.mesh import BACKEND_OPS, fake_mesh, fake_ranks, flatten_mesh, is_strided_shard
 from distbench.worker.torch_internals.native import native_all_to_all
+from distbench.worker.torch_internals.peak import tracked_peak_bytes
 from distbench.worker.torch_internals.probe import Internal, Probe, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     PathStep,
@@ -55,4 +56,5 @@ __all__ = [
     "planner",
     "probe",
     "require",
+    "tracked_peak_bytes",
 ]

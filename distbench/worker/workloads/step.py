@@ -74,6 +74,7 @@ class Step:
             chunk_of(tensor, 0, count, index).to(place.device).contiguous() for tensor in scenario.make_batch()
         )
         self._optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
+        self.optimizer = self._optimizer
         if self._optimizer is None:
             self.phases = self.phases[:2]
 
