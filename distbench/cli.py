@@ -367,3 +367,15 @@ def doctor(as_json: bool) -> None:
     else:
         click.echo("\n".join(lines_of(found)))
     sys.exit(0 if found["usable"] else 1)
+
+
+def _register_gate() -> None:
+    from distbench.ab.command import ab
+    from distbench.gate import command
+    from distbench.history.command import history
+
+    for one in (command.gate, command.baseline, command.export, ab, history):
+        main.add_command(one)
+
+
+_register_gate()

@@ -60,6 +60,14 @@ def test_differences_name_module_collective_mesh_dim_and_bytes() -> None:
     assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == ["step/x: is gone", "step/y: is new"]
 
 
+def test_the_predicted_peak_of_memory_is_part_of_it() -> None:
+    base = Signature("llama", MESH, "2.13.0", {"c": {GATHER: 1}}, {"c": 141507748})
+    assert parse(base.to_text(), "file") == base
+    more = Signature("llama", MESH, "2.13.0", {"c": {GATHER: 1}}, {"c": 150000000})
+    [text] = differences(base, more)
+    assert text == "c: predicted peak memory 142 MB (141507748 B) became 150 MB (150000000 B)"
+
+
 def test_other_scenarios_and_meshes_are_not_compared() -> None:
     base = signature_of({})
     assert incomparable(base, base) is None
@@ -97,6 +105,10 @@ def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned() 
     # A layer's FSDP unit gathers its share: 4 x 128 x 128 + 3 x 128 x 512 weights cut in two by TP, and two norms.
     [gather] = {path.payload_bytes for path in counts if path.source == "fsdp" and path.owner == "layers.*"}
     assert gather == ((4 * 128 * 128 + 3 * 128 * 512) // 2 + 2 * 128) * 4
+    # Parameters, gradients and AdamW's two moments of a quarter of the model are the least that a rank holds.
+    [peak] = found.peaks.values()
+    num_parameters = 2 * 1000 * 128 + 4 * (4 * 128 * 128 + 3 * 128 * 512)
+    assert peak > 4 * 4 * num_parameters / 4
 
 
 def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module() -> None:
@@ -154,3 +166,47 @@ def test_communications_are_counted_by_path_with_layers_folded() -> None:
     assert (path.owner, count) == ("layers.*.wq", 2)
     [other] = counted([{**record, "owner_known": False}])
     assert other.owner == "(unknown)"
+
+
+def gate(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["gate", "--signature", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_the_exact_gate_passes_the_same_and_fails_on_any_difference(tmp_path: FilePath) -> None:
+    base, new = tmp_path / "base.signature", tmp_path / "new.signature"
+    base.write_text(signature_of({GATHER: 4}).to_text())
+    new.write_text(signature_of({GATHER: 4}).to_text().replace("torch 2.13.0", "torch 2.14.0"))
+    assert gate(base, new) == (0, "PASS: 1 of 1 signatures as in the baseline\n")
+    new.write_text(signature_of({GATHER: 5}).to_text())
+    code, output = gate(base, new)
+    assert code == 1 and "layers.*.attention, forward: +1 all_gather over tp (tp), 8.4 MB f32" in output
+    assert gate(base, new, "--update")[0] == 0 and base.read_text() == new.read_text()
+    assert gate(base, new)[0] == 0
+
+
+def test_the_exact_gate_never_passes_what_it_did_not_compare(tmp_path: FilePath) -> None:
+    base, new = tmp_path / "base.signature", tmp_path / "new.signature"
+    for one, counts in ((base, {}), (new, {})):
+        one.write_text(signature_of(counts).to_text())
+    code, output = gate(base, new)
+    assert code == 4 and "nothing was compared" in output
+    new.write_text(Signature("llama", {"tp": 2}, "2.13.0", {"c": {GATHER: 1}}).to_text())
+    code, output = gate(base, new)
+    assert code == 4 and "mesh dp_shard=4,tp=2 against tp=2" in output
+    code, output = gate(base, tmp_path / "nowhere")
+    assert code == 2 and "cannot be read" in output
+
+
+def test_folders_of_signatures_are_compared_by_name(tmp_path: FilePath) -> None:
+    sides = [tmp_path / "base", tmp_path / "new"]
+    for side in sides:
+        side.mkdir()
+        (side / "one.signature").write_text(signature_of({GATHER: 1}).to_text())
+    assert gate(*sides)[0] == 0
+    (sides[0] / "two.signature").write_text(signature_of({GATHER: 1}).to_text())
+    code, output = gate(*sides)
+    assert code == 4 and "two.signature: missing in" in output
+    (sides[1] / "three.signature").write_text(signature_of({REDUCE: 1}).to_text())
+    gate(*sides, "--update")
+    assert (sides[0] / "three.signature").exists()

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT / "distbench"
-HEAVY = ("torch", "pandas", "matplotlib")
+HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
     "cli": {
@@ -20,17 +20,23 @@ MAY_IMPORT = {
         "calibrate",
         "commands",
         "advise",
+        "ab",
         "check",
         "doctor",
+        "gate",
+        "history",
         "signature",
         "__version__",
     },
     "commands": {"report"},
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
+    "history": {"spec", "gate", "report", "history"},
+    "ab": {"spec", "gate", "ab"},
     "signature": {"spec", "signature"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
+    "gate": {"spec", "results", "environment", "report", "signature", "gate"},
     "results": {"spec"},
     "check": {"spec", "launch"},
     "spec": {"spec"},
@@ -79,7 +85,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
             if parts[0] == "torch":
                 assert room == "worker", f"{path} imports torch"
             if parts[0] in ("pandas", "matplotlib"):
-                assert room in ("report", "calibrate", "advise"), f"{path} imports {name}"
+                assert room in ("report", "calibrate", "advise", "history"), f"{path} imports {name}"
 
 
 def test_private_torch_names_live_in_one_room() -> None:
@@ -99,6 +105,7 @@ def test_private_torch_names_live_in_one_room() -> None:
         "distbench.calibrate",
         "distbench.check",
         "distbench.advise",
+        "distbench.gate.command",
         "distbench.launch",
         "distbench.results",
         "distbench.spec",
@@ -115,6 +122,14 @@ def test_listing_scenarios_never_imports_torch() -> None:
     code += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False" and "llama_2d" in done.stdout
+
+
+def test_the_gate_judges_without_knowing_how_it_is_shown() -> None:
+    """Of the report, the gate's pages take the layout, and its reader the search for run files; its judging nothing."""
+    shown = {"page.py", "show.py", "command.py", "launches.py"}
+    for path in rooms()["gate"]:
+        if path.name not in shown:
+            assert not any(name.startswith("distbench.report") for name in imported(path)), path
 
 
 def test_nothing_imports_the_scenarios_by_name() -> None:

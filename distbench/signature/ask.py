@@ -39,5 +39,6 @@ def signature_of(job: Job, timeout_s: float = TIMEOUT_S) -> Signature:
         raise UserError(f"{job.scenario} failed where no rank is real: {last}; does distbench run it?") from error
     if "user_error" in answer:
         raise UserError(answer["user_error"])
-    cases = {case: counted(rows) for case, rows in answer["cases"].items()}
-    return Signature(job.scenario, job.mesh, answer["torch"], cases)
+    cases = {case: counted(found["paths"]) for case, found in answer["cases"].items()}
+    peaks = {case: found["peak_bytes"] for case, found in answer["cases"].items() if found["peak_bytes"] is not None}
+    return Signature(job.scenario, job.mesh, answer["torch"], cases, peaks)

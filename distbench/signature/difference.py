@@ -29,7 +29,7 @@ def differences(base: Signature, new: Signature) -> list[str]:
         elif case not in base.cases:
             found.append(f"{case}: is new")
         else:
-            found += [f"{case}: {text}" for text in _of_case(base, new, case)]
+            found += [f"{case}: {text}" for text in (*_of_case(base, new, case), *_of_peak(base, new, case))]
     return found
 
 
@@ -47,6 +47,14 @@ def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
     texts += [f"{_where(path)}: +{count} {_what(path)}, {size(path)}{_why(path)}" for path, count in come.items()]
     texts += [f"{_where(path)}: -{count} {_what(path)}, {size(path)}{_why(path)}" for path, count in gone.items()]
     return sorted(texts)
+
+
+def _of_peak(base: Signature, new: Signature, case: str) -> list[str]:
+    before, after = base.peaks.get(case), new.peaks.get(case)
+    if before == after:
+        return []
+    texts = [f"{bytes_text(peak)} ({peak} B)" if peak is not None else "none" for peak in (before, after)]
+    return [f"predicted peak memory {texts[0]} became {texts[1]}"]
 
 
 def _alike(path: Path, other: Path) -> bool:
@@ -67,7 +75,12 @@ def _why(path: Path) -> str:
 
 def size(path: Path) -> str:
     """Payload for a person, with its dtype: `8.4 MB of f32`."""
-    value, units = float(path.payload_bytes), ["B", "KB", "MB", "GB", "TB"]
+    return f"{bytes_text(path.payload_bytes)} {path.dtype}"
+
+
+def bytes_text(num_bytes: int) -> str:
+    """`8.4 MB`, of 1000 KB each."""
+    value, units = float(num_bytes), ["B", "KB", "MB", "GB", "TB"]
     while value >= KILO and len(units) > 1:
         value, units = value / KILO, units[1:]
-    return f"{value:.3g} {units[0]} {path.dtype}"
+    return f"{value:.3g} {units[0]}"

@@ -7,7 +7,7 @@ redistribution. Layers of one stack are one owner (`layers.*.attention`), and ho
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,6 +17,7 @@ from distbench.spec.mesh import format_mesh, parse_mesh
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
 PHASES = ("forward", "backward", "optimizer", "call")
+PEAK = "predicted peak memory"
 ROOT, NOBODY = "(root)", "(unknown)"
 LINE = re.compile(
     r"(?P<count>\d+) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) \((?P<group_size>\d+)\), "
@@ -58,12 +59,14 @@ class Signature:
         mesh: mesh dim names to ranks, outermost first.
         torch: torch's version; told, never compared.
         cases: case id to how often each path is taken.
+        peaks: case id to the predicted peak of all tensors alive, bytes; cases without a model have none.
     """
 
     scenario: str
     mesh: Mapping[str, int]
     torch: str
     cases: Mapping[str, Mapping[Path, int]]
+    peaks: Mapping[str, int] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """The file's content: cases and paths in an order that depends on nothing else."""
@@ -72,6 +75,7 @@ class Signature:
         for case in sorted(self.cases):
             counts = self.cases[case]
             lines += ["", f"[{case}]"]
+            lines += [f"{PEAK} {self.peaks[case]} B"] if case in self.peaks else []
             lines += [f"{counts[path]} x {path.text()}" for path in sorted(counts, key=_order)] or ["nothing"]
         return "\n".join(lines) + "\n"
 
@@ -120,16 +124,19 @@ def parse(text: str, where: str) -> Signature:
         raise UserError(f"{where} is a signature of version {version}, newer than this distbench; update distbench")
     head = dict(line.partition(" ")[::2] for line in lines[1:4])
     cases: dict[str, Counter[Path]] = {}
+    peaks: dict[str, int] = {}
     for number, line in enumerate(lines[4:], start=5):
         if line.startswith("[") and line.endswith("]"):
-            case = cases.setdefault(line[1:-1], Counter())
+            case = cases.setdefault(name := line[1:-1], Counter())
+        elif line.startswith(PEAK) and cases:
+            peaks[name] = int(line.removeprefix(PEAK).removesuffix("B"))
         elif line and line != "nothing":
             match = LINE.fullmatch(line)
             if match is None or not cases:
                 raise UserError(f"{where}, line {number} is no path: {line!r}; write the file anew")
             case[_path(match.groupdict())] += int(match["count"])
     try:
-        return Signature(head["scenario"], parse_mesh(head["mesh"]), head["torch"], cases)
+        return Signature(head["scenario"], parse_mesh(head["mesh"]), head["torch"], cases, peaks)
     except KeyError as error:
         raise UserError(f"{where} lacks its line {error}; write the file anew") from error
 

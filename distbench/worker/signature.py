@@ -1,7 +1,7 @@
 """`python -m distbench.worker.signature JOB.json`: what each case of a job communicates, with no other ranks there.
 
-Prints one JSON object as the last line: {"torch": version, "cases": {case id: [communication, ...]}}, or
-{"user_error": sentence}.
+Prints one JSON object as the last line: {"torch": version, "cases": {case id: {"paths": [communication, ...],
+"peak_bytes": predicted, or null}}}, or {"user_error": sentence}.
 """
 
 import contextlib
@@ -17,14 +17,15 @@ import torch.distributed as dist
 
 from distbench.spec import Job, ParallelPlan, UserError
 from distbench.worker.attribution import communications_of
+from distbench.worker.bench import Prepared
 from distbench.worker.place import Place
 from distbench.worker.session import all_benches, load_scenario
-from distbench.worker.torch_internals import Unsupported, fake_ranks
+from distbench.worker.torch_internals import Unsupported, fake_ranks, tracked_peak_bytes
 from distbench.worker.workloads.step import Step
 
 
-def signature(job: Job) -> dict[str, list[dict[str, Any]]]:
-    """Case id to what rank 0 communicates in one call of it, the call before having set things up.
+def signature(job: Job) -> dict[str, dict[str, Any]]:
+    """Case id to what rank 0 communicates and holds in one call of it, the call before having set things up.
 
     Raises:
         UserError: the scenario or its plan is declared wrongly.
@@ -37,12 +38,24 @@ def signature(job: Job) -> dict[str, list[dict[str, Any]]]:
         found = {}
         for bench in all_benches(job, function, place):
             with bench.open() as prepared:
-                call = prepared.call
-                model, plan = (call.model, call.plan) if isinstance(call, Step) else (None, ParallelPlan())
-                call(lambda: None)
-                rows = communications_of(call, prepared.phases, plan, place, model)
-            found[bench.case.id] = [asdict(row) for row in rows]
+                found[bench.case.id] = _of_case(prepared, place)
         return found
+
+
+def _of_case(prepared: Prepared, place: Place) -> dict[str, Any]:
+    call = prepared.call
+    call(_nothing)
+    if not isinstance(call, Step):
+        rows = communications_of(call, prepared.phases, ParallelPlan(), place)
+        return {"paths": [asdict(row) for row in rows], "peak_bytes": None}
+    rows = communications_of(call, prepared.phases, call.plan, place, call.model)
+    others = [call.optimizer] if call.optimizer is not None else []
+    peak = tracked_peak_bytes(lambda: call(_nothing), call.model, *others)
+    return {"paths": [asdict(row) for row in rows], "peak_bytes": peak}
+
+
+def _nothing() -> None:
+    """No phase is timed here."""
 
 
 def main(job_path: str) -> None:

@@ -24,6 +24,7 @@ from distbench.worker.torch_internals.mesh import (
     strided_shard,
 )
 from distbench.worker.torch_internals.native import native_all_to_all
+from distbench.worker.torch_internals.peak import tracked_peak_bytes
 from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
 from distbench.worker.torch_internals.redistribution import (
     OrderedPlacements,
@@ -70,4 +71,5 @@ __all__ = [
     "probe",
     "require",
     "strided_shard",
+    "tracked_peak_bytes",
 ]

@@ -50,26 +50,6 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 @contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
-    """A named CPU device mesh of which only rank 0 exists: plans can be applied to models without memory.
-
-    Args:
-        mesh: mesh dim name to size.
-
-    Raises:
-        Unsupported: torch has no fake process group.
-    """
-    require("a fake process group")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
-    try:
-        yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-    finally:
-        dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """A CPU device mesh whose other ranks do not exist; this is rank 0. What is sent goes nowhere.
 
     Args:

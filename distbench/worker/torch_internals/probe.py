@@ -112,10 +112,11 @@ INTERNALS = (
         )
         for module in ("_api", "_dispatch", "_redistribute")
     ),
+    Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.track_external"),
+    Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.get_tracker_snapshot"),
     Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
-    Internal("a fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
     Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),

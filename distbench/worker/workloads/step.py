@@ -61,7 +61,7 @@ class Step:
 
     def __init__(self, scenario: Scenario, place: Place, built: Blueprint | None = None) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
-        self._plan = self.plan = scenario.plan
+        self.plan = scenario.plan
         self._place = place
         self._loss = scenario.loss
         built = built or blueprint(scenario.build_model, place.seed)
@@ -72,13 +72,13 @@ class Step:
         materialise(self.model, place, self._buffers, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, scenario.plan.fsdp, place)
         self._microbatches = list(self._cut(scenario.make_batch()))
-        self._optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
+        self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self._microbatches)
-        self.phases: tuple[str, ...] = (*turns, "optimizer") if self._optimizer else turns
+        self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
 
     def _cut(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
         index, count = self._place.index(BATCH_DIMS)
-        parts = self._plan.microbatches
+        parts = self.plan.microbatches
         for part in range(parts):
             yield tuple(
                 chunk_of(tensor, 0, count * parts, index * parts + part).to(self._place.device).contiguous()
@@ -95,10 +95,10 @@ class Step:
 
     def _one_microbatch(self, inputs: torch.Tensor, targets: torch.Tensor, stamp: Stamp) -> torch.Tensor:
         with contextlib.ExitStack() as entered:
-            if self._plan.cp is not None and self._place.size(self._plan.cp.mesh_dim) > 1:
+            if self.plan.cp is not None and self._place.size(self.plan.cp.mesh_dim) > 1:
                 inputs, targets = inputs.clone(), targets.clone()
-                entered.enter_context(self._sequence_sharded(self._plan.cp, inputs, targets))
-            if self._plan.loss_parallel:
+                entered.enter_context(self._sequence_sharded(self.plan.cp, inputs, targets))
+            if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel
 
                 entered.enter_context(loss_parallel())
@@ -123,7 +123,7 @@ class Step:
         )
 
     def _sync_gradients(self, is_last: bool) -> None:
-        fsdp = self._plan.fsdp
+        fsdp = self.plan.fsdp
         if fsdp is not None and not fsdp.sync_each_microbatch:
             for root in self.sharded.roots:
                 root.set_requires_gradient_sync(is_last)
@@ -131,7 +131,7 @@ class Step:
     @property
     def gradient_scale(self) -> float:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
-        fsdp = self._plan.fsdp
+        fsdp = self.plan.fsdp
         if fsdp is None or fsdp.gradient_divide_factor is None:
             return 1.0
         return data_parallel_size(fsdp, self._place) / fsdp.gradient_divide_factor
@@ -139,9 +139,9 @@ class Step:
     def __call__(self, stamp: Stamp) -> None:
         """One whole step, gradients cleared at its end."""
         self.forward_backward(stamp)
-        if self._optimizer is not None:
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
             stamp()
         else:
             self.model.zero_grad(set_to_none=True)

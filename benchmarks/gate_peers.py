@@ -1,0 +1,51 @@
+"""How other tools would have judged the same samples: from their documentation and sources, by our own hand.
+
+Each gets all samples of a side pooled, for none of them knows launches. All tests vectorised over cases, and one case's
+verdict is whether the tool would call it slower.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+Rule = Callable[[Floats, Floats], NDArray[np.bool_]]
+
+
+def pytest_benchmark_mean(left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """`--benchmark-compare-fail=mean:5%`."""
+    return right.mean(axis=1) > 1.05 * left.mean(axis=1)
+
+
+def pytest_benchmark_min(left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """`--benchmark-compare-fail=min:5%`."""
+    return right.min(axis=1) > 1.05 * left.min(axis=1)
+
+
+def mann_whitney(left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """google/benchmark's compare.py: a two-sided U test at 0.05, and the slower median."""
+    p = stats.mannwhitneyu(left, right, axis=1, method="asymptotic").pvalue
+    return (p < 0.05) & (np.median(right, axis=1) > np.median(left, axis=1))
+
+
+def pyperf_t(left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """pyperf's compare_to: Student's two-sided t test at 95 % over all values, and the larger mean."""
+    p = stats.ttest_ind(left, right, axis=1).pvalue
+    return (p < 0.05) & (right.mean(axis=1) > left.mean(axis=1))
+
+
+def asv_factor(left: Floats, right: Floats) -> NDArray[np.bool_]:
+    """`asv continuous` with its factor 1.1: medians that far apart, and a U test at its threshold of 0.002."""
+    p = stats.mannwhitneyu(left, right, axis=1, method="asymptotic").pvalue
+    return (p < 0.002) & (np.median(right, axis=1) > 1.1 * np.median(left, axis=1))
+
+
+PEERS: dict[str, Rule] = {
+    "pytest-benchmark mean:5%": pytest_benchmark_mean,
+    "pytest-benchmark min:5%": pytest_benchmark_min,
+    "Mann-Whitney 0.05 (google/benchmark)": mann_whitney,
+    "t-test 0.05 (pyperf)": pyperf_t,
+    "asv factor 1.1": asv_factor,
+}

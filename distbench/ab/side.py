@@ -1,0 +1,133 @@
+"""One side of an A/B: where its code lies, with which Python and environment it is launched."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distbench.spec.errors import UserError
+
+WORKING_TREE = "."
+GIT_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side.
+
+    Args:
+        name: "a" or "b".
+        ref: what the user called it: a git revision, or "." for the working tree as it is.
+        folder: where its code lies; launches run there and import from there first.
+        python: the interpreter, whose torch is measured.
+        variables: environment variables of its own.
+        commit: the revision's full hash; None for the working tree.
+    """
+
+    name: str
+    ref: str
+    folder: Path
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Of its launches: this process's, its own variables, and its code first among what is imported."""
+        inherited = os.environ.get("PYTHONPATH")
+        paths = [str(self.folder), *([inherited] if inherited else [])]
+        return {**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def text(self) -> str:
+        """For a person: `a: main (1a2b3c4d), NCCL_ALGO=Tree`."""
+        said = [f"{self.ref} ({self.commit[:8]})" if self.commit else "the working tree"]
+        said += [f"{name}={value}" for name, value in self.variables.items()]
+        said += [self.python] if self.python != sys.executable else []
+        return f"{self.name}: {', '.join(said)}"
+
+
+def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
+    """`["NCCL_ALGO=Tree"]` to a mapping.
+
+    Raises:
+        UserError: a text that is not NAME=VALUE.
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"{option} {text!r} is not NAME=VALUE, such as {option} NCCL_ALGO=Tree")
+        found[name] = value
+    return found
+
+
+@contextlib.contextmanager
+def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
+    """Each side's revision in a worktree of its own, taken away at the end; the working tree stays where it is.
+
+    Raises:
+        UserError: this is no git repository, or it has no such revision.
+    """
+    root = _root() if any(side.ref != WORKING_TREE for side in sides) else None
+    commits = {side.ref: commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
+    with contextlib.ExitStack() as undo:
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
+        found = []
+        for side in sides:
+            if root is None or side.ref == WORKING_TREE:
+                found.append(side)
+                continue
+            tree = folder / side.name
+            _git(["worktree", "add", "--detach", str(tree), commits[side.ref]], root)
+            undo.callback(_remove, tree, root)
+            here = tree / Path.cwd().relative_to(root)
+            if not here.is_dir():
+                raise UserError(f"{side.ref} has no folder {Path.cwd().relative_to(root)}; run ab from one it has")
+            found.append(Side(side.name, side.ref, here, side.python, side.variables, commits[side.ref]))
+        yield found
+
+
+def commit_of(ref: str, root: Path) -> str:
+    """A revision's full hash.
+
+    Raises:
+        UserError: there is no such revision.
+    """
+    done = _run(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root)
+    if done.returncode:
+        raise UserError(
+            f"{ref!r} is no revision of this git repository; give a branch, tag or commit, or . for the working tree"
+        )
+    return done.stdout.strip()
+
+
+def _root() -> Path:
+    done = _run(["rev-parse", "--show-toplevel"], Path.cwd())
+    if done.returncode:
+        raise UserError(
+            "ab compares git revisions, and this folder is in no git repository; go to one, or give . twice"
+        )
+    return Path(done.stdout.strip())
+
+
+def _remove(tree: Path, root: Path) -> None:
+    _run(["worktree", "remove", "--force", str(tree)], root)
+
+
+def _git(arguments: list[str], root: Path) -> None:
+    done = _run(arguments, root)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(f"git {arguments[0]} failed: {last}")
+
+
+def _run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"git cannot be run: {error}") from error

@@ -1,0 +1,138 @@
+"""Launches of two sides in turn (A B B A A B ...), with looks at the verdict in between, until it is settled."""
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distbench.ab.side import Side
+from distbench.gate.gate import gate
+from distbench.gate.launches import read_side
+from distbench.gate.options import Options
+from distbench.gate.verdict import INCONCLUSIVE, REGRESSION, Gated
+from distbench.spec.errors import UserError
+
+# Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long to go on.
+
+    Args:
+        max_pairs: pairs at most.
+        budget_s: no pair is begun that would probably end after so many seconds.
+        looks: after how many pairs to look; each look spends an equal part of alpha.
+    """
+
+    max_pairs: int
+    budget_s: float
+    looks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What came of it: the last look's verdicts, how many pairs were run, and why no more."""
+
+    gated: Gated
+    num_pairs: int
+    reason: str
+
+
+def looks_of(max_pairs: int, min_launches: int) -> tuple[int, ...]:
+    """Up to four looks, evenly from the first that can give a verdict to the last pair.
+
+    Args:
+        max_pairs: pairs at most.
+        min_launches: pairs below which there is no verdict.
+    """
+    if max_pairs <= min_launches:
+        return (max_pairs,)
+    count = min(4, max_pairs - min_launches + 1)
+    step = (max_pairs - min_launches) / (count - 1)
+    return tuple(round(min_launches + step * number) for number in range(count))
+
+
+def order_of(pair: int, sides: Sequence[Side]) -> list[Side]:
+    """A B, then B A, then A B: what drifts evenly falls on both alike."""
+    return list(sides) if pair % 2 == 0 else list(reversed(sides))
+
+
+def take_turns(
+    sides: Sequence[Side],
+    run_arguments: Sequence[str],
+    out: Path,
+    options: Options,
+    terms: Terms,
+    say: Callable[[str], None],
+) -> Settled:
+    """Launch both sides in turn until the verdict is settled or the terms are spent.
+
+    Args:
+        sides: a and b, checked out.
+        run_arguments: of `distbench run`: scenarios and options.
+        out: results go to its folders `a` and `b`.
+        options: of the gate; its alpha is shared between the looks.
+        terms: how long to go on.
+        say: shows a line to a person.
+
+    Raises:
+        UserError: a launch could not work.
+        KeyboardInterrupt: the user stopped it; finished launches stay in `out`.
+    """
+    share = replace(options, alpha=options.alpha / len(terms.looks))
+    started, longest_s, gated, reason = time.monotonic(), 0.0, None, f"all {terms.max_pairs} pairs were run"
+    done = 0
+    for pair in range(terms.max_pairs):
+        spent_s = time.monotonic() - started
+        if pair and spent_s + longest_s > terms.budget_s:
+            reason = f"another pair would not end within {terms.budget_s:g} s"
+            break
+        began = time.monotonic()
+        taken = {side.name: _launch(side, run_arguments, out) for side in order_of(pair, sides)}
+        longest_s = max(longest_s, time.monotonic() - began)
+        done += 1
+        say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
+        if done in terms.looks and done < terms.max_pairs:
+            gated = _look(out, share)
+            if settled := settled_by(gated):
+                return Settled(gated, done, settled)
+    return Settled(_look(out, share), done, reason)
+
+
+def settled_by(gated: Gated) -> str | None:
+    """Why more launches would change nothing that counts; None while they might."""
+    counts = gated.counts
+    if counts.get(REGRESSION):
+        return "a regression is found"
+    if gated.num_judged and not counts.get(INCONCLUSIVE):
+        return "every case is settled"
+    if not gated.num_judged and not counts.get(INCONCLUSIVE) and counts:
+        return "nothing can be compared, and more launches would not change that"
+    return None
+
+
+def _look(out: Path, options: Options) -> Gated:
+    warnings: list[str] = []
+    baseline, candidate = (read_side([out / name], name, warnings) for name in ("a", "b"))
+    return gate(baseline, candidate, options, warnings)
+
+
+def _launch(side: Side, run_arguments: Sequence[str], out: Path) -> float:
+    """One launch; its seconds. Cases that fail are the gate's business, not this one's."""
+    folder = out / side.name
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, cwd=side.folder, env=side.environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    if done.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    if done.returncode == USER_ERROR or not any(folder.rglob("*.jsonl")):
+        last = (said or [f"it ended with {done.returncode} and said nothing"])[-1]
+        raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
+    return time.monotonic() - began

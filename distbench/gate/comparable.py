@@ -1,0 +1,176 @@
+"""Which launches may be compared: the fields of the environment that must agree, and those that are only shown."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distbench.spec.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from distbench.gate.launches import Launch
+
+# A number measured under another value of one of these is another number.
+MUST_AGREE = (
+    "machine",
+    "cpu_model",
+    "num_cpus",
+    "device",
+    "device_name",
+    "backend",
+    "mesh",
+    "world_size",
+    "num_hosts",
+    "num_threads",
+    "scheduler",
+    "pipelined",
+)
+# These may be the very thing that is compared.
+SHOWN = ("torch", "nccl", "cuda", "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
+DTYPE = "dtype"  # it stands in a case's id, not in the environment
+_DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")
+MAX_VALUES = 3
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches of one scenario that are held against each other.
+
+    Args:
+        scenario: the scenario's name.
+        label: the scenario's name, and what tells this group from another one of the same scenario.
+        baseline: launches, oldest first.
+        candidate: likewise.
+        conflicts: sentences on fields that forbid the comparison; empty where it is allowed.
+    """
+
+    scenario: str
+    label: str
+    baseline: "Sequence[Launch]"
+    candidate: "Sequence[Launch]"
+    conflicts: tuple[str, ...] = ()
+
+
+def facts_of(job: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of MUST_AGREE and SHOWN, None where the file does not say."""
+    facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
+    settings = dict(job.get("settings") or {})
+    mesh = job.get("mesh") or {}
+    facts["mesh"] = ",".join(f"{name}={size}" for name, size in mesh.items()) or None
+    facts["device"] = environment.get("device") or job.get("device")
+    facts["pipelined"] = settings.pop("iterations_per_sample", None)
+    facts["settings"] = settings or None
+    facts["profile"] = job.get("profile")
+    return facts
+
+
+def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
+    """The fields that may differ.
+
+    Raises:
+        UserError: a name that is none of MUST_AGREE or "dtype".
+    """
+    known = (*MUST_AGREE, DTYPE)
+    for name in fields:
+        if name not in known:
+            raise UserError(f"--allow-different {name!r} is no field that must agree ({nearest(name, known)})")
+    return tuple(dict.fromkeys(fields))
+
+
+def groups_of(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", allowed: Sequence[str]) -> list[Group]:
+    """Launches of both sides put together by scenario and by all fields that must agree.
+
+    What is left of a scenario on both sides cannot be compared and says why; what is left on one side stands alone.
+
+    Args:
+        baseline: launches of the baseline.
+        candidate: launches of the candidate.
+        allowed: fields that may differ.
+    """
+    groups: list[Group] = []
+    for scenario in dict.fromkeys(launch.scenario for launch in (*baseline, *candidate)):
+        left, right = ([launch for launch in side if launch.scenario == scenario] for side in (baseline, candidate))
+        # Launches with the same parameters hold the same cases and are paired with each other. A scenario that has
+        # gained a parameter is still compared.
+        by_variants = {launch.variants for launch in left} == {launch.variants for launch in right}
+        keyed = _by_facts(left, allowed, by_variants), _by_facts(right, allowed, by_variants)
+        groups += _groups_of_scenario(scenario, *keyed, allowed)
+    return groups
+
+
+def _by_facts(
+    launches: "Sequence[Launch]", allowed: Sequence[str], by_variants: bool
+) -> "dict[tuple[str, ...], list[Launch]]":
+    found: dict[tuple[str, ...], list[Launch]] = {}
+    for launch in launches:
+        facts = tuple(repr(launch.facts.get(name)) for name in MUST_AGREE if name not in allowed)
+        found.setdefault((*facts, launch.variants if by_variants else ""), []).append(launch)
+    return found
+
+
+def _groups_of_scenario(
+    scenario: str,
+    baseline: "dict[tuple[str, ...], list[Launch]]",
+    candidate: "dict[tuple[str, ...], list[Launch]]",
+    allowed: Sequence[str],
+) -> list[Group]:
+    common = [key for key in baseline if key in candidate]
+    labels = _labels(scenario, [baseline[key][0] for key in common])
+    groups = [Group(scenario, label, baseline[key], candidate[key]) for key, label in zip(common, labels, strict=True)]
+    left = [launch for key, some in baseline.items() if key not in common for launch in some]
+    right = [launch for key, some in candidate.items() if key not in common for launch in some]
+    if left or right:
+        groups.append(Group(scenario, scenario, left, right, _conflicts(left, right, allowed)))
+    return groups
+
+
+def _labels(scenario: str, firsts: "Sequence[Launch]") -> list[str]:
+    telling = [name for name in MUST_AGREE if len({repr(launch.facts[name]) for launch in firsts}) > 1]
+    return [
+        f"{scenario} ({', '.join(f'{name} {launch.facts[name]}' for name in telling)})" if telling else scenario
+        for launch in firsts
+    ]
+
+
+def _conflicts(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", allowed: Sequence[str]) -> tuple[str, ...]:
+    if not baseline or not candidate:
+        return ()
+    found = []
+    for name in MUST_AGREE:
+        left, right = _values(baseline, name), _values(candidate, name)
+        if name not in allowed and left != right:
+            found.append(f"{name}: {_listed(left)} in the baseline, {_listed(right)} in the candidate")
+    return tuple(found) or ("no launch of one side agrees with one of the other in every field",)
+
+
+def differences(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", fields: Iterable[str]) -> list[str]:
+    """Sentences on those of `fields` whose values differ between the sides."""
+    found = []
+    for name in fields:
+        left, right = _values(baseline, name), _values(candidate, name)
+        if left and right and left != right:
+            found.append(f"{name}: {_listed(left)} in the baseline, {_listed(right)} in the candidate")
+    return found
+
+
+def _values(launches: "Sequence[Launch]", name: str) -> list[str]:
+    return sorted({_text(launch.facts.get(name)) for launch in launches})
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={one}" for name, one in value.items()) or "none"
+    return "not recorded" if value is None else str(value)
+
+
+def _listed(values: Sequence[str]) -> str:
+    shown = " and ".join(values[:MAX_VALUES])
+    return shown + (f" and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else "")
+
+
+def without_dtype(case_id: str) -> tuple[str, str | None]:
+    """The id with its dtype blanked, and the dtype: `collective/f32[256]/x` is `collective/?[256]/x` in f32."""
+    found = _DTYPE_IN_ID.search(case_id)
+    if not found:
+        return case_id, None
+    return case_id[: found.start()] + "?" + case_id[found.end() :], found.group(1)

@@ -1,0 +1,221 @@
+"""Cases that both sides measured: their differences, tested as one family, and the verdicts that follow."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distbench.gate.comparable import Group
+from distbench.gate.load import load_conflict
+from distbench.gate.options import METRICS, Options
+from distbench.gate.pairing import Pairing, pairing_of
+from distbench.gate.statistics import Difference, Floats, holm, paired_difference, unpaired_difference
+from distbench.gate.table import Side, logarithms
+from distbench.gate.verdict import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, CaseVerdict, MetricVerdict
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One group's cases that both sides measured, and their differences.
+
+    Args:
+        group: the group.
+        case_ids: one a row of every array.
+        pairing: how its launches go together.
+        difference: metric to the differences.
+        levels: metric to the sides' mean logarithms.
+        notes: case id to sentences.
+        doubt: why nothing of this group may be held against the candidate, or None.
+        load: whether the doubt is about foreign load, which also forbids a pass.
+    """
+
+    group: Group
+    case_ids: list[str]
+    pairing: Pairing
+    difference: dict[str, Difference]
+    levels: dict[str, tuple[Floats, Floats]]
+    notes: dict[str, tuple[str, ...]]
+    doubt: str | None
+    load: bool
+
+
+def measure(
+    group: Group, baseline: Side, candidate: Side, rows: list[str], notes: dict[str, tuple[str, ...]], options: Options
+) -> Measured:
+    """The differences of one group, and what stands against believing them.
+
+    Args:
+        group: the group.
+        baseline: its baseline side.
+        candidate: its candidate side.
+        rows: ids of the cases that both sides measured.
+        notes: case id to sentences, to hand on.
+        options: the terms.
+    """
+    pairing = pairing_of(
+        [launch.started_at for launch in group.baseline], [launch.started_at for launch in group.candidate]
+    )
+    compare = paired_difference if pairing.interleaved else unpaired_difference
+    difference, levels = {}, {}
+    for metric, (before, after) in logarithms(baseline, candidate, rows).items():
+        left, right = before[:, list(pairing.baseline)], after[:, list(pairing.candidate)]
+        if pairing.interleaved:
+            whole = np.isfinite(left) & np.isfinite(right)
+            left, right = np.where(whole, left, np.nan), np.where(whole, right, np.nan)
+        difference[metric] = compare(left, right)
+        levels[metric] = _means(left), _means(right)
+    load = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
+    doubt = load
+    if doubt is None and not pairing.interleaved and not options.dedicated:
+        doubt = "the launches did not take turns, and machines drift; interleave them, or give --dedicated"
+    return Measured(group, rows, pairing, difference, levels, notes, doubt, load is not None)
+
+
+def _means(values: Floats) -> Floats:
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
+
+
+def judged(measured: Sequence[Measured], options: Options) -> tuple[list[CaseVerdict], int, int]:
+    """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
+    slower, faster, splits = [], [], []
+    for one in measured:
+        for metric in METRICS:
+            enough = one.difference[metric].num_launches >= options.min_launches
+            slower.append(np.where(enough, one.difference[metric].p_above(1), np.nan))
+            faster.append(np.where(enough, one.difference[metric].p_above(-1), np.nan))
+            splits.append(len(one.case_ids))
+    if not splits:
+        return [], 0, 0
+    bounds = np.cumsum(splits)[:-1]
+    adjusted = [np.split(holm(np.concatenate(each)), bounds) for each in (slower, faster)]
+    num_tests = int(np.sum(~np.isnan(np.concatenate(slower))))
+    cases: list[CaseVerdict] = []
+    for place, one in enumerate(measured):
+        columns = {
+            metric: (adjusted[0][place * len(METRICS) + number], adjusted[1][place * len(METRICS) + number])
+            for number, metric in enumerate(METRICS)
+        }
+        cases += _cases_of(one, columns, options, num_tests)
+    too_few = sum(all(metric.num_launches < options.min_launches for metric in case.metrics) for case in cases)
+    return cases, num_tests, too_few
+
+
+def _cases_of(
+    one: Measured, adjusted: dict[str, tuple[Floats, Floats]], options: Options, num_tests: int
+) -> list[CaseVerdict]:
+    by_metric = [_metric_verdicts(metric, one, *adjusted[metric], options, num_tests) for metric in METRICS]
+    cases = []
+    for case_id, metrics in zip(one.case_ids, zip(*by_metric, strict=True), strict=True):
+        verdict = _together([metric.verdict for metric in metrics])
+        ordered = tuple(sorted(metrics, key=lambda metric: _decides(metric, verdict)))
+        reason = _reason(ordered[0], one, options)
+        cases.append(
+            CaseVerdict(
+                one.group.label,
+                case_id,
+                verdict,
+                reason,
+                one.pairing.interleaved,
+                ordered,
+                one.notes.get(case_id, ()),
+            )
+        )
+    return cases
+
+
+def _together(verdicts: Sequence[str]) -> str:
+    """A case is as bad as its worst metric; it is improved where one is and no other is in doubt."""
+    return next(verdict for verdict in (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS) if verdict in verdicts)
+
+
+def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:
+    towards = metric.change if verdict == IMPROVEMENT else -metric.change
+    return metric.verdict != verdict, metric.suspected != REGRESSION, towards
+
+
+def _metric_verdicts(
+    metric: str, one: Measured, slower: Floats, faster: Floats, options: Options, num_tests: int
+) -> list[MetricVerdict]:
+    difference = one.difference[metric]
+    left, right = (np.exp(level) for level in one.levels[metric])
+    tolerance = np.log1p(np.maximum(options.tolerances[metric], options.floor_s / left))
+    low, high = difference.interval(options.confidence)
+    alpha = options.alpha / max(num_tests, 1)
+    detectable = difference.detectable(alpha, tolerance)
+    needed = difference.launches_to_settle(alpha, options.confidence, tolerance)
+    enough = difference.num_launches >= options.min_launches
+    regressed = enough & (difference.estimate > tolerance) & (slower <= options.alpha)
+    improved = enough & (difference.estimate < -tolerance) & (faster <= options.alpha)
+    passed = enough & (high < tolerance) & (not one.load)
+    verdicts = np.select(
+        [regressed & (one.doubt is None), improved & (one.doubt is None), passed & ~regressed & ~improved],
+        [REGRESSION, IMPROVEMENT, PASS],
+        INCONCLUSIVE,
+    )
+    suspected = np.select([regressed, improved], [REGRESSION, IMPROVEMENT], "")
+    columns = zip(
+        verdicts.tolist(),
+        left.tolist(),
+        right.tolist(),
+        np.expm1(difference.estimate).tolist(),
+        np.expm1(low).tolist(),
+        np.expm1(high).tolist(),
+        slower.tolist(),
+        np.expm1(tolerance).tolist(),
+        np.expm1(detectable).tolist(),
+        difference.num_launches.tolist(),
+        needed.tolist(),
+        suspected.tolist(),
+        strict=True,
+    )
+    return [
+        MetricVerdict(
+            metric,
+            verdict,
+            before,
+            after,
+            change,
+            _number(bottom),
+            _number(top),
+            _number(p),
+            allowed,
+            _number(found),
+            count,
+            _more(verdict, enough_in_all, count, options),
+            seen if verdict == INCONCLUSIVE and seen else None,
+        )
+        for verdict, before, after, change, bottom, top, p, allowed, found, count, enough_in_all, seen in columns
+    ]
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _more(verdict: str, needed: float, count: int, options: Options) -> int | None:
+    if verdict != INCONCLUSIVE:
+        return None
+    if count < options.min_launches:
+        return options.min_launches - count
+    return max(int(needed) - count, 1) if math.isfinite(needed) else None
+
+
+def _reason(metric: MetricVerdict, one: Measured, options: Options) -> str:
+    if metric.verdict != INCONCLUSIVE:
+        return {
+            REGRESSION: f"the {metric.metric} is slower by more than the tolerance, and not by chance",
+            IMPROVEMENT: f"the {metric.metric} is faster by more than the tolerance, and not by chance",
+            PASS: "slower by less than the tolerance, if at all",
+        }[metric.verdict]
+    if metric.num_launches < options.min_launches:
+        pairs, plural = ("pair", "s") if one.pairing.interleaved else ("launch", "es")
+        unit = pairs + (plural if metric.num_launches != 1 else "")
+        beside = "" if one.pairing.interleaved else " a side"
+        return f"{metric.num_launches} {unit}{beside}; no verdict below {options.min_launches}"
+    if one.load or metric.suspected:
+        seen = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
+        return f"{seen}{one.doubt}"
+    return "neither a regression nor the lack of one is certain"

@@ -1,0 +1,211 @@
+"""Run files to launches: of each case one value a metric, for the launch and not the sample is what varies freely.
+
+Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
+independent ones. So a launch gives one mean and one minimum a case, and everything after this counts launches.
+"""
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distbench.gate.comparable import facts_of
+from distbench.report.collect import run_files_in
+from distbench.results import Record, Run, read_run
+from distbench.spec.errors import UserError
+
+FAILED = ("wrong", "raised", "timeout", "aborted")
+NOT_RUN = ("skipped", "unsupported")
+SNIFFED_BYTES = 512
+MAX_FILE_WARNINGS = 5
+
+
+class Value(NamedTuple):
+    """One case in one launch.
+
+    Args:
+        status: as a run file's.
+        num_samples: samples it took.
+        mean_s: their mean, seconds; nan where there are none.
+        lows: (how many samples had been taken, seconds) each time a sample undercut all before it.
+        error: one sentence, when status is not ok.
+    """
+
+    status: str
+    num_samples: int
+    mean_s: float
+    lows: tuple[tuple[int, float], ...]
+    error: str | None = None
+
+    def min_of_first(self, num_samples: int) -> float:
+        """The minimum of the first so many samples, seconds: minima of unequal counts cannot be compared.
+
+        A stored baseline knows only the minimum of all of them, and gives that.
+        """
+        place = bisect_right(self.lows, num_samples, key=lambda low: low[0])
+        return self.lows[max(place - 1, 0)][1] if self.lows else math.nan
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of ranks: what one run file holds.
+
+    Args:
+        run_id: unique; a launch may stand on one side only.
+        source: the file it was read from.
+        scenario: the scenario's name.
+        started_at: seconds since the epoch, or 0 where the file does not say.
+        variants: the scenario's parameters as text: launches with the same text should hold the same cases.
+        facts: the fields of `comparable`, by name.
+        foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
+        complete: whether it ran to its end.
+        cases: by case id.
+    """
+
+    run_id: str
+    source: str
+    scenario: str
+    started_at: float
+    variants: str
+    facts: Record
+    foreign_load: float | None
+    complete: bool
+    cases: dict[str, Value] = field(repr=False)
+
+
+def launch_of(run: Run) -> Launch:
+    """What a gate needs of one run file."""
+    job = _mapping(run.header.get("job"))
+    environment = _mapping(run.header.get("environment"))
+    cases: dict[str, Value] = {}
+    for record in run.cases:
+        value, case_id = value_of(record), record["case"]["id"]
+        # A case recorded twice, the second time by the parent when the launch broke: the failure is what counts.
+        if case_id not in cases or cases[case_id].status == "ok":
+            cases[case_id] = value
+    started_at = job.get("started_at")
+    return Launch(
+        run_id=str(run.header.get("run_id", run.path.name)),
+        source=str(run.path),
+        scenario=str(job.get("scenario", run.path.stem)),
+        started_at=float(started_at) if isinstance(started_at, int | float) else 0.0,
+        variants=json.dumps(job.get("variants"), sort_keys=True),
+        facts=facts_of(job, environment),
+        foreign_load=foreign_load(environment),
+        complete=run.footer is not None and run.footer.get("status") == "complete",
+        cases=cases,
+    )
+
+
+def value_of(record: Record) -> Value:
+    """One case record as a value; one that is ok without a usable sample counts as raised."""
+    samples, status = record.get("samples_s") or [], record["status"]
+    if status != "ok":
+        return Value(status, len(samples), math.nan, (), record.get("error"))
+    mean_s = sum(samples) / len(samples) if samples else math.nan
+    if not (math.isfinite(mean_s) and min(samples) > 0):
+        return Value("raised", len(samples), math.nan, (), "ok, but without samples that are times")
+    return Value("ok", len(samples), mean_s, _lows(samples))
+
+
+def _lows(samples: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    lows, lowest = [], math.inf
+    for count, sample in enumerate(samples, start=1):
+        if sample < lowest:
+            lowest = sample
+            lows.append((count, sample))
+    return tuple(lows)
+
+
+def foreign_load(environment: Record) -> float | None:
+    """How busy others kept this host's CPUs, as a share of them.
+
+    A header that says so itself (`foreign_cpu`) is believed. Otherwise it is the load average of the minute before the
+    launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of an interleaved
+    comparison share.
+    """
+    told = environment.get("foreign_cpu")
+    if isinstance(told, int | float):
+        return float(told)
+    load, num_cpus = environment.get("load_at_start"), environment.get("num_cpus")
+    if isinstance(load, list) and load and isinstance(num_cpus, int) and num_cpus > 0:
+        return float(load[0]) / num_cpus
+    return None
+
+
+def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Launch]:
+    """The launches of one side, oldest first.
+
+    Args:
+        paths: run files, baseline files, nccl-tests' JSON files, and folders of them.
+        side: "baseline" or "candidate", for messages.
+        warnings: sentences are added here: files left out, lines that could not be read.
+
+    Raises:
+        UserError: a path does not exist, or a named file is none of these.
+    """
+    launches: dict[str, Launch] = {}
+    for path in paths:
+        if path.is_dir():
+            found = _in_folder(path, warnings)
+        elif path.exists():
+            found = read_file(path, warnings)
+        else:
+            raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")
+        launches.update({launch.run_id: launch for launch in found})
+    return sorted(launches.values(), key=lambda launch: (launch.started_at, launch.source))
+
+
+def _in_folder(folder: Path, warnings: list[str]) -> list[Launch]:
+    files = run_files_in(folder)
+    files += sorted(path for path in folder.rglob("*.json") if path.is_file() and _sniffed(path))
+    launches: list[Launch] = []
+    refused = []
+    for path in files:
+        try:
+            launches += read_file(path, warnings)
+        except UserError as error:
+            refused.append(f"left out: {error}")
+    warnings += refused[:MAX_FILE_WARNINGS]
+    if len(refused) > MAX_FILE_WARNINGS:
+        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for the like")
+    return launches
+
+
+def read_file(path: Path, warnings: list[str]) -> list[Launch]:
+    """The launches that one file holds: one of a run file, several of a baseline.
+
+    Raises:
+        UserError: it cannot be read, or is none of the kinds that a gate reads.
+    """
+    kind = _sniffed(path)
+    if kind == "baseline":
+        from distbench.gate.baseline import read_baseline
+
+        return read_baseline(path)
+    if kind == "nccl-tests":
+        from distbench.gate.exchange.nccl_tests import read_nccl_tests
+
+        return [launch_of(read_nccl_tests(path))]
+    run = read_run(path)
+    warnings += run.warnings
+    return [launch_of(run)]
+
+
+def _sniffed(path: Path) -> str | None:
+    """What a JSON file is, by its first bytes: "baseline", "nccl-tests", or None for anything else."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(SNIFFED_BYTES)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if b'"distbench_baseline"' in head:
+        return "baseline"
+    return "nccl-tests" if b'"version"' in head and b'"start_time"' in head and b'"args"' in head else None
+
+
+def _mapping(value: Any) -> Record:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,68 @@
+"""What a gate is asked: how much slower is too slow, how sure it must be, and what it may overlook."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from distbench.spec.errors import UserError, nearest
+
+METRICS = ("mean", "min")
+TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """The terms of one comparison.
+
+    Args:
+        tolerances: metric to the slowdown, as a share, that is still no regression.
+        floor_s: a difference below so many seconds is no regression, whatever its share.
+        alpha: chance of reporting any regression where nothing changed, over all cases and metrics together.
+        confidence: of the interval shown; a pass needs its upper bound below the tolerance.
+        min_launches: pairs, or launches a side, below which there is no verdict.
+        dedicated: the machine is the user's alone, so that a baseline of another occasion may fail a build.
+        allowed: fields that may differ between the sides.
+        load_share: difference in foreign load, as a share of the CPUs, from which nothing can be told.
+    """
+
+    tolerances: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, TOLERANCE))
+    floor_s: float = 0.0
+    alpha: float = 0.05
+    confidence: float = 0.95
+    min_launches: int = 5
+    dedicated: bool = False
+    allowed: tuple[str, ...] = ()
+    load_share: float = 0.25
+
+
+def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
+    """`["5%", "min=0.03"]` to a share for each metric; a text without a metric is for all that have no own.
+
+    Raises:
+        UserError: an unknown metric, or a text that is no share.
+    """
+    common, own = TOLERANCE, {}
+    for text in texts:
+        metric, equals, value = text.rpartition("=")
+        if not equals:
+            common = share_of(value)
+        elif metric in METRICS:
+            own[metric] = share_of(value)
+        else:
+            raise UserError(f"--tolerance {text!r}: {metric!r} is no metric ({nearest(metric, METRICS)})")
+    return {metric: own.get(metric, common) for metric in METRICS}
+
+
+def share_of(text: str) -> float:
+    """`5%` and `0.05` to 0.05.
+
+    Raises:
+        UserError: no number, a negative one, or a bare number of 1 or more, which could mean either.
+    """
+    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if is_percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < (100 if is_percent else 1):
+        raise UserError(f"--tolerance {text!r} is no share; write it as 5% or 0.05 (150% for one and a half)")
+    return value

@@ -1,0 +1,147 @@
+"""What a gate says of one case, of the whole comparison, and the exit code that follows."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from distbench.gate.options import Options
+
+# Worst first: how a report is ordered.
+REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
+INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
+VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
+JUDGED = (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS)
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One metric of one case.
+
+    Args:
+        metric: one of METRICS.
+        verdict: "regression", "inconclusive", "improvement" or "pass".
+        baseline_s: geometric mean over the baseline's launches, seconds.
+        candidate_s: likewise.
+        change: candidate over baseline, minus one.
+        low: lower bound of the change; None where there are too few launches for one.
+        high: likewise.
+        p: adjusted over the whole family, of "no slower"; None likewise.
+        tolerance: the change that is still no regression, the floor in seconds included.
+        detectable: the smallest true slowdown that would have been found four times in five; None likewise.
+        num_launches: pairs, or launches of the smaller side.
+        num_more: further pairs, or launches a side, that would settle an inconclusive one; None if not known or not
+            within reach.
+        suspected: "regression" or "improvement" that was seen but cannot be held against the candidate, or None.
+    """
+
+    metric: str
+    verdict: str
+    baseline_s: float
+    candidate_s: float
+    change: float
+    low: float | None
+    high: float | None
+    p: float | None
+    tolerance: float
+    detectable: float | None
+    num_launches: int
+    num_more: int | None = None
+    suspected: str | None = None
+
+
+@dataclass(frozen=True)
+class CaseVerdict:
+    """One case.
+
+    Args:
+        scenario: the scenario, and what tells the group of launches apart where it has several.
+        case_id: the case's id.
+        verdict: one of VERDICTS.
+        reason: one sentence.
+        paired: whether launches were compared in pairs.
+        metrics: one a metric, the one that decided first; empty where nothing was compared.
+        notes: further sentences.
+    """
+
+    scenario: str
+    case_id: str
+    verdict: str
+    reason: str
+    paired: bool = False
+    metrics: tuple[MetricVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def suspected(self) -> str | None:
+        """What was seen but cannot be held against the candidate, the worst of all metrics."""
+        seen = {metric.suspected for metric in self.metrics}
+        return REGRESSION if REGRESSION in seen else IMPROVEMENT if IMPROVEMENT in seen else None
+
+    @property
+    def change(self) -> float:
+        """The deciding metric's change; 0 where nothing was compared."""
+        return self.metrics[0].change if self.metrics else 0.0
+
+
+@dataclass(frozen=True)
+class Gated:
+    """One comparison.
+
+    Args:
+        cases: the worst first.
+        options: the terms.
+        num_baseline: launches of the baseline.
+        num_candidate: launches of the candidate.
+        num_tests: tests in the family.
+        num_not_run: cases that neither side ran (skipped or unsupported).
+        num_too_few: cases with too few launches for a verdict.
+        designs: one sentence a scenario: how its launches were compared.
+        stamps: fields that differ and were allowed to.
+        shown: other fields that differ.
+        warnings: sentences about files and launches.
+    """
+
+    cases: list[CaseVerdict]
+    options: Options
+    num_baseline: int
+    num_candidate: int
+    num_tests: int = 0
+    num_not_run: int = 0
+    num_too_few: int = 0
+    designs: list[str] = field(default_factory=list)
+    stamps: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Cases by verdict, the worst first; only verdicts that occur."""
+        counted = Counter(case.verdict for case in self.cases)
+        return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+
+    @property
+    def num_judged(self) -> int:
+        """Cases that had what a verdict needs, whatever it was."""
+        return sum(case.verdict in JUDGED for case in self.cases) - self.num_too_few
+
+    def exit_code(self, strict: bool = False) -> int:
+        """0 pass, 1 regression, 3 inconclusive under `strict`, 4 incomparable, missing, invalid or nothing judged."""
+        counts = self.counts
+        if counts.get(REGRESSION):
+            return 1
+        if counts.get(INVALID) or counts.get(MISSING) or counts.get(INCOMPARABLE) or self.num_judged == 0:
+            return 4
+        return 3 if strict and counts.get(INCONCLUSIVE) else 0
+
+    def headline(self, strict: bool = False) -> str:
+        """The outcome in one line: `FAIL: 2 regression, 1 inconclusive, 27 pass`."""
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
+        code = self.exit_code(strict)
+        if code == 0:
+            looks = sum(case.suspected == REGRESSION for case in self.cases)
+            unsure = [f"{self.counts[INCONCLUSIVE]} could not be told"] if self.counts.get(INCONCLUSIVE) else []
+            unsure += [f"{looks} of them looks slower"] if looks else []
+            return f"PASS{' (' + ', '.join(unsure) + ')' if unsure else ''}: {counted}"
+        word = {1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[code]
+        if code == 4 and self.num_judged == 0:
+            counted += "; nothing was measured that could be compared"
+        return f"{word}: {counted}"

@@ -1,0 +1,42 @@
+"""The command `history`: arguments to calls, results to text."""
+
+from pathlib import Path
+
+import click
+
+from distbench.spec.errors import UserError
+
+
+@click.command()
+@click.argument("case", default="*", metavar="[CASE_GLOB]")
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Folder of run files. [results]")
+@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw each case's series there.")
+def history(case: str, runs: Path, plots: Path | None) -> None:
+    """Show how cases' times went over launches and commits, and where their level changed.
+
+    CASE_GLOB is a pattern on case ids, such as "step/*" or "collective/f32*/all_gather/tp"; none means every case. Only
+    launches that may be compared with the newest one of their scenario are taken.
+
+    \b
+    Example:
+      distbench history "step/*llama_2d*" --runs results --plots plots
+    """
+    from distbench.gate.launches import read_side
+    from distbench.history.series import series_of
+    from distbench.history.show import draw, text
+
+    warnings: list[str] = []
+    launches = read_side([runs], "--runs", warnings)
+    if not launches:
+        raise UserError(f"--runs {runs} holds no run file; give a folder that distbench run wrote to")
+    series, notes = series_of(launches, case)
+    if not series:
+        known = sorted({name for launch in launches for name in launch.cases})
+        raise UserError(f"no measured case matches {case!r}; there are e.g. {', '.join(known[:3]) or 'none'}")
+    click.echo(text(series, [*notes, *warnings]))
+    if plots:
+        try:
+            for path in draw(series, plots):
+                click.echo(f"drawn: {path}", err=True)
+        except OSError as error:
+            raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error

@@ -1,0 +1,144 @@
+"""Run files to one series a case, a point a launch, cut where its level changes."""
+
+import fnmatch
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distbench.gate.comparable import MUST_AGREE
+from distbench.gate.launches import Launch
+
+# A level is of at least so many launches: fewer are outliers, not a change.
+MIN_LAUNCHES = 3
+# Times variance x log(launches): with 4, four in a thousand series of noise alone were cut (300 series of 40 launches).
+PENALTY = 4.0
+OUTLIER = 4.0  # standard deviations
+MAD_TO_SD = 1 / 0.6745
+
+
+@dataclass(frozen=True)
+class Point:
+    """One launch of a case.
+
+    Args:
+        started_at: seconds since the epoch.
+        commit: hash, or None.
+        dirty: whether files differed from that commit.
+        seconds: the least of its samples, which strays least between launches.
+    """
+
+    started_at: float
+    commit: str | None
+    dirty: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """Launches between two changes: first and one past the last of the series' points, and their median seconds."""
+
+    start: int
+    stop: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """One case on one machine.
+
+    Args:
+        scenario: the scenario's name.
+        case_id: the case's id.
+        points: oldest first.
+        levels: in order, together all points.
+    """
+
+    scenario: str
+    case_id: str
+    points: tuple[Point, ...]
+    levels: tuple[Level, ...]
+
+    @property
+    def changes(self) -> list[tuple[Point, float]]:
+        """The first point of each new level, and by what share it is slower (or faster, below 0)."""
+        return [
+            (self.points[after.start], after.seconds / before.seconds - 1) for before, after in pairwise(self.levels)
+        ]
+
+
+def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], list[str]]:
+    """A series for each case that matches, of launches that may be compared with the newest of its scenario.
+
+    Args:
+        launches: in any order.
+        pattern: glob on case ids.
+
+    Returns:
+        The series, those with the largest change first, and sentences on what was left out.
+    """
+    ordered = sorted(launches, key=lambda launch: launch.started_at)
+    newest = {launch.scenario: launch for launch in ordered}
+    kept = [launch for launch in ordered if _alike(launch, newest[launch.scenario])]
+    notes = []
+    if len(kept) < len(ordered):
+        notes.append(
+            f"{len(ordered) - len(kept)} of {len(ordered)} launches were left out: made on another machine, mesh or "
+            "device than the newest"
+        )
+    points: dict[tuple[str, str], list[Point]] = {}
+    for launch in kept:
+        for case_id, value in launch.cases.items():
+            if value.status == "ok" and fnmatch.fnmatchcase(case_id, pattern):
+                points.setdefault((launch.scenario, case_id), []).append(_point(launch, value.lows[-1][1]))
+    found = [Series(*key, tuple(some), levels_of([point.seconds for point in some])) for key, some in points.items()]
+    return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
+
+
+def _alike(launch: Launch, other: Launch) -> bool:
+    return all(launch.facts.get(name) == other.facts.get(name) for name in MUST_AGREE)
+
+
+def _point(launch: Launch, seconds: float) -> Point:
+    commit = launch.facts.get("git_commit")
+    return Point(launch.started_at, str(commit) if commit else None, bool(launch.facts.get("git_dirty")), seconds)
+
+
+def levels_of(seconds: Sequence[float]) -> tuple[Level, ...]:
+    """The series cut where its level changes: PELT on logarithms (Killick et al. 2012), as `ruptures` has it.
+
+    Args:
+        seconds: positive, in order of time.
+    """
+    logs = np.log(np.asarray(seconds, dtype=float))
+    cuts = [0, *_cuts(logs), len(logs)]
+    return tuple(
+        Level(start, stop, math.exp(float(np.median(logs[start:stop]))))
+        for start, stop in pairwise(cuts)
+        if stop > start
+    )
+
+
+def _cuts(logs: NDArray[np.float64]) -> list[int]:
+    if len(logs) < 2 * MIN_LAUNCHES:
+        return []
+    import ruptures
+
+    # Neighbours' differences: a change of level is in one of them only, so it does not widen the noise.
+    spread = float(np.median(np.abs(np.diff(logs)))) * MAD_TO_SD / math.sqrt(2)
+    penalty = max(PENALTY * math.log(len(logs)) * spread**2, 1e-12)
+    signal = _without_outliers(logs, spread).reshape(-1, 1)
+    found = ruptures.Pelt(model="l2", min_size=MIN_LAUNCHES, jump=1).fit(signal).predict(pen=penalty)
+    return [int(cut) for cut in found[:-1]]
+
+
+def _without_outliers(logs: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
+    """A launch far from all its neighbours moved to their median (Hampel's filter): one is no new level."""
+    from scipy.ndimage import median_filter
+
+    around = median_filter(logs, size=2 * MIN_LAUNCHES - 1, mode="nearest")
+    kept: NDArray[np.float64] = np.where(np.abs(logs - around) > OUTLIER * spread, around, logs)
+    return kept

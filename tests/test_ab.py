@@ -1,0 +1,146 @@
+"""`distbench ab`: turns, looks, worktrees and refusals; a stand-in for the launched command writes run files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gate_runs import CASE, case, records, steady, write
+
+from distbench.ab.side import Side, checked_out
+from distbench.ab.turns import Terms, looks_of, order_of, take_turns
+from distbench.cli import main
+from distbench.gate.options import Options
+from distbench.spec.errors import UserError
+
+# What stands in for distbench in a revision's folder: writes one run file, whose time the revision's file tells.
+STAND_IN = """
+import json, sys, time
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--out") + 1])
+number = len(list(folder.glob("*.jsonl")))
+lines = json.loads(Path("lines.json").read_text())
+lines[0]["run_id"] = f"{folder.name}-{number}"
+lines[0]["job"]["started_at"] = time.time()
+wobble = 1 + 0.01 * ((number * 7 + len(folder.name) + ord(folder.name[-1])) % 5)
+lines[1]["samples_s"] = [float(Path("time_s").read_text()) * wobble] * 10
+(folder / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+(folder.parent / "order").open("a").write(folder.name)
+"""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three revisions of one thing: `base` takes 1 s, `same` as long, `slow` 1.3 s."""
+    folder = tmp_path / "repository"
+    package = folder / "distbench"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(STAND_IN)
+    (folder / "lines.json").write_text(json.dumps(records("", 1.0, {CASE: case([1.0])})))
+    git(tmp_path, "init", "-q", str(folder))
+    for name, time_s in (("base", "1.0"), ("same", "1.0"), ("slow", "1.3")):
+        (folder / "time_s").write_text(time_s)
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", name, "--allow-empty")
+        git(folder, "tag", name)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run_ab(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["ab", *arguments])
+    return done.exit_code, done.output
+
+
+def test_sides_take_turns_so_that_drift_falls_on_both() -> None:
+    sides = [Side("a", ".", Path()), Side("b", ".", Path())]
+    assert "".join(side.name for pair in range(4) for side in order_of(pair, sides)) == "abbaabba"
+
+
+@pytest.mark.parametrize(
+    ("max_pairs", "min_launches", "looks"),
+    [(20, 5, (5, 10, 15, 20)), (5, 5, (5,)), (4, 5, (4,)), (6, 5, (5, 6)), (7, 5, (5, 6, 7))],
+)
+def test_looks_begin_where_there_can_be_a_verdict_and_end_with_the_last_pair(
+    max_pairs: int, min_launches: int, looks: tuple[int, ...]
+) -> None:
+    assert looks_of(max_pairs, min_launches) == looks
+
+
+def test_a_slowdown_of_a_third_is_found_at_the_first_look(repository: Path, tmp_path: Path) -> None:
+    code, output = run_ab("base", "slow", "--out", str(tmp_path / "out"), "--", "scenario")
+    assert code == 1 and "FAIL: 1 regression" in output and "a regression is found" in output
+    assert (tmp_path / "out" / "order").read_text() == "abbaabbaab"
+    assert "a: base (" in output and "b: slow (" in output
+    # The worktrees are gone, and the repository is as it was.
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert git(repository, "status", "--porcelain") == ""
+
+
+def test_no_change_passes(repository: Path, tmp_path: Path) -> None:
+    code, output = run_ab("base", "same", "--out", str(tmp_path / "out"), "--tolerance", "20%", "--", "scenario")
+    assert code == 0 and "PASS" in output and "every case is settled" in output
+
+
+def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> None:
+    (repository / "time_s").write_text("2.0")
+    code, output = run_ab("slow", ".", "--out", str(tmp_path / "out"), "--", "scenario")
+    assert code == 1 and "b: the working tree" in output
+
+
+def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: Path) -> None:
+    sides = [Side(name, ".", repository) for name in "ab"]
+    settled = take_turns(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20)), lambda line: None)
+    assert settled.num_pairs == 1 and "would not end within" in settled.reason
+    assert settled.gated.exit_code() == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere", ".", "--", "x"), "'nowhere' is no revision"),
+        ((".", ".", "--env-b", "NCCL", "--", "x"), "--env-b 'NCCL' is not NAME=VALUE"),
+        ((".", ".", "--", "x", "--out", "here"), "--out stands after --"),
+        ((".", ".", "--allow-different", "colour", "--", "x"), "no field that must agree"),
+    ],
+)
+def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, ...], says: str) -> None:
+    code, output = run_ab(*arguments)
+    assert code == 2 and says in output and "Traceback" not in output
+
+
+def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp_path: Path) -> None:
+    (repository / "distbench" / "__main__.py").write_text("import sys; sys.exit('distbench: no such scenario')")
+    code, output = run_ab("base", ".", "--out", str(tmp_path / "out"), "--", "x")
+    assert code == 2 and "b: the working tree: no such scenario" in output
+
+
+def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:
+    write(tmp_path / "out" / "a" / "old.jsonl", records("old", 1.0, {CASE: case(steady(1.0, 0))}))
+    code, output = run_ab(".", ".", "--out", str(tmp_path / "out"), "--", "x")
+    assert code == 2 and "is not empty" in output
+
+
+def test_outside_of_a_repository_only_the_working_tree_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with checked_out([Side("a", ".", tmp_path), Side("b", ".", tmp_path)]) as sides:
+        assert [side.folder for side in sides] == [tmp_path, tmp_path]
+    with pytest.raises(UserError, match="in no git repository"), checked_out([Side("a", "main", tmp_path)]):
+        pass
+
+
+def test_each_side_has_its_own_variables_and_imports_its_own_code(tmp_path: Path) -> None:
+    side = Side("b", ".", tmp_path, variables={"NCCL_ALGO": "Tree"})
+    environment = side.environment()
+    assert environment["NCCL_ALGO"] == "Tree" and environment["PYTHONPATH"].startswith(str(tmp_path))
+    assert side.python == sys.executable and side.text() == "b: the working tree, NCCL_ALGO=Tree"

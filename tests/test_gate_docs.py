@@ -1,0 +1,104 @@
+"""docs/ci.md is executed: its loops with `distbench run` replaced by a writer of run files, its gates for real."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+# Stands in for the command: `run` writes a run file as a launch of the code in the working folder would, at once.
+STAND_IN = """#!{python}
+import pathlib, sys, time
+sys.path[:0] = [{root!r}, {tests!r}]
+from gate_runs import CASE, case, records, steady, write
+if sys.argv[1] != "run":
+    from distbench.cli import main
+    main()
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+place = len(list(out.glob("*.jsonl")))
+seconds = float(pathlib.Path("speed").read_text())
+lines = records(f"{{out.name}}-{{place}}", time.time(), {{CASE: case(steady(seconds, place))}}, load_at_start=None)
+write(out / f"{{place:02}}.jsonl", lines)
+"""
+
+
+def block(title: str) -> str:
+    found = re.search(rf"^## {title}\n.*?^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+def github_script() -> str:
+    loop = re.search(r"^        run: \|\n((?: {10}.*\n)+)", block("GitHub"), re.MULTILINE)
+    judge = re.search(r"^        run: (distbench gate .*)$", block("GitHub"), re.MULTILINE)
+    assert loop and judge
+    return loop.group(1) + judge.group(1)
+
+
+def gitlab_script() -> str:
+    lines = re.search(r"  script:\n(.*?)  artifacts:", block("GitLab"), re.DOTALL)
+    assert lines
+    commands = [one.removeprefix("|\n") for one in re.split(r"^    - ", lines.group(1), flags=re.M)]
+    return "\n".join(one for one in commands if one.strip() and not one.startswith("pip"))
+
+
+def repository(folder: Path, before: str, after: str) -> str:
+    """A repository whose code takes `before` seconds, then `after` in its second commit; the first commit's hash."""
+    folder.mkdir()
+    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
+    identity = ["-c", "user.name=x", "-c", "user.email=x@x.invalid"]
+    for index, seconds in enumerate((before, after)):
+        (folder / "speed").write_text(seconds)
+        for command in (["init", "-q"], ["add", "speed"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"])[
+            index > 0 :
+        ]:
+            subprocess.run(["git", *command], cwd=folder, env=environment, check=True)
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD~1"], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("script", "base", "after", "exit_code"),
+    [
+        (github_script, "BASE", "0.0013", 1),
+        (github_script, "BASE", "0.001", 0),
+        (gitlab_script, "CI_MERGE_REQUEST_DIFF_BASE_SHA", "0.0013", 1),
+    ],
+)
+def test_the_jobs_on_the_page_do_what_it_says(
+    tmp_path: Path, script: object, base: str, after: str, exit_code: int
+) -> None:
+    bench = tmp_path / "bin" / "distbench"
+    bench.parent.mkdir()
+    bench.write_text(STAND_IN.format(python=sys.executable, root=str(ROOT), tests=str(ROOT / "tests")))
+    bench.chmod(0o755)
+    commit = repository(tmp_path / "code", "0.001", after)
+    summary = tmp_path / "summary.md"
+    variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", base: commit, "RUNNER_TEMP": str(tmp_path / "out")}
+    variables |= {"GITHUB_STEP_SUMMARY": str(summary), "CI_PROJECT_DIR": str(tmp_path / "code")}
+    done = subprocess.run(
+        ["bash", "-e", "-c", script()],  # type: ignore[operator]
+        cwd=tmp_path / "code",
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    assert "10 pairs of launches that took turns" in done.stdout
+    assert (tmp_path / "code" / "gate.xml").exists()
+    assert summary.exists() == (base == "BASE")
+
+
+def test_the_page_lists_every_field_and_every_verdict() -> None:
+    from distbench.gate.comparable import MUST_AGREE
+    from distbench.gate.verdict import VERDICTS
+
+    flat = " ".join(PAGE.split())
+    assert f"Fields that must agree: {', '.join(MUST_AGREE)}" in flat
+    assert re.findall(r"^\| (\w+) \|", PAGE.split("## What it says")[1], re.MULTILINE) == ["verdict", *VERDICTS]

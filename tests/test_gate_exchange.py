@@ -1,0 +1,225 @@
+"""Stored baselines, other tools' formats out, nccl-tests' JSON in."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from gate_runs import CASE, OTHER, case, launches, steady, taking_turns, write_side
+
+from distbench.cli import main
+from distbench.gate.baseline import read_baseline
+from distbench.gate.exchange.nccl_tests import read_nccl_tests
+from distbench.gate.gate import gate
+from distbench.gate.options import Options
+from distbench.results import read_run
+from distbench.spec.errors import UserError
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+def two_cases(index: int) -> dict[str, dict[str, object]]:
+    return {CASE: case(steady(1e-3, index)), OTHER: case(status="wrong", error="off") if index == 2 else case([0.5])}
+
+
+def test_a_baseline_keeps_what_a_gate_needs(tmp_path: Path) -> None:
+    write_side(tmp_path / "runs", two_cases)
+    saved = run("baseline", "save", tmp_path / "runs", "--out", tmp_path)
+    path = tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json"
+    assert saved.exit_code == 0 and saved.output == f"baseline: {path}\n"
+    before, after = launches(tmp_path / "runs"), read_baseline(path)
+    assert [one.run_id for one in after] == [one.run_id for one in before]
+    for old, new in zip(before, after, strict=True):
+        assert (new.facts, new.variants, new.started_at, new.complete) == (
+            old.facts,
+            old.variants,
+            old.started_at,
+            old.complete,
+        )
+        assert new.foreign_load == pytest.approx(0.1)
+        assert new.cases[CASE].mean_s == pytest.approx(old.cases[CASE].mean_s, rel=1e-5)
+        assert new.cases[CASE].min_of_first(3) == pytest.approx(old.cases[CASE].min_of_first(3), rel=1e-5)
+    assert (after[2].cases[OTHER].status, after[2].cases[OTHER].error) == ("wrong", "off")
+    # Reviewable in git: a case is a line, and there are no raw samples.
+    lines = path.read_text().splitlines()
+    assert sum(CASE in line for line in lines) == 1
+    assert len(json.loads(path.read_text())["cases"][CASE]["mean_s"]) == 10
+
+
+def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
+    base, _ = taking_turns(tmp_path, 1e-3, 1e-3)
+    run("baseline", "save", base, "--out", tmp_path)
+    late = write_side(tmp_path / "late", lambda index: {CASE: case(steady(1.5e-3, index))}, start=90_000.0)
+    done = run("gate", tmp_path / "baselines", late)
+    assert done.exit_code == 0 and "1 of them looks slower" in done.output
+    assert run("gate", tmp_path / "baselines", late, "--dedicated").exit_code == 1
+
+
+def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
+    assert "store one with distbench baseline save" in run("baseline", "list", "--out", tmp_path).output
+    write_side(tmp_path / "runs", two_cases)
+    run("baseline", "save", tmp_path / "runs", "--out", tmp_path)
+    listed = " ".join(run("baseline", "list", "--out", tmp_path).output.split())
+    assert "collectives tp=4 10 2 aaaaaaaa" in listed
+    shown = run("baseline", "show", tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json")
+    assert shown.exit_code == 0
+    assert "10 launches" in shown.output and "torch 2.13.0" in shown.output
+    row = next(line for line in shown.output.splitlines() if line.startswith(CASE))
+    # WOBBLE's standard deviation is 1.9 %.
+    assert row.split()[1:4] == ["10", "1.00", "ms"] and row.split()[-5:] == ["ms", "1.9", "%", "1.9", "%"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "is no baseline"),
+        ('{"distbench_baseline": 99}', "reads up to 1"),
+        ('{"distbench_baseline": 1, "launches": [{}]}', "is damaged"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_bad_baseline_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    done = run("baseline", "show", tmp_path / "bad.json")
+    assert done.exit_code == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_pytest_benchmark_compares_two_exports(tmp_path: Path) -> None:
+    """By running it: it must read both files and put the times of each case side by side."""
+    base, new = taking_turns(tmp_path, 1e-3, 1.5e-3)
+    storage = tmp_path / "storage" / "machine"
+    storage.mkdir(parents=True)
+    for number, folder in enumerate((base, new), start=1):
+        assert (
+            run("export", "pytest-benchmark", folder, "-o", storage / f"000{number}_{folder.name}.json").exit_code == 0
+        )
+    tool = Path(sys.executable).with_name("pytest-benchmark")
+    command = [str(tool), "--storage", f"file://{tmp_path / 'storage'}", "compare", "--columns=min,median,rounds"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if CASE in line]
+    assert len(rows) == 2, done.stdout
+    assert all(line.rstrip().endswith("10") for line in rows)
+    slower = next(line for line in rows if "new" in line)
+    assert "(1.50)" in slower, done.stdout
+
+
+def test_exports_hold_one_value_a_launch(tmp_path: Path) -> None:
+    runs = write_side(tmp_path / "runs", two_cases, count=4)
+    (smaller, other) = json.loads(run("export", "customSmallerIsBetter", runs).output)
+    assert smaller["name"] == f"collectives: {CASE}" and smaller["unit"] == "ms"
+    assert smaller["value"] == pytest.approx(0.995, abs=1e-3), "the median of 1.030, 0.980, 1.010, 0.970"
+    assert other["extra"].startswith("3 launches"), "the one that was wrong is not exported"
+    bmf = json.loads(run("export", "bmf", runs).output)[f"collectives: {CASE}"]["latency"]
+    assert bmf["lower_value"] == pytest.approx(970446, abs=1) and bmf["upper_value"] == pytest.approx(1030455, abs=1)
+    rows = list(csv.reader(io.StringIO(run("export", "otava", runs).output)))
+    assert rows[0] == ["time", "commit", "branch", f"collectives: {CASE}", f"collectives: {OTHER}"]
+    assert len(rows) == 5 and rows[3][4] == "" and float(rows[1][3]) == pytest.approx(1.0305e-3, rel=1e-4)
+    assert rows[1][:2] == ["1970-01-01T00:16:40+00:00", "a" * 40]
+
+
+def test_exporting_nothing_is_refused(tmp_path: Path) -> None:
+    runs = write_side(tmp_path / "runs", lambda index: {CASE: case(status="skipped")}, count=1)
+    done = run("export", "bmf", runs)
+    assert done.exit_code == 2 and "nothing to export" in done.stderr
+
+
+def nccl_tests(moment: str, factor: float, per_iteration: bool = False, wrong: float = 0.0) -> dict[str, Any]:
+    """A file as nccl-tests' src/util.cu writes it (file version 2). Constructed from that source, not recorded."""
+    devices = [
+        {
+            "rank": rank,
+            "group": 0,
+            "pid": 100 + rank,
+            "hostname": "node1",
+            "device": rank,
+            "device_hex": f"0000:0{rank}:00",
+        }
+        | {"device_info": "NVIDIA H100 80GB HBM3"}
+        for rank in range(8)
+    ]
+    results = []
+    for size in (1024, 1 << 20):
+        row: dict[str, Any] = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1"}
+        for placement, time_us in (("out_of_place", 20.0 * factor), ("in_place", 19.0 * factor)):
+            row[placement] = {"time": time_us, "alg_bw": 0.05, "bus_bw": 0.09, "nwrong": wrong}
+            if per_iteration:
+                row[f"{placement}_per_iter"] = {"min_us": time_us, "times_us": [time_us * 1.2, time_us, time_us * 1.1]}
+        results.append(row | {"actual_iterations": 20, "experiment_name": "all_reduce_perf"})
+    return {
+        "version": 2,
+        "start_time": moment,
+        "args": ["./build/all_reduce_perf", "-b", "1K", "-J", "x.json"],
+        "env": ["AWS_SECRET_ACCESS_KEY=hush"],
+        "nccl_version": 22703,
+        "config": {"nthreads": 1, "ngpus": 8, "iterations": 20, "aggregated_iterations": 1, "devices": devices},
+        "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "average_bus_bandwidth": {"bandwidth": 0.09, "okay": "unchecked"},
+        "errors": [],
+        "end_time": moment,
+    }
+
+
+def write_nccl_side(folder: Path, factor: float, minute: int, **more: Any) -> Path:
+    folder.mkdir()
+    for index in range(6):
+        data = nccl_tests(f"2026-01-01 1{index}:{minute:02}:00", factor * (1 + 0.01 * (index % 3)), **more)
+        (folder / f"{index}.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_nccl_tests_files_are_read_as_runs(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.json"
+    path.write_text(json.dumps(nccl_tests("2026-01-01 10:00:00", 1.0, per_iteration=True)))
+    read = read_nccl_tests(path)
+    assert [one["case"]["id"] for one in read.cases][:2] == [
+        "collective/f32[256]/all_reduce/sum/ranks/out_of_place",
+        "collective/f32[256]/all_reduce/sum/ranks/in_place",
+    ]
+    assert read.cases[0]["samples_s"] == pytest.approx([24e-6, 20e-6, 22e-6])
+    assert read.header["environment"]["device_name"] == "NVIDIA H100 80GB HBM3"
+    assert read.header["environment"]["world_size"] == 8
+    assert read.header["job"]["settings"]["iterations_per_sample"] == 1
+    assert "hush" not in json.dumps(read.header), "its file holds the whole environment, secrets included"
+
+
+def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
+    base, new = write_nccl_side(tmp_path / "base", 1.0, 0), write_nccl_side(tmp_path / "new", 1.3, 30)
+    done = run("gate", base, new)
+    assert done.exit_code == 1 and "FAIL: 4 regression" in done.output
+    assert "6 pairs of launches that took turns" in done.output
+    bad = write_nccl_side(tmp_path / "bad", 1.0, 30, wrong=7.0)
+    done = run("gate", base, bad, "--format", "json")
+    assert done.exit_code == 4
+    assert json.loads(done.output)["cases"][0]["reason"] == "wrong in 6 of 6 candidate launches: 7 elements are wrong"
+    written = tmp_path / "out" / "nccl.jsonl"
+    written.parent.mkdir()
+    assert run("export", "run", base / "0.json", "-o", written).exit_code == 0
+    assert len(read_run(written).cases) == 4
+    shown = run("report", written)
+    assert "all_reduce" in shown.output and "a sample is the mean of 20 iterations back to back" in shown.output
+
+
+def test_a_broken_nccl_tests_file_is_refused(tmp_path: Path) -> None:
+    data = nccl_tests("2026-01-01 10:00:00", 1.0)
+    for name, value, says in (("results", [], "no results"), ("start_time", "today", "not as its version 2")):
+        (tmp_path / "x.json").write_text(json.dumps({**data, name: value}))
+        with pytest.raises(UserError, match=says):
+            read_nccl_tests(tmp_path / "x.json")
+
+
+def test_gating_takes_a_baseline_apart_by_run(tmp_path: Path) -> None:
+    """A stored baseline holds the launches it was made from: the same run may not stand on both sides."""
+    base, _ = taking_turns(tmp_path, 1e-3, 1e-3)
+    run("baseline", "save", base, "--out", tmp_path)
+    stored = read_baseline(next((tmp_path / "baselines").rglob("*.json")))
+    with pytest.raises(UserError, match="is in the baseline and in the candidate"):
+        gate(stored, launches(base), Options())

@@ -1,0 +1,284 @@
+"""Every verdict of the gate, from run files whose times are known; and what may never be called a pass."""
+
+import math
+from pathlib import Path
+
+import pytest
+from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
+
+from distbench.gate.gate import gate
+from distbench.gate.launches import read_side
+from distbench.gate.options import Options, share_of, tolerances_of
+from distbench.gate.verdict import CaseVerdict, Gated
+from distbench.spec.errors import UserError
+
+
+def compare(base: Path, new: Path, options: Options | None = None) -> Gated:
+    return gate(launches(base), launches(new), options or Options())
+
+
+def only(gated: Gated) -> CaseVerdict:
+    assert len(gated.cases) == 1
+    return gated.cases[0]
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "exit_code"),
+    [(1.2e-3, "regression", 1), (0.8e-3, "improvement", 0), (1.0e-3, "pass", 0), (1.02e-3, "pass", 0)],
+)
+def test_launches_that_took_turns(tmp_path: Path, after: float, verdict: str, exit_code: int) -> None:
+    gated = compare(*taking_turns(tmp_path, 1e-3, after))
+    found = only(gated)
+    assert (found.verdict, gated.exit_code(), found.paired) == (verdict, exit_code, True)
+    assert found.metrics[0].change == pytest.approx(after / 1e-3 - 1)
+    low, high = found.metrics[0].low, found.metrics[0].high
+    assert low is not None and high is not None and low < found.change < high
+    assert found.metrics[0].num_launches == 10
+
+
+def test_a_slowdown_below_the_tolerance_that_is_certain_is_still_a_pass(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1.05e-3)
+    assert only(compare(base, new, Options(tolerances={"mean": 0.1, "min": 0.1}))).verdict == "pass"
+    # Certainly slower, but by exactly the tolerance: neither more than it nor surely less.
+    assert only(compare(base, new)).verdict == "inconclusive"
+
+
+def test_the_floor_in_microseconds_excuses_small_differences(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 10e-6, 13e-6)
+    assert only(compare(base, new)).verdict == "regression"
+    assert only(compare(base, new, Options(floor_s=5e-6))).verdict == "pass"
+
+
+def test_a_tail_is_found_by_the_mean_though_the_minimum_is_unchanged(tmp_path: Path) -> None:
+    def tailed(index: int) -> list[float]:
+        calm = steady(1e-3, index, 18)
+        return [*calm, 3 * calm[0], 3 * calm[0]]
+
+    base = write_side(tmp_path / "base", lambda index: {CASE: case(steady(1e-3, index, 20))})
+    new = write_side(tmp_path / "new", lambda index: {CASE: case(tailed(index + 3))}, start=1050.0)
+    found = only(compare(base, new))
+    assert (found.verdict, found.metrics[0].metric, found.metrics[1].verdict) == ("regression", "mean", "pass")
+    assert found.metrics[0].change == pytest.approx(0.2)
+
+
+def test_minima_are_of_equally_many_samples(tmp_path: Path) -> None:
+    """A side with more samples has met a lower minimum; that is no improvement of the code."""
+    short = [2e-3, 1.5e-3, 1.6e-3]
+    base = write_side(tmp_path / "base", lambda index: {CASE: case(short)})
+    new = write_side(tmp_path / "new", lambda index: {CASE: case([*short, *short, 1e-3])}, start=1050.0)
+    minimum = next(metric for metric in only(compare(base, new)).metrics if metric.metric == "min")
+    assert minimum.candidate_s == pytest.approx(1.5e-3)
+
+
+def test_below_the_minimum_of_launches_there_is_no_verdict(tmp_path: Path) -> None:
+    gated = compare(*taking_turns(tmp_path, 1e-3, 2e-3, count=4))
+    found = only(gated)
+    assert (found.verdict, found.metrics[0].num_more) == ("inconclusive", 1)
+    assert found.metrics[0].change == pytest.approx(1.0, abs=0.1)
+    assert gated.exit_code() == 4, "what could not have failed may not pass"
+    assert only(compare(tmp_path / "base", tmp_path / "new", Options(min_launches=4))).verdict == "regression"
+
+
+def test_another_occasion_only_warns_unless_the_machine_is_dedicated(tmp_path: Path) -> None:
+    base = write_side(tmp_path / "base", lambda index: {CASE: case(steady(1e-3, index))})
+    new = write_side(tmp_path / "new", lambda index: {CASE: case(steady(1.5e-3, index))}, start=90_000.0)
+    warned = compare(base, new)
+    assert (only(warned).verdict, only(warned).suspected, warned.exit_code()) == ("inconclusive", "regression", 0)
+    assert warned.exit_code(strict=True) == 3
+    failed = compare(base, new, Options(dedicated=True))
+    assert (only(failed).verdict, failed.exit_code(), only(failed).paired) == ("regression", 1, False)
+
+
+def test_foreign_load_on_one_side_makes_everything_inconclusive(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1.5e-3, load_at_start=[3.6, 1.0, 1.0])
+    found = only(compare(base, new))
+    assert (found.verdict, found.suspected) == ("inconclusive", "regression")
+    assert "10 % of the CPUs in the baseline, 90 % in the candidate" in found.reason
+    quiet = tmp_path / "as-loaded"
+    write_side(quiet, lambda index: {CASE: case(steady(1e-3, index))}, start=1020.0, load_at_start=[3.5, 1.0, 1.0])
+    assert only(compare(quiet, new)).verdict == "regression"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("machine", "box-2"),
+        ("device", "cuda"),
+        ("backend", "nccl"),
+        ("mesh", {"tp": 2}),
+        ("world_size", 2),
+        ("num_threads", 8),
+        ("scheduler", "other"),
+        ("scheduler", None),
+        ("pipelined", 10),
+    ],
+)
+def test_a_field_that_differs_is_named_and_forbids_the_comparison(tmp_path: Path, field: str, value: object) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1e-3, **{field: value})
+    gated = compare(base, new)
+    assert (only(gated).verdict, gated.exit_code()) == ("incomparable", 4)
+    assert only(gated).reason.startswith(f"{field}: ")
+    allowed = compare(base, new, Options(allowed=(field,)))
+    assert only(allowed).verdict == "pass"
+    assert len(allowed.stamps) == 1 and f"{field}: " in allowed.stamps[0]
+
+
+def test_another_dtype_is_incomparable_and_another_torch_is_only_shown(tmp_path: Path) -> None:
+    base = write_side(tmp_path / "base", lambda index: {CASE: case(steady(1e-3, index))})
+    bf16 = CASE.replace("f32", "bf16")
+    new = write_side(tmp_path / "new", lambda index: {bf16: case(steady(1e-3, index))}, start=1050.0, torch="2.12.0")
+    gated = compare(base, new)
+    assert {one.case_id: one.verdict for one in gated.cases} == {CASE: "incomparable", bf16: "new"}
+    assert gated.cases[0].reason == "dtype: f32 in the baseline, bf16 in the candidate"
+    assert gated.shown == ["collectives: torch: 2.13.0 in the baseline, 2.12.0 in the candidate"]
+
+
+def test_two_meshes_of_one_scenario_are_compared_each_with_its_own(tmp_path: Path) -> None:
+    base, new = tmp_path / "base", tmp_path / "new"
+    for name, size, factor in (("small", 2, 1.0), ("large", 8, 1.5)):
+        for folder, start, after in ((base, 1000.0, 1.0), (new, 1050.0, factor)):
+            for index in range(6):
+                one = {CASE: case(steady(1e-3 * after, index))}
+                lines = records(f"{folder.name}-{name}{index}", start + 100 * index, one, mesh={"tp": size})
+                write(folder / f"{name}{index}.jsonl", lines)
+    gated = compare(base, new)
+    assert {one.scenario: one.verdict for one in gated.cases} == {
+        "collectives (mesh tp=8)": "regression",
+        "collectives (mesh tp=2)": "pass",
+    }
+
+
+def test_launches_of_other_parameters_are_paired_with_their_like(tmp_path: Path) -> None:
+    """A greedy, A direct, B greedy, B direct, ...: neighbours in time hold other cases than each other."""
+    for place in range(24):
+        side, planner = ("base", "new")[place // 2 % 2], ("greedy", "direct")[place % 2]
+        one = {f"redistribute/f32[8]/S(0)->R/{planner}": case(steady(1e-3, place // 4))}
+        lines = records(f"{side}-{place}", 1000.0 + 10 * place, one, variants=[{"planners": planner}])
+        write(tmp_path / side / f"{place:02}.jsonl", lines)
+    gated = compare(tmp_path / "base", tmp_path / "new")
+    assert [(one.verdict, one.paired, one.metrics[0].num_launches) for one in gated.cases] == [("pass", True, 6)] * 2
+
+
+@pytest.mark.parametrize("status", ["wrong", "raised", "timeout", "aborted"])
+@pytest.mark.parametrize("failing", [(0,), range(10)])
+def test_a_case_that_fails_in_any_launch_never_passes(tmp_path: Path, status: str, failing: object) -> None:
+    def cases(index: int) -> dict[str, dict[str, object]]:
+        bad = index in failing  # type: ignore[operator]
+        return {CASE: case(status=status, error="it broke") if bad else case(steady(1e-3, index)), OTHER: fine(index)}
+
+    def fine(index: int) -> dict[str, object]:
+        return case(steady(1e-3, index))
+
+    base = write_side(tmp_path / "base", lambda index: {CASE: fine(index), OTHER: fine(index)})
+    new = write_side(tmp_path / "new", cases, start=1050.0)
+    gated = compare(base, new)
+    assert [one.verdict for one in gated.cases] == ["invalid", "pass"]
+    assert gated.exit_code() == 4
+    assert status in gated.cases[0].reason and "it broke" in gated.cases[0].reason
+    back = compare(new, base)
+    expected = "new" if len(failing) == 10 else "invalid"  # type: ignore[arg-type]
+    assert back.cases[0].verdict == expected
+
+
+def test_missing_skipped_and_new_cases(tmp_path: Path) -> None:
+    def both(index: int) -> dict[str, dict[str, object]]:
+        return {CASE: case(steady(1e-3, index)), OTHER: case(steady(1e-3, index))}
+
+    base = write_side(tmp_path / "base", both)
+    for name, cases in {
+        "gone": lambda index: {CASE: case(steady(1e-3, index))},
+        "skipped": lambda index: {CASE: case(steady(1e-3, index)), OTHER: case(status="unsupported")},
+        "once": lambda index: both(index) if index else {CASE: case(steady(1e-3, index))},
+    }.items():
+        new = write_side(tmp_path / name, cases, start=1050.0)
+        gated = compare(base, new)
+        assert {one.case_id: one.verdict for one in gated.cases} == {OTHER: "missing", CASE: "pass"}, name
+        assert gated.exit_code() == 4
+    back = compare(tmp_path / "gone", base)
+    assert {one.case_id: one.verdict for one in back.cases} == {OTHER: "new", CASE: "pass"}
+    assert back.exit_code() == 0
+
+
+def test_a_candidate_launch_that_died_before_its_cases_is_missing_them(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1e-3)
+    write(new / "dead.jsonl", records("dead", 1975.0, {}, complete=False))
+    gated = compare(base, new)
+    assert (only(gated).verdict, gated.exit_code()) == ("missing", 4)
+    assert gated.warnings == ["1 of 11 candidate launches did not run to their end"]
+
+
+@pytest.mark.parametrize("cases", [{}, {CASE: case(status="skipped")}, {CASE: case([])}])
+def test_nothing_measured_is_never_a_pass(tmp_path: Path, cases: dict[str, dict[str, object]]) -> None:
+    base = write_side(tmp_path / "base", lambda index: cases)
+    new = write_side(tmp_path / "new", lambda index: cases, start=1050.0)
+    for left, right in ((base, new), (base, tmp_path / "nothing")):
+        gated = compare(left, right)
+        assert gated.exit_code() == 4 and not gated.counts.get("pass")
+
+
+def test_holm_counts_the_whole_family(tmp_path: Path) -> None:
+    """A change that is significant alone is not among thousands, and the report says how many tests there were."""
+    noise = [0.0, 0.11, -0.09, 0.05, -0.12, 0.08, -0.03]
+
+    def side(scale: float, num_cases: int, index: int, sign: int) -> dict[str, dict[str, object]]:
+        slow = [1e-3 * math.exp(sign * (0.05 + noise[index]) * (sign > 0))] * 5
+        same = case(steady(1e-3, index))
+        return {CASE: case(slow), **{f"collective/f32[{number}]/x/tp": same for number in range(num_cases)}}
+
+    verdicts = {}
+    for num_cases in (0, 3000):
+        base = write_side(tmp_path / f"base{num_cases}", lambda index, n=num_cases: side(1, n, index, 0), 7)
+        new = write_side(tmp_path / f"new{num_cases}", lambda index, n=num_cases: side(1, n, index, 1), 7, 1050.0)
+        gated = compare(base, new, Options(tolerances={"mean": 0.0, "min": 0.0}, alpha=0.2))
+        verdicts[num_cases] = (
+            next(one.verdict for one in gated.cases if one.case_id == CASE),
+            gated.num_tests,
+        )
+    assert verdicts == {0: ("regression", 2), 3000: ("inconclusive", 6002)}
+
+
+def test_the_worst_stands_first(tmp_path: Path) -> None:
+    factors = {f"collective/f32[{size}]/x/tp": factor for size, factor in ((1, 1.0), (2, 1.5), (4, 2.0), (8, 0.5))}
+    base = write_side(tmp_path / "base", lambda i: {name: case(steady(1e-3, i)) for name in factors})
+    new = write_side(
+        tmp_path / "new", lambda i: {name: case(steady(1e-3 * f, i + 3)) for name, f in factors.items()}, start=1050.0
+    )
+    gated = compare(base, new)
+    order = [(one.verdict, one.case_id.split("[")[1][0]) for one in gated.cases]
+    assert order == [("regression", "4"), ("regression", "2"), ("improvement", "8"), ("pass", "1")]
+    assert gated.headline() == "FAIL: 2 regression, 1 improvement, 1 pass"
+
+
+def test_a_run_on_both_sides_is_refused(tmp_path: Path) -> None:
+    base, _ = taking_turns(tmp_path, 1e-3, 1e-3)
+    with pytest.raises(UserError, match="base-00 is in the baseline and in the candidate"):
+        compare(base, base)
+
+
+def test_reading_a_folder_leaves_out_what_is_no_run_and_says_so(tmp_path: Path) -> None:
+    base, _ = taking_turns(tmp_path, 1e-3, 1e-3)
+    (base / "broken.jsonl").write_text("{}\n")
+    (base / "logs").mkdir()
+    (base / "logs" / "other.jsonl").write_text("{}\n")
+    warnings: list[str] = []
+    assert len(read_side([base], "baseline", warnings)) == 10
+    assert len(warnings) == 1 and "broken.jsonl" in warnings[0]
+    with pytest.raises(UserError, match="does not exist"):
+        read_side([tmp_path / "nowhere"], "candidate", warnings)
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("7.5 %", 0.075), ("150%", 1.5), ("0", 0)])
+def test_tolerances_are_fractions_or_percent(text: str, share: float) -> None:
+    assert share_of(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["5", "-1%", "five", "", "nan"])
+def test_a_tolerance_that_could_mean_either_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="write it as 5% or"):
+        share_of(text)
+
+
+def test_each_metric_may_have_its_own_tolerance() -> None:
+    assert tolerances_of(["10%", "min=0.03"]) == {"mean": 0.1, "min": 0.03}
+    with pytest.raises(UserError, match="nearest: mean"):
+        tolerances_of(["meen=5%"])
