@@ -12,9 +12,21 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
-    "cli": {"spec", "launch", "display", "results", "calibrate", "advise", "doctor", "commands", "__version__"},
+    "cli": {
+        "spec",
+        "launch",
+        "display",
+        "results",
+        "calibrate",
+        "advise",
+        "doctor",
+        "signature",
+        "commands",
+        "__version__",
+    },
     "commands": {"report"},
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
+    "signature": {"spec", "signature"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
