@@ -74,7 +74,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(dim, hidden)
 
     def forward(self, x: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), table)
+        # A plan that prepares attention's inputs lists as many layouts as there are inputs.
+        inputs = (self.attention_norm(x),) if table is None else (self.attention_norm(x), table)
+        x = x + self.attention(*inputs)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
