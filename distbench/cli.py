@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from distbench import __version__
+from distbench.gate import command as gate_commands
 from distbench.spec.errors import UserError
 
 STARTED_AT = time.time()
@@ -332,11 +333,5 @@ def doctor(as_json: bool) -> None:
     sys.exit(0 if found["usable"] else 1)
 
 
-def _register_gate() -> None:
-    from distbench.gate import command
-
-    for one in (command.gate, command.baseline, command.export):
-        main.add_command(one)
-
-
-_register_gate()
+for _command in (gate_commands.gate, gate_commands.baseline, gate_commands.export):
+    main.add_command(_command)

@@ -292,3 +292,12 @@ def test_each_metric_may_have_its_own_tolerance() -> None:
     assert tolerances_of(["10%", "min=0.03"]) == {"mean": 0.1, "min": 0.03}
     with pytest.raises(UserError, match="nearest: mean"):
         tolerances_of(["meen=5%"])
+
+
+def test_what_differs_everywhere_is_said_once(tmp_path: Path) -> None:
+    for side, torch in (("base", "2.13.0"), ("new", "2.12.0")):
+        for scenario in "abcde":
+            lines = records(f"{side}-{scenario}", 1000.0, {CASE: case([1.0])}, scenario=scenario, torch=torch)
+            write(tmp_path / side / f"{scenario}.jsonl", lines)
+    gated = compare(tmp_path / "base", tmp_path / "new")
+    assert gated.shown == ["a, b, c and 2 more: torch: 2.13.0 in the baseline, 2.12.0 in the candidate"]
