@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +25,26 @@ def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
         return mesh[mesh_dims[0]]
     require("mesh dims flattened for FSDP")
     return mesh[tuple(mesh_dims)]._flatten("_".join(mesh_dims))
+
+
+@contextlib.contextmanager
+def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
+    """A CPU device mesh whose other ranks do not exist; this is rank 0. What is sent goes nowhere.
+
+    Args:
+        mesh: mesh dim names to ranks, outermost first.
+
+    Raises:
+        Unsupported: torch has no fake process group.
+    """
+    require("ranks that are not there")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
+    try:
+        yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    finally:
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager
