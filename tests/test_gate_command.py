@@ -13,9 +13,9 @@ from conftest import Cli
 from gate_runs import CASE, OTHER, case, steady, taking_turns, write_side
 
 from distbench.cli import main
+from distbench.commands.gate import sides_of
 from distbench.gate import page
 from distbench.gate.ci import MAX_ANNOTATIONS, annotations
-from distbench.gate.command import sides_of
 from distbench.gate.options import Options
 from distbench.gate.verdict import CaseVerdict, Gated, MetricVerdict
 from distbench.spec.errors import UserError

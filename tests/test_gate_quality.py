@@ -38,6 +38,7 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: Trial) -> None:
     if trial.series.name == "quiet":
         assert slow.found >= 95
         assert ours(trial, 10, "+10 %").found >= 50
+        assert ours(trial, 5, "+20 %").found >= 80
     else:
         assert slow.found >= 5
         assert ours(trial, 10, "+50 %").found >= 80

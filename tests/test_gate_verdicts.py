@@ -1,8 +1,10 @@
 """Every verdict of the gate, from run files whose times are known; and what may never be called a pass."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
@@ -76,7 +78,12 @@ def test_below_the_minimum_of_launches_there_is_no_verdict(tmp_path: Path) -> No
     assert (found.verdict, found.metrics[0].num_more) == ("inconclusive", 1)
     assert found.metrics[0].change == pytest.approx(1.0, abs=0.1)
     assert gated.exit_code() == 4, "what could not have failed may not pass"
-    assert only(compare(tmp_path / "base", tmp_path / "new", Options(min_launches=4))).verdict == "regression"
+    base, new = tmp_path / "base", tmp_path / "new"
+    # Four pairs have 16 choices of signs: at 5 % none of them is rare enough, at 10 % the rarest is.
+    assert only(compare(base, new, Options(min_launches=4))).verdict == "inconclusive"
+    assert only(compare(base, new, Options(min_launches=4, alpha=0.1))).verdict == "regression"
+    surer = only(compare(*taking_turns(tmp_path / "more", 1e-3, 2e-3, count=6), Options(alpha=0.01)))
+    assert surer.reason == "6 pairs; no verdict below 7"
 
 
 def test_another_occasion_only_warns_unless_the_machine_is_dedicated(tmp_path: Path) -> None:
@@ -216,24 +223,27 @@ def test_nothing_measured_is_never_a_pass(tmp_path: Path, cases: dict[str, dict[
         assert gated.exit_code() == 4 and not gated.counts.get("pass")
 
 
-def test_holm_counts_the_whole_family(tmp_path: Path) -> None:
-    """A change that is significant alone is not among thousands, and the report says how many tests there were."""
-    noise = [0.0, 0.11, -0.09, 0.05, -0.12, 0.08, -0.03]
-
-    def side(scale: float, num_cases: int, index: int, sign: int) -> dict[str, dict[str, object]]:
-        slow = [1e-3 * math.exp(sign * (0.05 + noise[index]) * (sign > 0))] * 5
-        same = case(steady(1e-3, index))
-        return {CASE: case(slow), **{f"collective/f32[{number}]/x/tp": same for number in range(num_cases)}}
-
+@pytest.mark.parametrize("paired", [True, False])
+def test_what_is_rare_for_one_case_is_not_among_thousands(tmp_path: Path, paired: bool) -> None:
+    draw = np.random.default_rng(2)
+    slow = 0.15 + 0.085 * np.array([0.0, 1.3, -1.1, 0.6, -1.4, 0.9, -0.3])
+    start = 1050.0 if paired else 90_000.0
     verdicts = {}
     for num_cases in (0, 3000):
-        base = write_side(tmp_path / f"base{num_cases}", lambda index, n=num_cases: side(1, n, index, 0), 7)
-        new = write_side(tmp_path / f"new{num_cases}", lambda index, n=num_cases: side(1, n, index, 1), 7, 1050.0)
-        gated = compare(base, new, Options(tolerances={"mean": 0.0, "min": 0.0}, alpha=0.2))
-        verdicts[num_cases] = (
-            next(one.verdict for one in gated.cases if one.case_id == CASE),
-            gated.num_tests,
-        )
+
+        def side(shift: np.ndarray, num_cases: int = num_cases) -> Callable[[int], dict[str, dict[str, object]]]:
+            def cases(index: int) -> dict[str, dict[str, object]]:
+                times = np.exp(0.06 * draw.standard_normal(num_cases)).tolist()
+                others = {f"collective/f32[{number}]/x/tp": case([time] * 3) for number, time in enumerate(times)}
+                return {CASE: case([math.exp(shift[index])] * 3), **others}
+
+            return cases
+
+        base = write_side(tmp_path / f"base{num_cases}", side(np.zeros(7)), 7)
+        new = write_side(tmp_path / f"new{num_cases}", side(slow), 7, start)
+        gated = compare(base, new, Options(dedicated=True))
+        verdict = next(one.verdict for one in gated.cases if one.case_id == CASE)
+        verdicts[num_cases] = verdict, gated.num_tests
     assert verdicts == {0: ("regression", 2), 3000: ("inconclusive", 6002)}
 
 
@@ -282,3 +292,12 @@ def test_each_metric_may_have_its_own_tolerance() -> None:
     assert tolerances_of(["10%", "min=0.03"]) == {"mean": 0.1, "min": 0.03}
     with pytest.raises(UserError, match="nearest: mean"):
         tolerances_of(["meen=5%"])
+
+
+def test_what_differs_everywhere_is_said_once(tmp_path: Path) -> None:
+    for side, torch in (("base", "2.13.0"), ("new", "2.12.0")):
+        for scenario in "abcde":
+            lines = records(f"{side}-{scenario}", 1000.0, {CASE: case([1.0])}, scenario=scenario, torch=torch)
+            write(tmp_path / side / f"{scenario}.jsonl", lines)
+    gated = compare(tmp_path / "base", tmp_path / "new")
+    assert gated.shown == ["a, b, c and 2 more: torch: 2.13.0 in the baseline, 2.12.0 in the candidate"]

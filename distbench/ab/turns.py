@@ -1,5 +1,6 @@
 """Launches of two sides in turn (A B B A A B ...), with looks at the verdict in between, until it is settled."""
 
+import math
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from distbench.spec.errors import UserError
 
 # Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.
 USER_ERROR, INTERRUPTED = 2, 130
+MAX_LOOKS = 4
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,22 @@ class Settled:
     reason: str
 
 
-def looks_of(max_pairs: int, min_launches: int) -> tuple[int, ...]:
+def looks_of(max_pairs: int, min_launches: int, alpha: float) -> tuple[int, ...]:
     """Up to four looks, evenly from the first that can give a verdict to the last pair.
+
+    Signs of n pairs can be flipped in 2^n ways, so a look at level a needs log2(1 / a) pairs at least.
 
     Args:
         max_pairs: pairs at most.
         min_launches: pairs below which there is no verdict.
+        alpha: of all looks together.
     """
-    if max_pairs <= min_launches:
-        return (max_pairs,)
-    count = min(4, max_pairs - min_launches + 1)
-    step = (max_pairs - min_launches) / (count - 1)
-    return tuple(round(min_launches + step * number) for number in range(count))
+    for count in range(MAX_LOOKS, 1, -1):
+        first = max(min_launches, math.ceil(math.log2(count / alpha)))
+        if max_pairs - first >= count - 1:
+            step = (max_pairs - first) / (count - 1)
+            return tuple(round(first + step * number) for number in range(count))
+    return (max_pairs,)
 
 
 def order_of(pair: int, sides: Sequence[Side]) -> list[Side]:

@@ -12,6 +12,8 @@ from distbench.gate.table import Side, side_of
 from distbench.gate.verdict import INCOMPARABLE, INVALID, MISSING, NEW, REGRESSION, VERDICTS, CaseVerdict, Gated
 from distbench.spec.errors import UserError
 
+MAX_LABELS = 3
+
 
 def gate(
     baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options, warnings: Sequence[str] = ()
@@ -32,6 +34,8 @@ def gate(
         raise UserError(f"run {min(both)} is in the baseline and in the candidate; give each run to one side only")
     gated = Gated([], options, len(baseline), len(candidate), warnings=[*warnings, *_unfinished(candidate)])
     measured: list[Measured] = []
+    stamps: dict[str, list[str]] = {}
+    shown: dict[str, list[str]] = {}
     num_not_run = 0
     for group in groups_of(baseline, candidate, options.allowed):
         if group.conflicts or not group.baseline or not group.candidate:
@@ -43,10 +47,12 @@ def gate(
         num_not_run += skipped
         measured.append(measure(group, *sides, rows, notes, options))
         gated.designs.append(_design(group, measured[-1].pairing, options))
-        gated.stamps.extend(_within(group, differences(group.baseline, group.candidate, options.allowed)))
-        gated.shown.extend(_within(group, differences(group.baseline, group.candidate, SHOWN)))
+        for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
+            for sentence in differences(group.baseline, group.candidate, fields):
+                said.setdefault(sentence, []).append(group.label)
     timed, num_tests, num_too_few = judged(measured, options)
     cases = sorted([*gated.cases, *timed], key=_how_bad)
+    gated = replace(gated, stamps=_labelled(stamps), shown=_labelled(shown))
     return replace(gated, cases=cases, num_tests=num_tests, num_not_run=num_not_run, num_too_few=num_too_few)
 
 
@@ -59,8 +65,13 @@ def _unfinished(candidate: Sequence[Launch]) -> list[str]:
     return [f"{count} of {len(candidate)} candidate launches did not run to their end"] if count else []
 
 
-def _within(group: Group, sentences: Sequence[str]) -> list[str]:
-    return [f"{group.label}: {sentence}" for sentence in sentences]
+def _labelled(said: dict[str, list[str]]) -> list[str]:
+    """Each sentence once, after the groups that it is true of."""
+    lines = []
+    for text, labels in said.items():
+        more = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
+        lines.append(f"{', '.join(labels[:MAX_LABELS])}{more}: {text}")
+    return lines
 
 
 def _design(group: Group, pairing: Pairing, options: Options) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from distbench.gate.comparable import Group
+from distbench.gate.family import Block, Tested, tested
 from distbench.gate.load import load_conflict
 from distbench.gate.options import METRICS, Options
 from distbench.gate.pairing import Pairing, pairing_of
-from distbench.gate.statistics import Difference, Floats, holm, paired_difference, unpaired_difference
+from distbench.gate.statistics import Difference, Floats, paired_difference, unpaired_difference
 from distbench.gate.table import Side, logarithms
 from distbench.gate.verdict import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, CaseVerdict, MetricVerdict
 
@@ -24,6 +25,7 @@ class Measured:
         case_ids: one a row of every array.
         pairing: how its launches go together.
         difference: metric to the differences.
+        pairs: metric to each pair's difference, [cases, pairs]; empty where launches did not take turns.
         levels: metric to the sides' mean logarithms.
         notes: case id to sentences.
         doubt: why nothing of this group may be held against the candidate, or None.
@@ -34,6 +36,7 @@ class Measured:
     case_ids: list[str]
     pairing: Pairing
     difference: dict[str, Difference]
+    pairs: dict[str, Floats]
     levels: dict[str, tuple[Floats, Floats]]
     notes: dict[str, tuple[str, ...]]
     doubt: str | None
@@ -57,19 +60,20 @@ def measure(
         [launch.started_at for launch in group.baseline], [launch.started_at for launch in group.candidate]
     )
     compare = paired_difference if pairing.interleaved else unpaired_difference
-    difference, levels = {}, {}
+    difference, pairs, levels = {}, {}, {}
     for metric, (before, after) in logarithms(baseline, candidate, rows).items():
         left, right = before[:, list(pairing.baseline)], after[:, list(pairing.candidate)]
         if pairing.interleaved:
             whole = np.isfinite(left) & np.isfinite(right)
             left, right = np.where(whole, left, np.nan), np.where(whole, right, np.nan)
+            pairs[metric] = right - left
         difference[metric] = compare(left, right)
         levels[metric] = _means(left), _means(right)
     load = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = load
     if doubt is None and not pairing.interleaved and not options.dedicated:
         doubt = "the launches did not take turns, and machines drift; interleave them, or give --dedicated"
-    return Measured(group, rows, pairing, difference, levels, notes, doubt, load is not None)
+    return Measured(group, rows, pairing, difference, pairs, levels, notes, doubt, load is not None)
 
 
 def _means(values: Floats) -> Floats:
@@ -80,33 +84,35 @@ def _means(values: Floats) -> Floats:
 
 def judged(measured: Sequence[Measured], options: Options) -> tuple[list[CaseVerdict], int, int]:
     """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
-    slower, faster, splits = [], [], []
-    for one in measured:
-        for metric in METRICS:
-            enough = one.difference[metric].num_launches >= options.min_launches
-            slower.append(np.where(enough, one.difference[metric].p_above(1), np.nan))
-            faster.append(np.where(enough, one.difference[metric].p_above(-1), np.nan))
-            splits.append(len(one.case_ids))
-    if not splits:
-        return [], 0, 0
-    bounds = np.cumsum(splits)[:-1]
-    adjusted = [np.split(holm(np.concatenate(each)), bounds) for each in (slower, faster)]
-    num_tests = int(np.sum(~np.isnan(np.concatenate(slower))))
+    blocks = [
+        Block(one.difference[metric], one.pairs.get(metric), _tolerance(one, metric, options))
+        for one in measured
+        for metric in METRICS
+    ]
+    found, num_tests = tested(blocks, options)
+    by_metric = [
+        _metric_verdicts(metric, one, block, each, options)
+        for (one, metric), block, each in zip(
+            [(one, metric) for one in measured for metric in METRICS], blocks, found, strict=True
+        )
+    ]
     cases: list[CaseVerdict] = []
     for place, one in enumerate(measured):
-        columns = {
-            metric: (adjusted[0][place * len(METRICS) + number], adjusted[1][place * len(METRICS) + number])
-            for number, metric in enumerate(METRICS)
-        }
-        cases += _cases_of(one, columns, options, num_tests)
-    too_few = sum(all(metric.num_launches < options.min_launches for metric in case.metrics) for case in cases)
+        first = place * len(METRICS)
+        cases += _cases_of(one, by_metric[first : first + len(METRICS)], options)
+    too_few = sum(
+        all(metric.num_launches < options.least_launches(case.paired) for metric in case.metrics) for case in cases
+    )
     return cases, num_tests, too_few
 
 
-def _cases_of(
-    one: Measured, adjusted: dict[str, tuple[Floats, Floats]], options: Options, num_tests: int
-) -> list[CaseVerdict]:
-    by_metric = [_metric_verdicts(metric, one, *adjusted[metric], options, num_tests) for metric in METRICS]
+def _tolerance(one: Measured, metric: str, options: Options) -> Floats:
+    """The logarithm of the slowdown that is still fine, the floor in seconds taken in."""
+    baseline_s = np.exp(one.levels[metric][0])
+    return np.log1p(np.maximum(options.tolerances[metric], options.floor_s / baseline_s))
+
+
+def _cases_of(one: Measured, by_metric: Sequence[Sequence[MetricVerdict]], options: Options) -> list[CaseVerdict]:
     cases = []
     for case_id, metrics in zip(one.case_ids, zip(*by_metric, strict=True), strict=True):
         verdict = _together([metric.verdict for metric in metrics])
@@ -136,19 +142,15 @@ def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:
     return metric.verdict != verdict, metric.suspected != REGRESSION, towards
 
 
-def _metric_verdicts(
-    metric: str, one: Measured, slower: Floats, faster: Floats, options: Options, num_tests: int
-) -> list[MetricVerdict]:
-    difference = one.difference[metric]
+def _metric_verdicts(metric: str, one: Measured, block: Block, found: Tested, options: Options) -> list[MetricVerdict]:
+    difference, tolerance = block.difference, block.tolerance
     left, right = (np.exp(level) for level in one.levels[metric])
-    tolerance = np.log1p(np.maximum(options.tolerances[metric], options.floor_s / left))
     low, high = difference.interval(options.confidence)
-    alpha = options.alpha / max(num_tests, 1)
-    detectable = difference.detectable(alpha, tolerance)
-    needed = difference.launches_to_settle(alpha, options.confidence, tolerance)
-    enough = difference.num_launches >= options.min_launches
-    regressed = enough & (difference.estimate > tolerance) & (slower <= options.alpha)
-    improved = enough & (difference.estimate < -tolerance) & (faster <= options.alpha)
+    least = options.least_launches(one.pairing.interleaved)
+    enough = difference.num_launches >= least
+    # Beyond the family's test, a case's own interval must agree: the spread lent by others may be too small for it.
+    regressed = enough & (difference.estimate > tolerance) & (found.slower <= options.alpha) & (low > 0)
+    improved = enough & (difference.estimate < -tolerance) & (found.faster <= options.alpha) & (high < 0)
     passed = enough & (high < tolerance) & (not one.load)
     verdicts = np.select(
         [regressed & (one.doubt is None), improved & (one.doubt is None), passed & ~regressed & ~improved],
@@ -163,11 +165,11 @@ def _metric_verdicts(
         np.expm1(difference.estimate).tolist(),
         np.expm1(low).tolist(),
         np.expm1(high).tolist(),
-        slower.tolist(),
+        found.slower.tolist(),
         np.expm1(tolerance).tolist(),
-        np.expm1(detectable).tolist(),
+        np.expm1(found.detectable).tolist(),
         difference.num_launches.tolist(),
-        needed.tolist(),
+        found.needed.tolist(),
         suspected.tolist(),
         strict=True,
     )
@@ -182,12 +184,12 @@ def _metric_verdicts(
             _number(top),
             _number(p),
             allowed,
-            _number(found),
+            _number(findable),
             count,
-            _more(verdict, enough_in_all, count, options),
+            _more(verdict, enough_in_all, count, least),
             seen if verdict == INCONCLUSIVE and seen else None,
         )
-        for verdict, before, after, change, bottom, top, p, allowed, found, count, enough_in_all, seen in columns
+        for verdict, before, after, change, bottom, top, p, allowed, findable, count, enough_in_all, seen in columns
     ]
 
 
@@ -195,11 +197,11 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _more(verdict: str, needed: float, count: int, options: Options) -> int | None:
+def _more(verdict: str, needed: float, count: int, least: int) -> int | None:
     if verdict != INCONCLUSIVE:
         return None
-    if count < options.min_launches:
-        return options.min_launches - count
+    if count < least:
+        return least - count
     return max(int(needed) - count, 1) if math.isfinite(needed) else None
 
 
@@ -210,11 +212,12 @@ def _reason(metric: MetricVerdict, one: Measured, options: Options) -> str:
             IMPROVEMENT: f"the {metric.metric} is faster by more than the tolerance, and not by chance",
             PASS: "slower by less than the tolerance, if at all",
         }[metric.verdict]
-    if metric.num_launches < options.min_launches:
+    least = options.least_launches(one.pairing.interleaved)
+    if metric.num_launches < least:
         pairs, plural = ("pair", "s") if one.pairing.interleaved else ("launch", "es")
         unit = pairs + (plural if metric.num_launches != 1 else "")
         beside = "" if one.pairing.interleaved else " a side"
-        return f"{metric.num_launches} {unit}{beside}; no verdict below {options.min_launches}"
+        return f"{metric.num_launches} {unit}{beside}; no verdict below {least}"
     if one.load or metric.suspected:
         seen = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
         return f"{seen}{one.doubt}"

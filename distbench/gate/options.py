@@ -1,5 +1,6 @@
 """What a gate is asked: how much slower is too slow, how sure it must be, and what it may overlook."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,14 @@ class Options:
     dedicated: bool = False
     allowed: tuple[str, ...] = ()
     load_share: float = 0.25
+
+    def least_launches(self, paired: bool) -> int:
+        """Pairs, or launches a side, below which there is no verdict.
+
+        n pairs have 2^n choices of signs: with fewer than log2(1/alpha) of them nothing could be called a regression,
+        and what cannot fail may not pass.
+        """
+        return max(self.min_launches, math.ceil(math.log2(1 / self.alpha))) if paired else self.min_launches
 
 
 def tolerances_of(texts: Iterable[str]) -> dict[str, float]:

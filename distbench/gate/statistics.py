@@ -58,7 +58,14 @@ class Difference:
         """
         return _detectable(self.error, self.freedom, alpha, tolerance)
 
-    def launches_to_settle(self, alpha: float, confidence: float, tolerance: Floats) -> Floats:
+    def launches_to_settle(
+        self,
+        alpha: float,
+        confidence: float,
+        tolerance: Floats,
+        found_error: Floats | None = None,
+        lent_freedom: float = 0.0,
+    ) -> Floats:
         """Launches a side (pairs) in all that would settle it four times in five, were the estimate the truth.
 
         A true change above the tolerance is settled when it is found, one below when the upper bound falls below the
@@ -68,13 +75,18 @@ class Difference:
             alpha: as `detectable`.
             confidence: of the interval whose upper bound a pass needs.
             tolerance: in logarithms, one a test.
+            found_error: the standard error by which a slowdown is found, where that is not `error`.
+            lent_freedom: degrees of freedom that it has beyond those of its own launches.
         """
-        spread = self.error * np.sqrt(self.num_launches)
+        roots = np.sqrt(self.num_launches)
+        found_spread = (self.error if found_error is None else found_error) * roots
+        spread = self.error * roots
         needed = np.full(self.estimate.shape, np.nan)
         for count in _GRID[::-1]:
             error = spread / np.sqrt(count)
             freedom = float(count - 1 if self.paired else 2 * (count - 1))
-            found = self.estimate >= _detectable(error, freedom, alpha, tolerance)
+            detectable = _detectable(found_spread / np.sqrt(count), freedom + lent_freedom, alpha, tolerance)
+            found = self.estimate >= detectable
             reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * error
             needed = np.where(found | (self.estimate + reach <= tolerance), float(count), needed)
         return needed

@@ -12,7 +12,7 @@ from typing import Any
 from distbench.environment import load_average
 from distbench.launch.attempt import Watcher, attempt
 from distbench.launch.explain import Cause
-from distbench.launch.history import History
+from distbench.launch.launches import Launches
 from distbench.launch.ranks import Joined
 from distbench.spec import Job, UserError
 
@@ -66,20 +66,20 @@ def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str,
     environment = {**job.environment, "load_at_start": load_average()}
     job = replace(job, started_at=time.time(), environment=environment)
     _make_folders(job)
-    history = History(job, joined, watcher)
+    launches = Launches(job, joined, watcher)
     with _terminated_as_interrupt():
         try:
-            history.add(attempt(job, joined, watcher, module))
-            while history.goes_on():
-                history.add(attempt(_relaunched(job, history), joined, _WithoutPlan(watcher), module))
+            launches.add(attempt(job, joined, watcher, module))
+            while launches.goes_on():
+                launches.add(attempt(_relaunched(job, launches), joined, _WithoutPlan(watcher), module))
         except KeyboardInterrupt:  # between two launches
-            history.end("interrupted", Cause("", "interrupted"))
+            launches.end("interrupted", Cause("", "interrupted"))
         except OSError as error:
-            history.end("failed", Cause("storage", f"{error.filename} cannot be written: {error.strerror}"))
+            launches.end("failed", Cause("storage", f"{error.filename} cannot be written: {error.strerror}"))
     if not joined or joined.rank == 0:
-        history.close_run_file()
-    mendable = history.last.cause.kind in ("user", "storage")
-    return Outcome(job, history.status, history.message, mendable, dict(history.num_by_status))
+        launches.close_run_file()
+    mendable = launches.last.cause.kind in ("user", "storage")
+    return Outcome(job, launches.status, launches.message, mendable, dict(launches.num_by_status))
 
 
 class _WithoutPlan:
@@ -94,10 +94,10 @@ class _WithoutPlan:
             self._watcher.event(event)
 
 
-def _relaunched(job: Job, history: History) -> Job:
+def _relaunched(job: Job, launches: Launches) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
-    log_dir = Path(job.log_dir) / f"relaunch{history.num_launches}"
-    again = replace(job, log_dir=str(log_dir), done_ids=history.done_ids(), started_at=time.time())
+    log_dir = Path(job.log_dir) / f"relaunch{launches.num_launches}"
+    again = replace(job, log_dir=str(log_dir), done_ids=launches.done_ids(), started_at=time.time())
     log_dir.mkdir()
     again.save(log_dir / "job.json")
     return again

@@ -79,7 +79,7 @@ def ab(
     folder = out or Path("results") / "ab" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
-    terms = Terms(pairs, budget, looks_of(pairs, min_launches))
+    terms = Terms(pairs, budget, looks_of(pairs, min_launches, options.alpha))
     with checked_out(given) as sides:
         for side in sides:
             click.echo(side.text(), err=True)

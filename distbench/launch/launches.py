@@ -16,7 +16,7 @@ from distbench.spec import Job
 NUM_NAMED = 3
 
 
-class History:
+class Launches:
     """The launches of one job so far, and the cases that broke them, each recorded in the run file as it is known."""
 
     def __init__(self, job: Job, joined: Joined | None, watcher: Watcher) -> None:

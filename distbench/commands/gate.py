@@ -22,7 +22,13 @@ SEPARATOR = "vs"
 @click.argument("paths", nargs=-1, required=True, metavar="BASELINE... [vs] CANDIDATE...")
 @click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, min=3%. [5%]")
 @click.option("--floor-us", type=click.FloatRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
-@click.option("--alpha", type=click.FloatRange(0, 0.5, min_open=True), default=0.05, show_default=True, metavar="P")
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.05,
+    metavar="P",
+    help="Chance of any false alarm in a comparison, all cases together. [0.05]",
+)
 @click.option("--min-launches", type=click.IntRange(2), default=5, show_default=True, help="No verdict below so many.")
 @click.option("--dedicated", is_flag=True, help="The machine is yours alone: a baseline of another day may fail.")
 @click.option("--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs.")

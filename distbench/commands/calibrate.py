@@ -1,0 +1,83 @@
+"""`distbench calibrate`: one run of the scenario of that name, and a profile fitted to it."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from distbench.commands import STARTED_AT
+from distbench.commands.run import run_all
+from distbench.spec.errors import UserError
+
+
+@click.command()
+@click.option("--mesh", metavar="DIM=N,...", help="Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
+@click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option("-o", "output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file.")
+@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
+)
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def calibrate(
+    mesh: str | None,
+    device: str | None,
+    quick: bool,
+    out: Path,
+    output: Path,
+    plots: Path | None,
+    timeout: float,
+    quiet: bool,
+) -> None:
+    """Measure what each step of a redistribution costs on this machine, and fit a profile to plan by.
+
+    Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size.
+
+    \b
+    Examples:
+      distbench calibrate --mesh dp_shard=2,tp=4 -o profile.json --plots plots
+      distbench run redistribute --mesh dp_shard=2,tp=4 --profile profile.json
+    """
+    import os
+
+    from distbench.launch import Request, jobs_of
+    from distbench.launch.ranks import joined_ranks
+    from distbench.spec import parse_mesh
+
+    if not output.resolve().parent.is_dir():
+        raise UserError(f"-o {output}: there is no folder {output.parent}; make it, or give another file")
+    joined = joined_ranks(os.environ)
+    request = Request(
+        targets=("calibrate",),
+        mesh=parse_mesh(mesh) if mesh else None,
+        device=device,
+        quick=quick,
+        out=out,
+        timeout_s=timeout,
+        started_at=STARTED_AT,
+    )
+    jobs = jobs_of(request, joined)
+    is_first = joined is None or joined.rank == 0
+    exit_code = run_all(jobs, joined, quiet or not is_first)
+    if exit_code == 0 and is_first:
+        _write_profile(Path(jobs[0].run_file), output, plots)
+    sys.exit(exit_code)
+
+
+def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
+    from distbench.calibrate import draw, measured_in, profile_of, profile_text
+    from distbench.results import read_run
+
+    run = read_run(run_file)
+    profile = profile_of(run)
+    try:
+        profile.save(output)
+    except OSError as error:
+        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
+    click.echo(profile_text(profile))
+    if plots:
+        for path in draw(profile, measured_in(run), plots):
+            click.echo(f"drawn: {path}", err=True)
+    click.echo(f"profile: {output}", err=True)

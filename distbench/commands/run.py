@@ -1,0 +1,97 @@
+"""`distbench run`: a request to jobs, and each job to its run file."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from distbench.commands import STARTED_AT
+
+
+@click.command()
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
+@click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
+@click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
+@click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
+)
+@click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
+@click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def run(
+    scenarios: tuple[str, ...],
+    choices: tuple[str, ...],
+    mesh: str | None,
+    device: str | None,
+    quick: bool,
+    pipelined: int,
+    out: Path,
+    timeout: float,
+    log_dir: Path | None,
+    profile: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure scenarios: one torchrun launch each, all cases of all their variants.
+
+    A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
+    process joins as a rank instead of starting any.
+
+    \b
+    Examples:
+      distbench run llama_2d --quick
+      distbench run cp_attention --set rotate=alltoall --mesh cp=4
+      distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m distbench run llama_2d --mesh dp_shard=4,tp=4
+    """
+    import os
+
+    from distbench.launch import Request, jobs_of
+    from distbench.launch.ranks import joined_ranks
+    from distbench.spec import parse_mesh
+
+    joined = joined_ranks(os.environ)
+    request = Request(
+        targets=scenarios,
+        choices=choices,
+        mesh=parse_mesh(mesh) if mesh else None,
+        device=device,
+        quick=quick,
+        pipelined=pipelined,
+        out=out,
+        log_dir=log_dir,
+        timeout_s=timeout,
+        started_at=STARTED_AT,
+        profile=profile,
+    )
+    silent = quiet or (joined is not None and joined.rank != 0)
+    sys.exit(run_all(jobs_of(request, joined), joined, silent))
+
+
+def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
+    """Launch jobs one after the other; the worst exit code. A mistake of the user's or Ctrl-C ends it."""
+    from distbench.display import display_for
+    from distbench.launch import launch
+
+    exit_codes = []
+    for job in jobs:
+        with display_for(job.scenario, silent) as display:
+            outcome = launch(job, joined, display)
+        if outcome.message:
+            click.echo(f"distbench: {job.scenario}: {outcome.message}", err=True)
+        if not silent and Path(job.run_file).exists():
+            counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
+            click.echo(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
+        exit_codes.append(outcome.exit_code)
+        if outcome.exit_code in (2, 130):
+            break
+    return max(exit_codes, default=0)
+
+
+def _relative(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
