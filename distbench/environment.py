@@ -6,6 +6,8 @@ import platform
 import re
 import shutil
 import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,36 @@ def load_average() -> list[float] | None:
         return [round(value, 2) for value in os.getloadavg()]
     except OSError:
         return None
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """CPU seconds up to now: of everything on this host, and of this process with all its descendants that have ended."""
+
+    at_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> "CpuUse | None":
+        """None where the system does not say (no /proc/stat)."""
+        try:
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
+            ticks = user + nice + system + irq + softirq + steal
+            own = os.times()
+            own_s = own.user + own.system + own.children_user + own.children_system
+            return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own_s)
+        except (OSError, ValueError):
+            return None
+
+    def foreign_since(self, before: "CpuUse") -> float | None:
+        """How busy others kept the CPUs in between, as a share of them; None for no time at all."""
+        seconds = self.at_s - before.at_s
+        if seconds <= 0:
+            return None
+        busy_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
+        return round(min(max(busy_s / (seconds * (os.cpu_count() or 1)), 0.0), 1.0), 4)
 
 
 def git_state() -> dict[str, Any]:

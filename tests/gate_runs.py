@@ -53,10 +53,12 @@ def records(
         "settings": {"iterations_per_sample": changed.pop("pipelined", 1), "max_samples": 200},
         "started_at": started_at,
     }
+    foreign = changed.pop("foreign_cpu", None)
     header = {"type": "run", "schema_version": 1, "run_id": run_id, "job": job}
     header["environment"] = {**ENVIRONMENT, **changed}
     lines = [{"type": "case", "case": {"id": name, "kind": "x", "params": {}}, **one} for name, one in cases.items()]
-    return [header, *lines, *([{"type": "footer", "status": "complete"}] if complete else [])]
+    footer = {"type": "footer", "status": "complete", **({"foreign_cpu": foreign} if foreign is not None else {})}
+    return [header, *lines, *([footer] if complete else [])]
 
 
 def write(path: Path, lines: Sequence[dict[str, Any]]) -> Path:

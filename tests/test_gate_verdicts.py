@@ -106,6 +106,11 @@ def test_foreign_load_on_one_side_makes_everything_inconclusive(tmp_path: Path) 
     assert only(compare(quiet, new)).verdict == "regression"
 
 
+def test_what_was_measured_of_foreign_load_is_believed_before_the_load_average(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1.5e-3, load_at_start=[3.6, 1.0, 1.0], foreign_cpu=0.1)
+    assert only(compare(base, new)).verdict == "regression"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

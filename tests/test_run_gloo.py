@@ -53,6 +53,7 @@ def test_the_footer_says_how_the_time_was_spent(shipped: dict[str, Run]) -> None
     assert set(footer["spent_s"]) == {"launch", "imports", "set-up", "warm-up", "timed", "checking", "other"}
     assert sum(footer["spent_s"].values()) == pytest.approx(footer["wall_s"], rel=0.01)
     assert footer["spent_s"]["timed"] > 0.1
+    assert 0 <= footer["foreign_cpu"] <= 1
 
 
 def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipped: dict[str, Run]) -> None:

@@ -95,7 +95,7 @@ def launch_of(run: Run) -> Launch:
         started_at=float(started_at) if isinstance(started_at, int | float) else 0.0,
         variants=json.dumps(job.get("variants"), sort_keys=True),
         facts=facts_of(job, environment),
-        foreign_load=foreign_load(environment),
+        foreign_load=foreign_load(environment, run.footer or {}),
         complete=run.footer is not None and run.footer.get("status") == "complete",
         cases=cases,
     )
@@ -121,14 +121,14 @@ def _lows(samples: Sequence[float]) -> tuple[tuple[int, float], ...]:
     return tuple(lows)
 
 
-def foreign_load(environment: Record) -> float | None:
+def foreign_load(environment: Record, footer: Record) -> float | None:
     """How busy others kept this host's CPUs, as a share of them.
 
-    A header that says so itself (`foreign_cpu`) is believed. Otherwise it is the load average of the minute before the
+    A footer that says so (`foreign_cpu`, measured over the launch) is believed. Otherwise it is the load average of the minute before the
     launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of an interleaved
     comparison share.
     """
-    told = environment.get("foreign_cpu")
+    told = footer.get("foreign_cpu")
     if isinstance(told, int | float):
         return float(told)
     load, num_cpus = environment.get("load_at_start"), environment.get("num_cpus")

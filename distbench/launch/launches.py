@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from distbench.environment import load_average
+from distbench.environment import CpuUse, load_average
 from distbench.launch.attempt import Attempt, Watcher
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
@@ -22,6 +22,7 @@ class Launches:
     def __init__(self, job: Job, joined: Joined | None, watcher: Watcher) -> None:
         self._job, self._joined, self._watcher = job, joined, watcher
         self.num_launches = 0
+        self._cpu_use = None if joined else CpuUse.now()
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
         self.num_by_status: Counter[str] = Counter()
@@ -131,9 +132,15 @@ class Launches:
             "num_relaunches": self.num_launches - 1,
             "num_not_run": self.num_left,
             "load_at_end": load_average(),
+            "foreign_cpu": self._foreign_cpu(),
         }
         with contextlib.suppress(OSError):
             append(run_file, footer)
+
+    def _foreign_cpu(self) -> float | None:
+        """How busy others kept the CPUs meanwhile; None where ranks are not ours, so that theirs cannot be told apart."""
+        now = CpuUse.now()
+        return now.foreign_since(self._cpu_use) if now and self._cpu_use else None
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

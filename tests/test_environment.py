@@ -1,0 +1,37 @@
+"""What others do to this host's CPUs meanwhile, told from what this process and its children do."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from distbench.environment import CpuUse
+
+BURN = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
+
+
+def test_own_children_are_not_foreign_and_others_are() -> None:
+    before = CpuUse.now()
+    if before is None:
+        pytest.skip("no /proc/stat here")
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    after = CpuUse.now()
+    assert after is not None and after.own_s - before.own_s >= 0.9
+    # The same second burnt by a process that is nobody's child yet counts as foreign.
+    before = CpuUse.now()
+    other = subprocess.Popen([sys.executable, "-c", BURN + "\ntime.sleep(30)"])
+    time.sleep(1.5)
+    now = CpuUse.now()
+    other.kill()
+    other.wait()
+    assert before is not None and now is not None
+    assert now.own_s - before.own_s < 0.5 and now.busy_s - before.busy_s >= 0.5
+
+
+def test_the_share_is_of_all_cpus_and_of_what_is_not_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    # 10 s of 4 CPUs are 40; 30 of them busy, 20 of these our own.
+    assert CpuUse(110.0, 530.0, 25.0).foreign_since(CpuUse(100.0, 500.0, 5.0)) == 0.25
+    assert CpuUse(110.0, 510.0, 25.0).foreign_since(CpuUse(100.0, 500.0, 5.0)) == 0.0
+    assert CpuUse(100.0, 500.0, 5.0).foreign_since(CpuUse(100.0, 500.0, 5.0)) is None
