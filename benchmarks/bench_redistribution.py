@@ -1,7 +1,8 @@
 """Our planners against torch's on 8 gloo ranks, chosen by prediction alone, and how far the predictions are off.
 
-All four run in the same processes, turn and turn about, on pairs sampled with a fixed seed. Ours is what the profile
-predicts to be fastest: the calibrated path, the same with native all-to-alls, or the direct exchange.
+All run in the same processes, turn and turn about, on pairs sampled with a fixed seed. Ours is what `planning.choose`
+takes by the profile: the calibrated path, the same with native all-to-alls, the direct exchange, or torch's own path
+where none of these is predicted clearly faster.
 """
 
 import itertools
@@ -16,9 +17,11 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+from distbench.planning import choose
+
 Row = tuple[str, float, float]
 MESHES = {"2x4": ("dp_shard=2,tp=4", 0.65), "2x2x2": ("dp_replicate=2,dp_shard=2,tp=2", 0.50)}
-OURS = ("calibrated", "calibrated+native", "direct")
+PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")
 HEADLINE_BYTES, WORST_FROM_BYTES = 8388608, 1048576
 WORST, MEDIAN_ERROR, RANKED, APART = 1.10, 0.20, -0.95, 1.35
 # A folder (it must exist) that keeps what was measured, for whoever wants more than these rows.
@@ -72,7 +75,7 @@ def rows_of(name: str, pairs: list[dict[str, Any]], target: float) -> Iterator[R
 def chosen(pair: dict[str, Any]) -> str:
     """Ours, by prediction alone."""
     planners = pair["planners"]
-    return min((name for name in OURS if name in planners), key=lambda name: planners[name]["predicted_s"])
+    return choose({name: planners[name]["predicted_s"] for name in PLANNERS if name in planners})
 
 
 def against_greedy(pairs: list[dict[str, Any]], planner: str | None) -> float:

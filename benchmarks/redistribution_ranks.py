@@ -19,6 +19,7 @@ from distbench.worker.clocks import HostClock
 from distbench.worker.measure import Meter, Ranks
 from distbench.worker.place import Place
 from distbench.worker.planners import movement
+from distbench.worker.scheduling import calm_scheduler
 from distbench.worker.session import connected_ranks
 from distbench.worker.sharding import parse_placement, tagged
 from distbench.worker.torch_internals import Unsupported
@@ -94,6 +95,7 @@ def main(mesh_text: str, out: Path) -> None:
     mesh = parse_mesh(mesh_text)
     assert math.prod(mesh.values()) == int(os.environ["WORLD_SIZE"])
     job = Job("", "", "", "", [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
+    calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
         place = replace(ranks.place, profile=calibrated(ranks.place))
         rows = [

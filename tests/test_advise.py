@@ -123,7 +123,7 @@ def test_a_path_with_an_unknown_step_is_shown_but_not_priced() -> None:
 def test_equal_plans_go_to_the_simplest_and_close_ones_come_with_a_doubt() -> None:
     setting = setting_of("1024,1024", "bf16", "2x8", H100)
     same = advice_of(setting, "RS(0)", "RR", answers("RS(0)->RR"))
-    assert same.use.planner == "greedy" and "more than 2 % faster" in verdict(setting, same)
+    assert same.use.planner == "greedy" and "more than 10 % faster" in verdict(setting, same)
     nothing = advice_of(setting, "RS(0)", "RS(0)", answers("RS(0)"))
     assert verdict(setting, nothing).startswith("Nothing to do")
     local = advice_of(setting, "RR", "RS(0)", answers("RR->RS(0)"))

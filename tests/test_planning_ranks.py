@@ -117,6 +117,13 @@ def check_calibrated(mesh: DeviceMesh, shapes: tuple[tuple[int, ...], ...], stri
     return 2 * len(pairs)
 
 
+def check_a_flattened_mesh() -> int:
+    """torch merges gathers over mesh dims that were flattened into one, wrongly where shards are uneven; we do not."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("flat_a", "flat_b"))
+    mesh["flat_a", "flat_b"]._flatten("flat_ab")
+    return check_calibrated(mesh, ((5, 3),), stride=1)
+
+
 def check_gradients(mesh: DeviceMesh) -> int:
     """A matrix product whose operands must move: its gradients, planned by us, against one device."""
     torch.manual_seed(0)
@@ -154,6 +161,7 @@ def four_ranks() -> int:
     check_disagreement_is_refused(square)
     check_local_targets_stay_silent(square)
     checked = check_calibrated(square, ((8, 8), (5, 3)), stride=1) + check_gradients(square)
+    checked += check_a_flattened_mesh()
     return checked + sum(check_direct(mesh, 250) for mesh in (square, line, turned))
 
 

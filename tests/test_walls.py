@@ -12,8 +12,21 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib")
 # Room to the rooms of distbench it may import; rooms not listed here are leaves of the standard library.
 MAY_IMPORT = {
-    "cli": {"spec", "launch", "display", "results", "calibrate", "report", "advise", "check", "doctor", "__version__"},
+    "cli": {
+        "spec",
+        "launch",
+        "display",
+        "results",
+        "calibrate",
+        "report",
+        "advise",
+        "check",
+        "doctor",
+        "signature",
+        "__version__",
+    },
     "launch": {"spec", "results", "environment", "progress", "costmodel", "launch"},
+    "signature": {"spec", "signature"},
     "advise": {"spec", "results", "costmodel", "planning", "report", "advise"},
     "report": {"spec", "results", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},

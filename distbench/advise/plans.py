@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from distbench.advise.ask_torch import TORCH_PLANNERS, TorchAnswers, TorchPath
 from distbench.advise.exchange import Load, exchange_seconds, load_of
 from distbench.advise.question import Setting, num_ranks
-from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_exchange, priced_steps
+from distbench.planning import (
+    Exchange,
+    NotHandled,
+    State,
+    cheapest_route,
+    choose,
+    parse_state,
+    plan_exchange,
+    priced_steps,
+)
 
 PLANNERS = (*TORCH_PLANNERS, "calibrated", "direct")
-# Planners whose predictions are this close count as equal, and the simplest to use is named.
-EQUAL_SHARE = 0.02
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
 MAX_DIRECT_RANKS = 512
 HOW = {
@@ -121,9 +128,8 @@ class Advice:
 
     @property
     def use(self) -> Plan:
-        """The plan to use: the first of PLANNERS that is as good as the best."""
-        limit = self.best.seconds * (1 + EQUAL_SHARE)
-        return next(plan for plan in self.plans.values() if plan.seconds <= limit)
+        """The plan to use, see `planning.choose`."""
+        return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
 
     def received_ratio(self, plan: Plan) -> float | None:
         """Received bytes over the receive lower bound; None where that is 0 or not known."""

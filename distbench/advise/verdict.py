@@ -1,7 +1,8 @@
 """One sentence on which planner to use and why."""
 
-from distbench.advise.plans import EQUAL_SHARE, HOW, Advice, Plan
+from distbench.advise.plans import HOW, Advice, Plan
 from distbench.advise.question import Setting
+from distbench.planning import LEAVING_SHARE
 from distbench.report.units import percent_text, size_text, time_text
 
 
@@ -16,7 +17,7 @@ def verdict(setting: Setting, advice: Advice) -> str:
     elif default is None:
         reason = f"predicted {_time(use.seconds)}, the least of those that could be planned"
     elif use is default:
-        reason = f"no other planner is predicted more than {percent_text(EQUAL_SHARE)} faster"
+        reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
     else:
         reason = _against(use, default)
     return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {HOW[use.planner]}."

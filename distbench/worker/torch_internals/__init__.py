@@ -5,7 +5,15 @@ is recorded as such.
 """
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
+from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
 from distbench.worker.torch_internals.context_parallel import context_parallel
+from distbench.worker.torch_internals.labels import (
+    Label,
+    Labels,
+    autograd_position,
+    labelled_communication,
+    next_autograd_position,
+)
 from distbench.worker.torch_internals.mesh import (
     BACKEND_OPS,
     fake_mesh,
@@ -28,20 +36,27 @@ from distbench.worker.torch_internals.redistribution import (
 
 __all__ = [
     "BACKEND_OPS",
+    "CollectiveCall",
     "Internal",
+    "Label",
+    "Labels",
     "PathStep",
     "Probe",
     "Skipped",
     "Unsupported",
+    "autograd_position",
     "calibrated_planning",
     "clear_redistribution_caches",
     "context_parallel",
+    "each_collective",
     "fake_mesh",
     "fake_ranks",
     "flatten_mesh",
     "hybrid_mesh",
     "is_strided_shard",
+    "labelled_communication",
     "native_all_to_all",
+    "next_autograd_position",
     "partition",
     "path_between",
     "plan_only",

@@ -94,7 +94,9 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
     replaced = planner_class.find_min_cost_path
     clear_redistribution_caches()
     try:
-        with module.use_min_cost_redistribution_plan(True):
+        # torch would merge steps over mesh dims that were flattened into one: what runs is then not what was priced,
+        # and where nested shards are uneven it is wrong (pytorch PR 194457).
+        with module.use_min_cost_redistribution_plan(True), module.disable_redistribute_transform_optimization():
             planner_class.find_min_cost_path = _method(replaced, model_of, counts)  # type: ignore[method-assign]
             yield counts
     finally:

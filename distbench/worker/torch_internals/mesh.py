@@ -38,15 +38,15 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 @contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
-    """A named CPU device mesh of which only rank 0 exists: plans can be applied to models without memory.
+    """A CPU device mesh whose other ranks do not exist; this is rank 0. What is sent goes nowhere.
 
     Args:
-        mesh: mesh dim name to size.
+        mesh: mesh dim names to ranks, outermost first.
 
     Raises:
         Unsupported: torch has no fake process group.
     """
-    require("a fake process group")
+    require("ranks that are not there")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))

@@ -11,6 +11,7 @@ REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 SPEC = "torch.distributed.tensor._dtensor_spec"
 COSTS = "torch.distributed.tensor._collective_utils"
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -76,6 +77,7 @@ INTERNALS = (
     ),
     Internal("calibrated planning", REDISTRIBUTE, "DTensorRedistributePlanner.get_next_state"),
     Internal("calibrated planning", REDISTRIBUTE, "DTensorRedistributePlanner.DistState"),
+    Internal("calibrated planning", REDISTRIBUTE, "disable_redistribute_transform_optimization"),
     Internal("calibrated planning", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
     Internal(
         "native all-to-all on CPU",
@@ -87,8 +89,24 @@ INTERNALS = (
     Internal("redistribution planners", SPEC, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
     Internal("redistribution paths", SPEC, "DTensorSpec.__init__", ("shard_order",)),
     Internal("redistribution paths", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
+    Internal("collectives seen at dispatch", "torch.utils._python_dispatch", "TorchDispatchMode"),
+    Internal("collectives seen at dispatch", "torch.distributed.distributed_c10d", "_resolve_process_group"),
+    Internal("collectives seen at dispatch", "torch.distributed", "ProcessGroup.unbox"),
+    Internal("communication labels", FSDP, "FSDPParamGroup.unshard", ("self", "async_op")),
+    Internal("communication labels", FSDP, "FSDPParamGroup.post_backward"),
+    Internal("communication labels", FSDP.removesuffix("_group"), "FSDPParam._get_grad_inner_tensor"),
+    *(
+        Internal(
+            "communication labels",
+            f"torch.distributed.tensor.{module}",
+            "redistribute_local_tensor",
+            ("local_tensor", "current_spec", "target_spec"),
+        )
+        for module in ("_api", "_dispatch", "_redistribute")
+    ),
+    Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
+    Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
-    Internal("a fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
     Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),

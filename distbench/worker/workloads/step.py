@@ -61,7 +61,7 @@ class Step:
 
     def __init__(self, scenario: Scenario, place: Place, built: Blueprint | None = None) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
-        self._plan = scenario.plan
+        self._plan = self.plan = scenario.plan
         self._place = place
         self._loss = scenario.loss
         built = built or blueprint(scenario.build_model, place.seed)

@@ -1,0 +1,171 @@
+"""The ranks of bench_values: generated pairs, moved by our planners and executor, compared on every rank."""
+
+import contextlib
+import json
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from distbench.costmodel import Line, Profile
+from distbench.planning import State
+from distbench.worker.direct import DirectRedistribution
+from distbench.worker.scheduling import calm_scheduler
+from distbench.worker.sharding import chunk_of, cut, parse_placement, tagged
+from distbench.worker.torch_internals import calibrated_planning, native_all_to_all
+
+SEED = 20261121
+MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))
+SIDES = (1, 2, 3, 5, 7, 8, 12, 16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+REDUCE_OPS = ("sum", "avg", "max", "min")
+# So many pairs in a row under one profile and one way to run all-to-alls, since entering either clears torch's caches.
+BATCH = 50
+
+
+def meshes() -> list[DeviceMesh]:
+    """Each shape twice: the second time with all its mesh dims flattened into one, which torch's own paths use."""
+    found = []
+    for shape in MESHES:
+        for flattened in (False, True)[: len(shape)]:
+            names = tuple(f"{'f' if flattened else 'm'}{len(found)}_{number}" for number in range(len(shape)))
+            found.append(init_device_mesh("cpu", shape, mesh_dim_names=names))
+            if flattened:
+                found[-1][names]._flatten(f"flat{len(found)}")
+    return found
+
+
+def random_profile(mesh: DeviceMesh, rng: random.Random) -> Profile:
+    """Prices over three orders of magnitude, so that all kinds of paths are the cheapest."""
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    ops = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter")
+    lines = [Line(op, name, size, 10 ** rng.uniform(-6, -3), 1e-9) for name, size in sizes.items() for op in ops]
+    return Profile("bench", "gloo", torch.__version__, sizes, tuple(lines))
+
+
+def parts_of(full: torch.Tensor, op: str, num_parts: int, part: int) -> torch.Tensor:
+    """Part `part` of a Partial whose reduction over `num_parts` is exactly `full`, a tensor of small integers."""
+    if op == "max":
+        return full - part
+    if op == "min":
+        return full + part
+    if op == "avg":
+        return full + (2 * part - (num_parts - 1))
+    return torch.full_like(full, part) if part else full - num_parts * (num_parts - 1) // 2
+
+
+def calibrated_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
+    """(what, call): a random pair, also from Partial, moved by DTensor under the profile that is in force."""
+    shape, op = tuple(rng.choice(SIDES) for _ in range(rng.randint(1, 3))), rng.choice(REDUCE_OPS)
+    plain = ["R", *(f"S({dim})" for dim in range(len(shape)))]
+    texts = [[rng.choice(plain if side else [*plain, f"P({op})"]) for _ in mesh.shape] for side in range(2)]
+    dtype = rng.choice(DTYPES)
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        source, target = ([parse_placement(text) for text in side] for side in texts)
+        coordinate, full = tuple(mesh.get_coordinate() or ()), tagged(shape, dtype)
+        num_parts, part = 1, 0
+        for size, index, placement in zip(mesh.shape, coordinate, source, strict=True):
+            if placement.is_partial():
+                num_parts, part = num_parts * size, part * size + index
+        local = cut(parts_of(full, op, num_parts, part), source, mesh.shape, coordinate).contiguous()
+        dtensor: Any = DTensor.from_local(local, mesh, source, run_check=False, shape=full.shape, stride=full.stride())
+        return dtensor.redistribute(mesh, target).to_local(), cut(full, target, mesh.shape, coordinate)
+
+    return f"{''.join(texts[0])} -> {''.join(texts[1])} of {shape} {dtype} on {tuple(mesh.shape)}", call
+
+
+def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
+    """(what, call): a random pair of layouts in any shard order, moved by one exchange of exactly what is lacking."""
+    shape, dtype = tuple(rng.choice(SIDES) for _ in range(rng.randint(1, 3))), rng.choice(DTYPES)
+    source, target = (random_state(mesh.ndim, len(shape), rng) for _ in range(2))
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        full, offsets = tagged(shape, dtype), torch.arange(tagged(shape, dtype).numel()).reshape(shape)
+        direct = DirectRedistribution(source, target, shape, mesh.mesh)
+        held, wanted = (set(nested_cut(offsets, state, mesh).flatten().tolist()) for state in (source, target))
+        if direct.received_numel != len(wanted - held):
+            raise AssertionError(f"{direct.received_numel} elements received, {len(wanted - held)} are lacking")
+        return direct(nested_cut(full, source, mesh)), nested_cut(full, target, mesh)
+
+    return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
+
+
+def random_state(mesh_ndim: int, tensor_ndim: int, rng: random.Random) -> State:
+    """Each mesh dim shards a random tensor dim or none, in random order."""
+    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
+    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
+        choice = rng.randrange(tensor_ndim + 1)
+        if choice < tensor_ndim:
+            orders[choice].append(mesh_dim)
+    return State(mesh_ndim, tuple(map(tuple, orders)))
+
+
+def nested_cut(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
+    """This rank's shard, tensor dim by tensor dim, one mesh dim's chunk of another's."""
+    coordinate = tuple(mesh.get_coordinate() or ())
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            full = chunk_of(full, tensor_dim, mesh.shape[mesh_dim], coordinate[mesh_dim])
+    return full.contiguous()
+
+
+def differs(call: Any) -> str | None:
+    """What is wrong with a case on this rank; None when it is right."""
+    try:
+        got, wanted = call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None if got.shape == wanted.shape and torch.equal(got, wanted) else "other values"
+
+
+def main(num_cases: int, out: Path) -> None:
+    """Check the cases; rank 0 writes how many there were of each way and which were wrong on any rank."""
+    calm_scheduler("cpu")
+    dist.init_process_group("gloo")
+    found = meshes()
+    checked: Counter[str] = Counter()
+    num_left = 0
+    mine: list[tuple[str, str]] = []
+    for number in range(num_cases // BATCH):
+        rng, mesh = random.Random(f"{SEED}/{number}"), found[number % len(found)]
+        way = ("calibrated", "calibrated+native", "direct")[number % 3]
+        with contextlib.ExitStack() as stack:
+            plans = None
+            if way != "direct":
+                plans = stack.enter_context(calibrated_planning(random_profile(mesh, rng), check_ranks=False))
+                stack.enter_context(native_all_to_all(way.endswith("native")))
+            for _ in range(BATCH):
+                what, call = (direct_case if way == "direct" else calibrated_case)(mesh, rng)
+                reason = differs(call)
+                checked[way] += 1
+                if reason:
+                    mine.append((way, f"{way}: {what}: {reason}"))
+            num_left += sum(plans.left_to_torch.values()) if plans else 0
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    wrong = sorted({entry for one in everyone for entry in one})
+    if dist.get_rank() == 0:
+        num_wrong = Counter(way for way, _ in wrong)
+        out.write_text(
+            json.dumps(
+                {
+                    "num_checked": checked,
+                    "num_wrong": num_wrong,
+                    "num_left_to_torch": num_left,
+                    "wrong": [text for _, text in wrong],
+                }
+            )
+        )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

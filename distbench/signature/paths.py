@@ -1,0 +1,154 @@
+"""A communication signature: what a scenario communicates, as text that is stable, reviewable and kept in git.
+
+A path is one way that bytes take in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
+redistribution. Layers of one stack are one owner (`layers.*.attention`), and how often a path is taken is its count.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from distbench.spec.errors import UserError
+from distbench.spec.mesh import format_mesh, parse_mesh
+
+VERSION = 1
+FIRST_LINE = "distbench signature, version"
+PHASES = ("forward", "backward", "optimizer", "call")
+ROOT, NOBODY = "(root)", "(unknown)"
+LINE = re.compile(
+    r"(?P<count>\d+) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) \((?P<group_size>\d+)\), "
+    r"(?P<dtype>\S+), (?P<payload_bytes>\d+) B: (?P<owner>\S+)"
+    r"(?:, (?P<explicit>explicit|implicit) (?P<redistribution>\S+))?"
+)
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way that bytes take; the fields are those of `worker.attribution.Communication`, layers folded."""
+
+    phase: str
+    source: str
+    kind: str
+    mesh_dim: str
+    group_size: int
+    dtype: str
+    payload_bytes: int
+    owner: str
+    redistribution: str = ""
+    explicit: bool | None = None
+
+    def text(self) -> str:
+        """As in a signature file, without the count."""
+        text = f"{self.phase} {self.source} {self.kind} over {self.mesh_dim} ({self.group_size}), {self.dtype}"
+        text += f", {self.payload_bytes} B: {self.owner}"
+        if self.redistribution:
+            text += f", {'explicit' if self.explicit else 'implicit'} {self.redistribution}"
+        return text
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What one scenario communicates on one mesh, on rank 0.
+
+    Args:
+        scenario: its name.
+        mesh: mesh dim names to ranks, outermost first.
+        torch: torch's version; told, never compared.
+        cases: case id to how often each path is taken.
+    """
+
+    scenario: str
+    mesh: Mapping[str, int]
+    torch: str
+    cases: Mapping[str, Mapping[Path, int]]
+
+    def to_text(self) -> str:
+        """The file's content: cases and paths in an order that depends on nothing else."""
+        head = [f"{FIRST_LINE} {VERSION}", f"scenario {self.scenario}", f"mesh {format_mesh(self.mesh)}"]
+        lines = [*head, f"torch {self.torch}"]
+        for case in sorted(self.cases):
+            counts = self.cases[case]
+            lines += ["", f"[{case}]"]
+            lines += [f"{counts[path]} x {path.text()}" for path in sorted(counts, key=_order)] or ["nothing"]
+        return "\n".join(lines) + "\n"
+
+
+def _order(path: Path) -> tuple[Any, ...]:
+    return (PHASES.index(path.phase) if path.phase in PHASES else len(PHASES), path.text())
+
+
+def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
+    """Communications as `worker.attribution.Communication` has them, counted by path."""
+    found: Counter[Path] = Counter()
+    for record in communications:
+        owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
+        kept = ("phase", "source", "kind", "mesh_dim", "group_size", "dtype", "payload_bytes")
+        found[
+            Path(
+                **{name: record[name] for name in kept},
+                owner=owner,
+                redistribution=record["redistribution"],
+                explicit=record["explicit"],
+            )
+        ] += 1
+    return found
+
+
+def folded(name: str) -> str:
+    """A module's name with the numbers of layers left out: `layers.3.wq` is `layers.*.wq`."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def parse(text: str, where: str) -> Signature:
+    """Read what `Signature.to_text` wrote.
+
+    Args:
+        text: the file's content.
+        where: the file's name, for messages.
+
+    Raises:
+        UserError: it is no signature, or one of a newer distbench.
+    """
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith(FIRST_LINE):
+        raise UserError(f"{where} is no signature; write one with distbench signature SCENARIO -o {where}")
+    version = lines[0].removeprefix(FIRST_LINE).strip()
+    if not version.isdigit() or int(version) > VERSION:
+        raise UserError(f"{where} is a signature of version {version}, newer than this distbench; update distbench")
+    head = dict(line.partition(" ")[::2] for line in lines[1:4])
+    cases: dict[str, Counter[Path]] = {}
+    for number, line in enumerate(lines[4:], start=5):
+        if line.startswith("[") and line.endswith("]"):
+            case = cases.setdefault(line[1:-1], Counter())
+        elif line and line != "nothing":
+            match = LINE.fullmatch(line)
+            if match is None or not cases:
+                raise UserError(f"{where}, line {number} is no path: {line!r}; write the file anew")
+            case[_path(match.groupdict())] += int(match["count"])
+    try:
+        return Signature(head["scenario"], parse_mesh(head["mesh"]), head["torch"], cases)
+    except KeyError as error:
+        raise UserError(f"{where} lacks its line {error}; write the file anew") from error
+
+
+def _path(fields: dict[str, Any]) -> Path:
+    fields.pop("count")
+    said = fields.pop("explicit")
+    for name in ("group_size", "payload_bytes"):
+        fields[name] = int(fields[name])
+    return Path(**{**fields, "redistribution": fields["redistribution"] or ""}, explicit=said and said == "explicit")
+
+
+def load(file: FilePath) -> Signature:
+    """Read a signature file.
+
+    Raises:
+        UserError: it cannot be read or is none.
+    """
+    try:
+        return parse(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"signature {file} cannot be read ({error}); write one with distbench signature") from error

@@ -1,0 +1,63 @@
+"""`python -m distbench.worker.signature JOB.json`: what each case of a job communicates, with no other ranks there.
+
+Prints one JSON object as the last line: {"torch": version, "cases": {case id: [communication, ...]}}, or
+{"user_error": sentence}.
+"""
+
+import contextlib
+import json
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distbench.spec import Job, ParallelPlan, UserError
+from distbench.worker.attribution import communications_of
+from distbench.worker.place import Place
+from distbench.worker.session import all_benches, load_scenario
+from distbench.worker.torch_internals import Unsupported, fake_ranks
+from distbench.worker.workloads.step import Step
+
+
+def signature(job: Job) -> dict[str, list[dict[str, Any]]]:
+    """Case id to what rank 0 communicates in one call of it, the call before having set things up.
+
+    Raises:
+        UserError: the scenario or its plan is declared wrongly.
+        Unsupported: torch is not the one we know.
+    """
+    function = load_scenario(Path(job.file), job.scenario)
+    with fake_ranks(job.mesh) as mesh:
+        assert dist.group.WORLD is not None
+        place = Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, job.settings.seed)
+        found = {}
+        for bench in all_benches(job, function, place):
+            with bench.open() as prepared:
+                call = prepared.call
+                model, plan = (call.model, call.plan) if isinstance(call, Step) else (None, ParallelPlan())
+                call(lambda: None)
+                rows = communications_of(call, prepared.phases, plan, place, model)
+            found[bench.case.id] = [asdict(row) for row in rows]
+        return found
+
+
+def main(job_path: str) -> None:
+    """Print the signature, or why there is none."""
+    torch.set_num_threads(1)
+    answer: dict[str, Any]
+    # What a scenario prints or torch warns of is not the answer.
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            answer = {"torch": torch.__version__, "cases": signature(Job.load(Path(job_path)))}
+        except (UserError, Unsupported) as error:
+            answer = {"user_error": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
