@@ -99,7 +99,7 @@ def load_average() -> list[float] | None:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU seconds up to now: of everything on this host, and of this process with all its descendants that have ended."""
+    """CPU seconds up to now: of all on this host, and of this process with its descendants that have ended."""
 
     at_s: float
     busy_s: float

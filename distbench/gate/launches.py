@@ -124,9 +124,9 @@ def _lows(samples: Sequence[float]) -> tuple[tuple[int, float], ...]:
 def foreign_load(environment: Record, footer: Record) -> float | None:
     """How busy others kept this host's CPUs, as a share of them.
 
-    A footer that says so (`foreign_cpu`, measured over the launch) is believed. Otherwise it is the load average of the minute before the
-    launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of an interleaved
-    comparison share.
+    A footer that says so (`foreign_cpu`, measured over the launch) is believed. Otherwise it is the load average of the
+    minute before the launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of
+    an interleaved comparison share.
     """
     told = footer.get("foreign_cpu")
     if isinstance(told, int | float):

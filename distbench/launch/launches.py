@@ -138,7 +138,7 @@ class Launches:
             append(run_file, footer)
 
     def _foreign_cpu(self) -> float | None:
-        """How busy others kept the CPUs meanwhile; None where ranks are not ours, so that theirs cannot be told apart."""
+        """How busy others kept the CPUs meanwhile; None where not all ranks are ours: theirs cannot be told apart."""
         now = CpuUse.now()
         return now.foreign_since(self._cpu_use) if now and self._cpu_use else None
 

@@ -128,7 +128,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
         return "fsdp"
     if plan.cp is not None and mesh_dim == plan.cp.mesh_dim and not label:
         return "cp"
-    if plan.tp is not None and mesh_dim == plan.tp_dim:
+    if plan.tp is not None and set(mesh_dim.split("x")) <= set(plan.tp_dims):
         return "tp"
     if label:
         return label.source
