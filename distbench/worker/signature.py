@@ -19,7 +19,7 @@ from distbench.spec import Job, ParallelPlan, UserError
 from distbench.worker.attribution import communications_of
 from distbench.worker.place import Place
 from distbench.worker.session import all_benches, load_scenario
-from distbench.worker.torch_internals import Unsupported, fake_ranks
+from distbench.worker.torch_internals import Skipped, Unsupported, fake_ranks
 from distbench.worker.workloads.step import Step
 
 
@@ -36,12 +36,13 @@ def signature(job: Job) -> dict[str, list[dict[str, Any]]]:
         place = Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, job.settings.seed)
         found = {}
         for bench in all_benches(job, function, place):
-            with bench.open() as prepared:
+            # A case with nothing to measure here communicates nothing either.
+            with contextlib.suppress(Skipped), bench.open() as prepared:
                 call = prepared.call
                 model, plan = (call.model, call.plan) if isinstance(call, Step) else (None, ParallelPlan())
                 call(lambda: None)
                 rows = communications_of(call, prepared.phases, plan, place, model)
-            found[bench.case.id] = [asdict(row) for row in rows]
+                found[bench.case.id] = [asdict(row) for row in rows]
         return found
 
 
