@@ -20,7 +20,7 @@ from distbench.worker.attribution import communications_of
 from distbench.worker.bench import Prepared
 from distbench.worker.place import Place
 from distbench.worker.session import all_benches, load_scenario
-from distbench.worker.torch_internals import Unsupported, fake_ranks, tracked_peak_bytes
+from distbench.worker.torch_internals import Skipped, Unsupported, fake_ranks, tracked_peak_bytes
 from distbench.worker.workloads.step import Step
 
 
@@ -37,7 +37,8 @@ def signature(job: Job) -> dict[str, dict[str, Any]]:
         place = Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, job.settings.seed)
         found = {}
         for bench in all_benches(job, function, place):
-            with bench.open() as prepared:
+            # A case with nothing to measure here communicates nothing either.
+            with contextlib.suppress(Skipped), bench.open() as prepared:
                 found[bench.case.id] = _of_case(prepared, place)
         return found
 
