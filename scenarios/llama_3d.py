@@ -35,6 +35,7 @@ TP_PLAN = {
     mesh={"dp_replicate": 1, "dp_shard": 2, "cp": 2, "tp": 2},
     axes={"rotate": ("allgather", "alltoall")},
     quick={"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64, "rotate": "allgather"},
+    quick_mesh={"dp_replicate": 1, "dp_shard": 1, "cp": 2, "tp": 2},
     tags=("tp", "cp", "fsdp"),
 )
 def llama_3d(

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from distbench.launch import Request, jobs_of
 from distbench.spec import Entry, UserError, find, fit_mesh, list_entries, parse_mesh, placement_pairs
 from distbench.spec.job import Job, Settings, axis_names, parse_choices, variants_of
 
@@ -41,6 +42,21 @@ def test_every_parameter_of_a_shipped_scenario_can_be_given_with_set() -> None:
         for name, default in found.params.items():
             given = "text" if default == "" else default
             assert parse_choices([f"{name}={given}"], found.params) == {name: [given]}, f"{found.name}: {name}"
+
+
+def test_a_smaller_mesh_under_quick_is_part_of_the_header(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from distbench.spec import scenario\n\n"
+        "@scenario(mesh={'tp': 8}, quick_mesh={'tp': 2})\ndef mine(*, dim: int = 8):\n    'One.'\n"
+    )
+    sizes = {
+        quick: jobs_of(Request((str(file),), device="cpu", quick=quick, out=tmp_path), None)[0].mesh["tp"]
+        for quick in (False, True)
+    }
+    assert sizes == {False: 8, True: 2}
+    asked = Request((str(file),), mesh={"tp": 4}, device="cpu", quick=True, out=tmp_path)
+    assert jobs_of(asked, None)[0].mesh == {"tp": 4}
 
 
 def test_mesh_text_keeps_order_and_sizes() -> None:

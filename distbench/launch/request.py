@@ -103,6 +103,8 @@ def _job(
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])
     settings = Settings.quick() if request.quick else Settings()
+    if request.quick and entry.quick_mesh:
+        entry = replace(entry, mesh=entry.quick_mesh)
     mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)
     profile = request.profile or (_own_profile(entry, mesh, device, joined) if PROFILE_TAG in entry.tags else None)
     if request.profile:

@@ -10,7 +10,7 @@ from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims
 
 PACKAGE = Path(__file__).resolve().parent.parent
-HEADER_ARGUMENTS = ("mesh", "axes", "quick", "tags")
+HEADER_ARGUMENTS = ("mesh", "axes", "quick", "quick_mesh", "tags")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Entry:
         tags: words to find it by.
         summary: first line of its docstring.
         params: parameter name to default value.
+        quick_mesh: the mesh under --quick, where it is another one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Entry:
     tags: tuple[str, ...]
     summary: str
     params: dict[str, Any]
+    quick_mesh: dict[str, int] | None = None
 
 
 def scenario_folder() -> Path:
@@ -115,7 +117,9 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
             raise UserError(f"{where}: @scenario takes no {argument!r}; it takes {', '.join(HEADER_ARGUMENTS)}")
     if decorator.args or not isinstance(header.get("mesh"), dict) or not header["mesh"]:
         raise UserError(f"{where}: @scenario needs its mesh by name; write @scenario(mesh={{'tp': 2}})")
-    check_mesh_dims(header["mesh"])
+    quick_mesh = header.get("quick_mesh")
+    for mesh in (header["mesh"], quick_mesh or {}):
+        check_mesh_dims(mesh)
     params = {
         argument.arg: _literal(default, where)
         for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
@@ -130,7 +134,7 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
             raise UserError(f"{where}: {name!r} is no parameter of the function ({nearest(name, params)})")
     summary = (ast.get_docstring(node) or "").partition("\n")[0]
     tags = tuple(header.get("tags") or ())
-    return Entry(node.name, file.resolve(), dict(header["mesh"]), axes, quick, tags, summary, params)
+    return Entry(node.name, file.resolve(), dict(header["mesh"]), axes, quick, tags, summary, params, quick_mesh)
 
 
 def _literal(node: ast.expr, where: str) -> Any:

@@ -43,7 +43,7 @@ class Settings:
     @classmethod
     def quick(cls) -> "Settings":
         """A look, not a measurement to keep: fewer samples, less time a case."""
-        return cls(warmup_iterations=2, min_samples=6, max_samples=200, max_case_s=1.5, budget_s=8.0)
+        return cls(warmup_iterations=2, min_samples=6, max_samples=200, max_case_s=0.8, budget_s=5.0)
 
     def case_limit_s(self, num_cases: int) -> float:
         """Seconds of timed iterations that one of `num_cases` cases may take."""

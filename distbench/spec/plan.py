@@ -138,6 +138,7 @@ def scenario(
     mesh: Mapping[str, int],
     axes: Mapping[str, tuple[Any, ...]] | None = None,
     quick: Mapping[str, Any] | None = None,
+    quick_mesh: Mapping[str, int] | None = None,
     tags: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Scenario]], Callable[..., Scenario]]:
     """Mark a function as a scenario. All arguments must be literals: they are read from the source, not run.
@@ -146,6 +147,7 @@ def scenario(
         mesh: mesh dim name to size, the default mesh.
         axes: parameter name to the values it takes when the user sets none; all combinations run.
         quick: parameter name to the value it takes under --quick.
+        quick_mesh: the default mesh under --quick, where it shall be a smaller one.
         tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
     """
 
