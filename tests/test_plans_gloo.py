@@ -156,9 +156,7 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
     ("mesh", "share"),
     [
         ("dp_shard=2,cp=2,tp=2", 8),
-        ("dp_replicate=2,dp_shard=2,tp=2", 4),
-        ("dp_shard=2,cp=2", 4),
-        ("cp=2,tp=2", 4),
+        ("dp_replicate=2,dp_shard=1,tp=2", 2),
     ],
 )
 def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: str, share: int) -> None:

@@ -27,6 +27,10 @@ def signature(scenario: str, choices: tuple[str, ...], mesh: str | None, quick: 
     from distbench.signature import signature_of
     from distbench.spec import parse_mesh
 
+    if output is not None and not output.resolve().parent.is_dir():
+        raise UserError(
+            f"-o {output} cannot be written: there is no folder {output.parent}; make it, or give another file"
+        )
     asked = parse_mesh(mesh) if mesh else None
     jobs = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, started_at=STARTED_AT), None)
     if len(jobs) > 1:
