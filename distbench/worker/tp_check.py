@@ -8,11 +8,10 @@ from torch import nn
 from distbench.spec import ParallelPlan, ShardParam
 from distbench.worker.materialise import owners_of
 from distbench.worker.patterns import annotations_by_parameter, styles_by_module
-from distbench.worker.place import Place
+from distbench.worker.place import BATCH_DIMS, Place
 from distbench.worker.remedies import undivided
 
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
-DATA_DIMS = ("dp_replicate", "dp_shard")
 
 
 def tp_problems(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator[str]:
@@ -129,7 +128,7 @@ def _bad_annotation(
     for mesh_dim in annotation.mesh_dims:
         if mesh_dim in seen:
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
-        if mesh_dim in DATA_DIMS:
+        if mesh_dim in BATCH_DIMS:
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
         elif mesh_dim not in tp_dims:
             yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {', '.join(tp_dims)}; add it there"

@@ -6,7 +6,7 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
-from distbench.worker.torch_internals.context_parallel import context_parallel
+from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.labels import (
     Label,
     Labels,
@@ -70,6 +70,8 @@ __all__ = [
     "planner",
     "probe",
     "require",
+    "require_kernel",
     "strided_shard",
     "tracked_peak_bytes",
+    "whole_sequence",
 ]

@@ -132,6 +132,11 @@ INTERNALS = (
     Internal("context parallel", CP, "_cp_options.enable_load_balance"),
     Internal("context parallel", CP, "_cp_options.rotate_method"),
     Internal(
+        "context parallel outputs", CP, "context_parallel_unshard", ("mesh", "buffers", "seq_dims", "load_balancer")
+    ),
+    Internal("context parallel outputs", CP, "_context_parallel_buffers", ("mesh", "buffers", "load_balancer")),
+    Internal("context parallel outputs", CP, "_create_default_load_balancer", ("seq_length", "world_size", "device")),
+    Internal(
         "context parallel on CPU",
         CP,
         "_templated_ring_attention",
