@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from conftest import ROOT
 
 from distbench.spec import CpPlan, ParallelPlan
@@ -46,10 +47,11 @@ def test_buffers_are_sharded_for_the_step_and_whole_again_after_it(
 ) -> None:
     step = step_of(place, load_balance=load_balance)
     table = step.model.rotations
-    before, seen = table.clone(), []
+    before, seen, attention = table.clone(), [], F.scaled_dot_product_attention
 
     def look(*_: object) -> None:
         seen.append(table.clone())
+        assert F.scaled_dot_product_attention is not attention
         if raises:
             raise KeyError("stop here")
 
@@ -60,7 +62,7 @@ def test_buffers_are_sharded_for_the_step_and_whole_again_after_it(
     else:
         step.forward_backward()
     assert before.shape[0] == 32 and torch.equal(seen[0], before[rows])
-    assert torch.equal(table, before)
+    assert torch.equal(table, before) and F.scaled_dot_product_attention is attention
 
 
 def gathers(place: Place, **plan: Any) -> list[Communication]:

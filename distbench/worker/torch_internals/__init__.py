@@ -37,6 +37,7 @@ from distbench.worker.torch_internals.redistribution import (
     plan_path,
     planner,
 )
+from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
 
 __all__ = [
     "BACKEND_OPS",
@@ -44,10 +45,12 @@ __all__ = [
     "Internal",
     "Label",
     "Labels",
+    "NeedsValues",
     "OrderedPlacements",
     "OrderedTensor",
     "PathStep",
     "Probe",
+    "ShapesOnly",
     "Skipped",
     "Unsupported",
     "autograd_position",

@@ -61,7 +61,14 @@ def context_parallel(
                 entered.enter_context(_ring_attention_on_cpu(mesh))
             elif kernel is not None:
                 entered.enter_context(sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])))
-            yield
+            # torch 2.11 puts nothing back where an exception leaves its context, so torch is not told of any.
+            raised = None
+            try:
+                yield
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
     finally:
         options.enable_load_balance, options.rotate_method = saved
 

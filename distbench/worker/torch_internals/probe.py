@@ -116,6 +116,16 @@ INTERNALS = (
     Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.get_tracker_snapshot"),
     Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
+    *(
+        Internal("tensors without values", "torch._subclasses.fake_tensor", name)
+        for name in (
+            "FakeTensorMode",
+            "DataDependentOutputException",
+            "DynamicOutputShapeException",
+            "UnsupportedFakeTensorException",
+            "UnsupportedOperatorException",
+        )
+    ),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
     Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),

@@ -57,9 +57,22 @@ def num_tokens(inputs: torch.Tensor) -> int:
 
 
 class Step:
-    """The parallel model with its batch on this rank."""
+    """The parallel model with its batch on this rank.
 
-    def __init__(self, scenario: Scenario, place: Place, built: Blueprint | None = None) -> None:
+    Args:
+        scenario: model, batch, loss and plan.
+        place: this rank's place.
+        built: the model on the meta device, if it has been built before.
+        give_memory: what gives the sharded model its memory and values.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        place: Place,
+        built: Blueprint | None = None,
+        give_memory: Callable[..., None] = materialise,
+    ) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
         self.plan = scenario.plan
         self._place = place
@@ -69,7 +82,7 @@ class Step:
         self.model: nn.Module
         self.model, self.sharded = parallelize(built.model, scenario.plan, place)
         offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
-        materialise(self.model, place, self._buffers, torch.device("cpu") if offloaded else None)
+        give_memory(self.model, place, self._buffers, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, scenario.plan.fsdp, place)
         # Where the output is made whole, it can be compared with one device's: kept while somebody asks for it.
         self.unshards_output = unshard_outputs(self.model, scenario.plan.cp, place)
