@@ -10,7 +10,7 @@ from trace_records import STEP, collective, record, run_file
 
 from distbench.report.paths import render_difference, render_paths
 from distbench.report.paths.choose import chosen, one_trace
-from distbench.report.paths.costs import PATH, costs, doubts
+from distbench.report.paths.costs import PATH, busy_share, costs, doubts
 from distbench.report.paths.intervals import lanes_of, left_of
 from distbench.report.paths.read import Trace
 from distbench.spec.errors import UserError
@@ -120,16 +120,28 @@ def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -
     text = text_of(run_file(tmp_path / "a.jsonl", record()))
     flat = " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
-    assert "in collectives for 43.5 ms of it (33 %), 10 % of that waiting for the group's slowest rank" in flat
+    # 18 of 174 ms of collectives are waiting; 43.5 of 100 ms and of 200 are in some collective.
+    assert "takes 150 ms on 4 ranks; a collective is under way on a rank in 33 % of it; 10 % of collectives'" in flat
+    assert "at the same time" not in flat
     assert "tp all_gather tp 1 1.95 KiB 1000 B 17.0 ms 13 % 18 % n/a" in flat
-    assert "layers.*.attention 2 5.86 KiB 22.0 ms 16 % 14 % forward tp all_gather and 1 more" in flat
-    assert "S(1)->R implicit tp all_gather layers.*.attention 1" in flat
-    assert "P(sum)->S(1) explicit tp reduce_scatter layers.*.attention 1" in flat
+    assert "layers.*.attention 2 5.86 KiB 22.0 ms 16 % 14 % forward tp all_gather +1" in flat
+    assert "S(1)->R implicit tp all_gather 1 1.95 KiB 17.0 ms layers.*.attention" in flat
+    assert "P(sum)->S(1) explicit tp reduce_scatter 1 3.91 KiB 5.00 ms layers.*.attention" in flat
     assert "owner known for 40 of 48 collectives (83 %)" in flat
     assert "1.05 times a bare step's CPU time (median of 3 interleaved rounds, 1.04 to 1.08)" in flat
-    assert "dispatch mode, a second method, saw the same kind, group and bytes in all 24 rows" in flat
+    assert "dispatch mode, a second method, saw the same kind, group and bytes in all 24 collectives" in flat
     assert "3 MiB measured (growth of resident memory), 2 MiB predicted by torch's MemTracker" in flat
     assert "reduce_scatter runs as all_reduce on gloo" in flat
+
+
+def test_collectives_at_the_same_time_are_not_time_twice(tmp_path: Path) -> None:
+    twice = (*STEP, collective("forward", "tp", "all_gather", "tp", 2000, "layers.0.attention", 30, 20, 20, 8, 20))
+    trace = trace_of(tmp_path, twice)
+    # The 17 ms of the second all-gather lie within the first one's.
+    assert busy_share(trace) == pytest.approx((0.435 + 0.2175) / 2)
+    flat = " ".join(text_of(trace.run.path).split())
+    assert "under way on a rank in 33 % of it" in flat and "some collectives are under way at the same time" in flat
+    assert by_path(trace)[FORWARD_TP]["time_s"] == pytest.approx(0.034)
 
 
 def test_what_is_doubtful_stands_beside_the_table(tmp_path: Path) -> None:
@@ -144,7 +156,10 @@ def test_what_is_doubtful_stands_beside_the_table(tmp_path: Path) -> None:
     )
     flat = " ".join(text_of(run_file(tmp_path / "a.jsonl", odd)).split())
     assert "what that adds to a step was not measured" in flat
-    assert "differs in 7 of 24 rows: row 0 differs" in flat and "... 2 more differences" in flat
+    assert (
+        "caution: dispatch mode, a second method, saw something else in the same step: row 0 differs" in flat
+        and "... 2 more differences" in flat
+    )
     assert "1 KiB measured; no prediction: MemTracker does not know views" in flat
 
 
@@ -165,9 +180,11 @@ def test_a_trace_without_times_still_counts(tmp_path: Path) -> None:
         for row in blank["rows"]:
             row[blank["columns"].index(name)] = None
     blank["phases"]["rows"] = [[*row[:3], None, None] for row in blank["phases"]["rows"]]
+    blank["agreement"]["method"] = None
     path = run_file(tmp_path / "a.jsonl", blank)
     flat = " ".join(text_of(path).split())
     assert "tp all_gather tp 1 1.95 KiB 1000 B - - - n/a" in flat
+    assert "no second method looked" in flat and "None" not in flat
     render_difference(path, path, "table")
     with pytest.raises(UserError, match="holds no times"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
@@ -178,8 +195,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path) -> None:
     [
         ({"error": "rank 2 raised RuntimeError: no"}, "rank 2 raised RuntimeError: no"),
         ({"columns": ["rank"], "rows": []}, "lacks backend_op"),
-        ({"phases": None}, "holds no phases"),
-        ({"rows": [[1, 2]]}, "does not hold together"),
+        ({"phases": {"columns": [], "rows": []}}, "lacks end_s, phase, rank, start_s, step"),
     ],
 )
 def test_a_trace_that_failed_is_one_sentence(tmp_path: Path, broken: dict[str, Any], said: str) -> None:

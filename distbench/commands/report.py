@@ -57,7 +57,7 @@ def report(
       distbench report --reproducers upstream
       distbench report --paths --plots plots --chrome trace.json
       distbench report --diff tp.jsonl fsdp.jsonl
-      distbench report --diff cp.jsonl::alltoall cp.jsonl::allgather
+      distbench report --diff run.jsonl::hidden=1024 run.jsonl::hidden=4096
     """
     _refuse(
         {"--diff": diff, "--paths": paths, "RUN": runs, "--page": page, "--plots": plots, "--chrome": chrome}

@@ -109,7 +109,7 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
             "group": str(row["group"]),
             "dtype": str(row["dtype"]),
             "payload_bytes": int(row["payload_bytes"]),
-            "wire_bytes": int(row["wire_bytes"]),
+            "wire_bytes": int(row["wire_bytes"]) if known(row["wire_bytes"]) else None,
             "redistribution": str(row["redistribution"] or ""),
             "explicit": bool(row["explicit"]) if isinstance(row["explicit"], bool) else None,
             "waiting_us": round(row["straggler_s"] * MICRO, 3) if known(row["straggler_s"]) else None,

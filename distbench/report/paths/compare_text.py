@@ -92,7 +92,9 @@ def _signed_size(size: float) -> str:
 
 def _time_more(row: Row) -> str:
     more = row["time_s_more"]
-    return f", {'-' if more < 0 else '+'}{time_text(abs(more)).replace('  ', ' ')}" if known(more) else ""
+    if not known(more) or not more:
+        return ""
+    return f", {'-' if more < 0 else '+'}{time_text(abs(more)).replace('  ', ' ')}"
 
 
 def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
@@ -133,7 +135,9 @@ def _owners_table(one: Trace, other: Trace) -> Table:
     found = difference(one, other, ("path_owner",))
     rows = [(str(row["path_owner"]), *_both(row)) for row in found.head(MAX_OWNERS).to_dict("records")]
     title = "by owner, those whose time changed most first"
-    return capped(Table(title, ("<owner", *SIDES), rows), len(found), MAX_OWNERS)
+    if len(found) > len(rows):
+        title = f"the {len(rows)} of {len(found)} owners whose time changed most"
+    return Table(title, ("<owner", *SIDES), rows)
 
 
 def _both(row: Row) -> tuple[str, ...]:

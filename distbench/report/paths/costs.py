@@ -1,10 +1,11 @@
 """Rows of a trace summed into what a step spends on each path, owner or redistribution."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distbench.report.paths.intervals import left_of
 from distbench.report.paths.read import Trace
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
 COSTS = (*SUMMED, "straggler_share", "exposed_share")
 
 
-def costs(trace: Trace, keys: Sequence[str]) -> "pd.DataFrame":
+def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = None) -> "pd.DataFrame":
     """What a step spends on each combination of some columns of the rows: the keys, then the columns of COSTS.
 
     SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
@@ -26,8 +27,10 @@ def costs(trace: Trace, keys: Sequence[str]) -> "pd.DataFrame":
     Args:
         trace: the trace.
         keys: columns of `Trace.rows`; none for one row on everything.
+        only: which of the rows count; all of them if it is not given.
     """
-    rows = trace.rows.assign(count=1.0, time_s=trace.rows["duration_s"], everything="")
+    kept = trace.rows if only is None else trace.rows[only]
+    rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
     by = list(keys) or ["everything"]
     sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1) / len(trace.ranks)
     counts = sums["count"].unstack("step").reindex(columns=trace.steps)
@@ -64,6 +67,24 @@ def step_of(trace: Trace) -> float:
     """Seconds of the median traced step on its slowest rank; nan where steps were not timed."""
     taken = [value for value in trace.record.get("steps_s") or () if isinstance(value, int | float)]
     return float(np.median(taken)) if taken else float("nan")
+
+
+def busy_share(trace: Trace) -> float:
+    """The share of a rank's step with at least one collective under way: the median over steps of the mean over ranks.
+
+    nan where steps or collectives were not timed.
+    """
+    shares: dict[Hashable, list[float]] = {}
+    timed = trace.rows[trace.rows["duration_s"].notna()]
+    by_rank = dict(iter(timed.groupby(["step", "rank"])))
+    for (step, rank), phases in trace.phases.groupby(["step", "rank"]):
+        rows, whole = by_rank.get((step, rank)), (phases["start_s"].min(), phases["end_s"].max())
+        if rows is not None and whole[1] > whole[0]:
+            taken = zip(rows["issued_s"], rows["completed_s"], strict=True)
+            free = sum(end - start for start, end in left_of(whole, taken))
+            shares.setdefault(step, []).append(1 - free / (whole[1] - whole[0]))
+    of_steps = [sum(of_step) / len(trace.ranks) for of_step in shares.values()]
+    return float(np.median(of_steps)) if of_steps else float("nan")
 
 
 def doubts(trace: Trace) -> list[str]:

@@ -1,6 +1,5 @@
 """Trace records to frames: one row a collective of a traced step on a rank, with what is derived from several rows."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,37 +45,31 @@ class Trace:
         """The case that was traced."""
         return str(self.record["case_id"])
 
+    @property
+    def name(self) -> str:
+        """The case's id without its kind and shape: the scenario and, where there is one, the variant."""
+        return self.case_id.split("/", 2)[-1]
+
 
 def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
     """The traces of some runs in file order, and one sentence for each that failed or cannot be read."""
     traces, failed = [], []
     for run in runs:
-        for record in _records_of(run):
+        for record in run.traces:
             problem = _problem(record)
             try:
                 traces += [] if problem else [_trace(run, record)]
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 problem = f"its record does not hold together ({error}); trace it anew"
             if problem:
-                failed.append(f"{record.get('case_id')} has no trace: {problem}")
+                failed.append(f"{record['case_id']} has no trace: {problem}")
     return traces, failed
-
-
-def _records_of(run: Run) -> list[Record]:
-    held = getattr(run, "traces", None)
-    if held is not None:
-        return list(held)
-    with run.path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.startswith('{"type":"trace"')]
 
 
 def _problem(record: Record) -> str | None:
     if record.get("error"):
         return str(record["error"])
-    phases = record.get("phases")
-    if not isinstance(phases, dict):
-        return "its record holds no phases; trace it anew with this distbench"
-    lacking = [*NEEDED.difference(record.get("columns") or ()), *PHASE_COLUMNS.difference(phases.get("columns") or ())]
+    lacking = [*NEEDED.difference(record["columns"]), *PHASE_COLUMNS.difference(record["phases"]["columns"])]
     if lacking:
         return f"its record lacks {', '.join(sorted(lacking))}; trace it anew with this distbench"
     return None

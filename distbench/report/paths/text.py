@@ -1,25 +1,32 @@
 """What a trace says, as headings, sentences and tables."""
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from distbench.report.layout import Block, Heading, Lines, Table, capped
-from distbench.report.overview import scenario_name
-from distbench.report.paths.costs import PATH, costs, doubts, step_of
+from distbench.report.paths.costs import PATH, busy_share, costs, doubts, step_of
 from distbench.report.paths.read import NOBODY, Trace
 from distbench.report.units import known, percent_text, size_text, time_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = dict[Hashable, Any]
 MAX_PATHS = 40
 MAX_OWNERS = 10
 MAX_DIFFERENCES = 5
+# More of a step than this twice in collectives is overlap, and not the difference of two medians.
+OVERLAP = 0.02
 ASKED_FOR: dict[Any, str] = {True: "explicit", False: "implicit"}
 COST_COLUMNS = ("count", "payload", "wire", "time", "of\nstep", "strag-\ngler", "exposed")
 
 
+IMPLICIT = "implicit: an operator needed other placements than it was given, so DTensor moved the tensor by itself"
+
+
 def trace_blocks(trace: Trace) -> list[Block]:
     """One trace: what a step spends in short, by path, by owner, by redistribution, and what to think of it."""
-    blocks: list[Block] = [Heading(f"{scenario_name(trace.run)}: which path costs what"), Lines(_opening(trace))]
+    blocks: list[Block] = [Heading(f"{trace.name}: which path costs what"), Lines(_opening(trace))]
     if trace.rows.empty:
         return [*blocks, Lines(_evidence(trace))]
     blocks += [_paths_table(trace), _owners_table(trace)]
@@ -34,11 +41,11 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     (whole,) = costs(trace, ()).to_dict("records")
     step = time_text(step_of(trace)).replace("  ", " ")
     spent = f"a traced step takes {step} on {len(trace.ranks)} ranks"
-    if known(whole["time_s"]):
-        taken = time_text(whole["time_s"]).replace("  ", " ")
-        spent += f"; a rank is in collectives for {taken} of it ({percent_text(whole['share_of_step'])})"
-        if known(whole["straggler_share"]):
-            spent += f", {percent_text(whole['straggler_share'])} of that waiting for the group's slowest rank"
+    if known(busy := busy_share(trace)):
+        spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
+    if known(whole["straggler_share"]):
+        waited = percent_text(whole["straggler_share"])
+        spent += f"; {waited} of collectives' time is waiting for the group's slowest rank"
     return case, spent
 
 
@@ -62,6 +69,8 @@ def _paths_table(trace: Trace) -> Table:
     if trace.record.get("exposed_reason"):
         notes.append(f"no exposed share: {trace.record['exposed_reason']}")
     notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
+    if whole["share_of_step"] > busy_share(trace) + OVERLAP:
+        notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
     columns = ("<phase,\n source", "<kind", "<mesh dim", *COST_COLUMNS)
     return Table(f"by path, {_per_step(trace)}", columns, rows, notes, frozenset([*breaks[1:], len(rows) - 1]))
 
@@ -114,14 +123,10 @@ def _owners_table(trace: Trace) -> Table:
     parts = costs(trace, ("path_owner", *PATH))
     rows = []
     for record in found.head(MAX_OWNERS).to_dict("records"):
-        (most, *others) = (
-            parts[parts["path_owner"] == record["path_owner"]]
-            .sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable")
-            .to_dict("records")
-        )
-        said = f"{most['phase']} {most['mesh_dim']} {most['kind']}" + (f" and {len(others)} more" if others else "")
+        of_owner = _costliest_first(parts[parts["path_owner"] == record["path_owner"]])
+        said = [f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner]
         cells = cost_cells(record)
-        rows.append((str(record["path_owner"]), *cells[:2], *cells[3:6], said))
+        rows.append((str(record["path_owner"]), *cells[:2], *cells[3:6], _first_of(said)))
     columns = ("<owner", "count", "payload", "time", "of\nstep", "strag-\ngler", "<most of it")
     title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
     owned = trace.rows["owner_known"].astype(bool)
@@ -131,28 +136,33 @@ def _owners_table(trace: Trace) -> Table:
     return Table(title, columns, rows, notes)
 
 
+def _costliest_first(found: "pd.DataFrame") -> list[Row]:
+    return found.sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable").to_dict("records")
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """`a +2` for three names."""
+    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
+
+
 def _redistributions_table(trace: Trace) -> Table | None:
     """What DTensor redistributed, by placements; None where it did not."""
-    is_move = trace.rows["redistribution"].fillna("").astype(str) != ""
-    if not is_move.any():
+    moved = trace.rows["redistribution"].fillna("").astype(str) != ""
+    if not moved.any():
         return None
-    named = ("redistribution", "explicit", "mesh_dim", "kind", "path_owner")
-    found = costs(trace, named)
-    found = found[found["redistribution"].fillna("").astype(str) != ""]
-    found = found.sort_values("time_s", ascending=False, kind="stable")
-    rows = [
-        (
-            str(record["redistribution"]),
-            ASKED_FOR.get(record["explicit"], "-"),
-            str(record["mesh_dim"]),
-            str(record["kind"]),
-            str(record["path_owner"]),
-            *(cost_cells(record)[place] for place in (0, 1, 3)),
-        )
-        for record in found.head(MAX_OWNERS).to_dict("records")
-    ]
-    columns = ("<redistribution", "<asked for", "<mesh dim", "<kind", "<owner", "count", "payload", "time")
-    notes = ["implicit: an operator needed other placements than it was given, so DTensor moved the tensor by itself"]
+    named = ("redistribution", "explicit", "mesh_dim", "kind")
+    found = costs(trace, named, moved)
+    owners = costs(trace, (*named, "path_owner"), moved)
+    rows = []
+    for record in _costliest_first(found)[:MAX_OWNERS]:
+        same = (owners[list(named)] == [record[name] for name in named]).all(axis=1)
+        cells = cost_cells(record)
+        whose = _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
+        asked = ASKED_FOR.get(record["explicit"], "-")
+        placed = (str(record["redistribution"]), asked, str(record["mesh_dim"]), str(record["kind"]))
+        rows.append((*placed, cells[0], cells[1], cells[3], whose))
+    columns = ("<redistribution", "<asked for", "<mesh dim", "<kind", "count", "payload", "time", "<mostly of")
+    notes = [IMPLICIT] if any(row[1] == "implicit" for row in rows) else []
     title = "where it came from a redistribution of DTensor"
     return capped(Table(title, columns, rows, notes), len(found), MAX_OWNERS)
 
@@ -179,14 +189,14 @@ def overhead_text(record: dict[str, Any]) -> str:
 
 def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
     agreement = record.get("agreement")
-    if not isinstance(agreement, dict):
+    if not isinstance(agreement, dict) or not agreement.get("method"):
         return ("no second method looked at the same step",)
     found = [str(sentence) for sentence in agreement.get("differences") or ()]
-    against = f"{agreement.get('method')}, a second method, "
     if not found:
-        return (f"{against}saw the same kind, group and bytes in all {agreement.get('num_rows')} rows",)
+        rows = f"all {agreement.get('num_rows')} collectives of a rank's step"
+        return (f"{agreement['method']}, a second method, saw the same kind, group and bytes in {rows}",)
     more = [f"... {len(found) - MAX_DIFFERENCES} more differences"] if len(found) > MAX_DIFFERENCES else []
-    head = f"caution: {against}differs in {len(found)} of {agreement.get('num_rows')} rows:"
+    head = f"caution: {agreement['method']}, a second method, saw something else in the same step:"
     return (head, *found[:MAX_DIFFERENCES], *more)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.report import plot_style as style
-from distbench.report.overview import scenario_name
 from distbench.report.paths.costs import PHASES, step_of
 from distbench.report.paths.intervals import left_of
 from distbench.report.paths.read import Trace
@@ -51,8 +50,7 @@ def lanes(trace: Trace) -> list[str]:
 def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
     """(name, figure) of every trace with times, one figure each; names differ."""
     timed = [trace for trace in traces if trace.steps and not trace.phases[["start_s", "end_s"]].isna().any().any()]
-    # A case's id without its kind and shape: the scenario and, where there is one, the variant.
-    names = [trace.case_id.split("/", 2)[-1] for trace in timed]
+    names = [trace.name for trace in timed]
     for trace, name in zip(timed, names, strict=True):
         stem = name if names.count(name) == 1 else f"{name}-{trace.run.path.stem}"
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", f"timeline-{stem}"), timeline(trace)
@@ -107,7 +105,7 @@ def _title(trace: Trace, step: int) -> str:
     times = trace.record.get("steps_s") or ()
     taken = times[step] if step < len(times) else step_of(trace)
     spent = time_text(taken).replace("  ", " ")
-    return f"{scenario_name(trace.run)}: where each rank's time goes in one step ({spent})"
+    return f"{trace.name}: where each rank's time goes in one step ({spent})"
 
 
 def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
