@@ -159,9 +159,9 @@ def _redistributions_table(trace: Trace) -> Table | None:
         cells = cost_cells(record)
         whose = _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
         asked = ASKED_FOR.get(record["explicit"], "-")
-        placed = (str(record["redistribution"]), asked, str(record["mesh_dim"]), str(record["kind"]))
+        placed = (str(record["redistribution"]), asked, f"{record['mesh_dim']} {record['kind']}")
         rows.append((*placed, cells[0], cells[1], cells[3], whose))
-    columns = ("<redistribution", "<asked for", "<mesh dim", "<kind", "count", "payload", "time", "<mostly of")
+    columns = ("<redistribution", "<asked for", "<collective", "count", "payload", "time", "<mostly of")
     notes = [IMPLICIT] if any(row[1] == "implicit" for row in rows) else []
     title = "where it came from a redistribution of DTensor"
     return capped(Table(title, columns, rows, notes), len(found), MAX_OWNERS)
