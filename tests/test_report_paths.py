@@ -207,7 +207,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path) -> None:
     ("broken", "said"),
     [
         ({"error": "rank 2 raised RuntimeError: no"}, "rank 2 raised RuntimeError: no"),
-        ({"columns": ["rank"], "rows": []}, "lacks backend_op"),
+        ({"columns": ["rank"], "rows": []}, "lacks backend_op, dtype"),
         ({"phases": {"columns": [], "rows": []}}, "lacks end_s, phase, rank, start_s, step"),
     ],
 )
@@ -237,6 +237,21 @@ def test_csv_and_json_give_every_row_with_what_is_derived(tmp_path: Path) -> Non
     assert (row["duration_s"], row["straggler_s"], row["rank_step_s"]) == pytest.approx((0.02, 0.012, 0.1))
     assert (row["path_owner"], row["owner"], row["case_id"]) == ("layers.*.attention", "layers.0.attention", golden.ID)
     assert "| ---: |" in text_of(path, "markdown")
+
+
+def test_rows_are_summed_by_any_columns(tmp_path: Path) -> None:
+    path = run_file(tmp_path / "a.jsonl", record())
+    rows = json.loads(render_paths((path,), OUT, "json", by=("mesh_dim", "kind"))[0])
+    found = {(row["mesh_dim"], row["kind"]): row for row in rows}
+    assert {key: row["count"] for key, row in found.items()} == {
+        ("dp_shard", "all_gather"): 2, ("tp", "all_gather"): 1, ("tp", "reduce_scatter"): 1,
+        ("dp_shard", "reduce_scatter"): 1, ("dp_shard", "all_reduce"): 1,
+    }  # fmt: skip
+    ranks = json.loads(render_paths((path,), OUT, "json", by=("rank",))[0])
+    # Rank 2 is in collectives for 10 + 10 + 8 + 5 + 2 + 1 ms.
+    assert {row["rank"]: (row["count"], round(row["time_s"], 6)) for row in ranks}[2] == (6, 0.036)
+    flat = " ".join(render_paths((path,), OUT, "table", by=("owner", "explicit"))[0].split())
+    assert "toy by owner, explicit" in flat and "layers.0.attention False 1 1.95 KiB 1000 B 17.0 ms" in flat
 
 
 def test_a_part_of_the_cases_id_chooses(tmp_path: Path) -> None:

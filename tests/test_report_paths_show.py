@@ -179,7 +179,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0 and "**by path, a rank and step**" in done.stdout
     for arguments, said in (
         (("--paths", "--diff", str(path), str(path)), "--diff does not go with --paths"),
-        (("--paths", "--group-by", "kind"), "--paths does not go with --group-by"),
+        (("--paths", "--reproducers", "out"), "--paths does not go with --reproducers"),
+        (("--paths", str(path), "--group-by", "ownr"), "nearest: owner"),
         (("--chrome", "trace.json"), "add --paths"),
         (("--paths", str(path), "--chrome", f"{path}/x"), "cannot be written"),
         (("--paths", str(path), "--plots", f"{path}/x"), "cannot be written"),

@@ -27,7 +27,7 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--diff", nargs=2, type=PATH, metavar="A B", help="What a traced step A communicates more or less than B."
 )
-@click.option("--group-by", metavar="COLUMN,...", help="Summarise cases by these columns instead of listing them.")
+@click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
 @click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
 def report(
     runs: tuple[Path, ...],
@@ -67,13 +67,13 @@ def report(
         from distbench.report.paths import render_difference
 
         return _tell(*render_difference(*diff, form))
+    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if paths:
         from distbench.report.paths import render_paths
 
-        return _tell(*render_paths(runs, out, form, plots, page, chrome))
+        return _tell(*render_paths(runs, out, form, plots, page, chrome, by))
     from distbench.report import render
 
-    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     shown = render(runs, out, form, plots, by, page, reproducers)
     return _tell(shown.text, shown.warnings)
 
@@ -87,7 +87,7 @@ def _tell(text: str, beside: Sequence[str]) -> None:
 def _refuse(given: dict[str, Any]) -> None:
     """Options that mean nothing together are refused before anything is read."""
     asked = [name for name, value in given.items() if value]
-    alone = {"--diff": set(given) - {"--diff"}, "--paths": {"--reproducers", "--group-by"}}
+    alone = {"--diff": set(given) - {"--diff"}, "--paths": {"--reproducers"}}
     for name, others in alone.items():
         clash = [other for other in asked if name in asked and other in others]
         if clash:

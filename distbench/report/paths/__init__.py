@@ -18,6 +18,7 @@ def render_paths(
     plots: Path | None = None,
     page: Path | None = None,
     chrome: Path | None = None,
+    by: tuple[str, ...] = (),
 ) -> tuple[str, list[str]]:
     """(which path costs what in the traced steps of some runs, sentences for beside it).
 
@@ -28,25 +29,30 @@ def render_paths(
         plots: folder for each trace's timeline, or None.
         page: HTML file for the whole report on these runs, paths and timelines included, or None.
         chrome: file for one trace as Chrome's trace events, or None.
+        by: columns of the rows to sum by, instead of the usual tables and rows; empty for these.
 
     Raises:
-        UserError: nothing to report, no trace, several where one is needed, or a file that cannot be written.
+        UserError: nothing to report, no trace, an unknown column, several where one is needed, or a file that
+            cannot be written.
     """
     from distbench.report import write_page_of
     from distbench.report.data_text import data_text
     from distbench.report.paths.choose import chosen
     from distbench.report.paths.data import frame_of_traces
-    from distbench.report.paths.text import trace_blocks
+    from distbench.report.paths.text import grouped_table, trace_blocks
 
     found = chosen(named, out)
     traces = found.traces
+    data = frame_of_traces(traces, by)
     beside = [*found.warnings, *([_write_chrome(chrome, traces)] if chrome else [])]
     written = _draw(traces, plots) if plots else []
     beside += [write_page_of(page, found.runs)] if page else []
     if form in ("csv", "json"):
         beside += [*found.failed, *(f"plot written: {path}" for path in written)]
-        return data_text(frame_of_traces(traces), form), beside
-    blocks: list[Block] = [block for trace in traces for block in trace_blocks(trace)]
+        return data_text(data, form), beside
+    blocks: list[Block] = []
+    for trace in traces:
+        blocks += [grouped_table(trace, by)] if by else trace_blocks(trace)
     blocks += [Lines(tuple(found.failed))] if found.failed else []
     if written:
         blocks.append(Lines((f"plots written to {written[0].parent}:", *(f"  {path.name}" for path in written))))

@@ -21,8 +21,9 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     """What a step spends on each combination of some columns of the rows: the keys, then the columns of COSTS.
 
     SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
-    none. The straggler share is of the time of those rows whose straggler time is known, the exposed share likewise,
-    over all ranks and steps. nan where nothing is known. In order of phase, then the longest first.
+    none. With "rank" among the keys they are that rank's own. The straggler share is of the time of those rows whose
+    straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
+    of phase, then the longest first.
 
     Args:
         trace: the trace.
@@ -32,7 +33,8 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     kept = trace.rows if only is None else trace.rows[only]
     rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
     by = list(keys) or ["everything"]
-    sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1) / len(trace.ranks)
+    sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1)
+    sums /= 1 if "rank" in keys else len(trace.ranks)
     counts = sums["count"].unstack("step").reindex(columns=trace.steps)
     found = counts.notna().sum(axis=1).to_frame("in_steps")
     for name in SUMMED:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ROOT, NOBODY = "(root)", "(unknown)"
 TIMES = ("issued_s", "completed_s", "exposed_s")
-WHAT = ("phase", "kind", "backend_op", "mesh_dim", "dtype", "payload_bytes", "wire_bytes")
+WHAT = ("phase", "kind", "op", "backend_op", "mesh_dim", "dtype", "payload_bytes", "wire_bytes")
 WHOSE = ("owner", "owner_known", "source", "redistribution", "explicit")
 NEEDED = frozenset(("rank", "step", "group", "seq", "group_size", *WHAT, *WHOSE, *TIMES))
 PHASE_COLUMNS = frozenset(("rank", "step", "phase", "start_s", "end_s"))

@@ -34,6 +34,26 @@ def trace_blocks(trace: Trace) -> list[Block]:
     return [*blocks, *([moves] if moves else []), Lines(_evidence(trace))]
 
 
+def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
+    """What a step spends on each combination of some columns of the rows."""
+    keys = tuple(dict.fromkeys(by))
+    found = costs(trace, keys)
+    rows = [
+        (*(_key_text(record[key]) for key in keys), *cost_cells(record))
+        for record in found.head(MAX_PATHS).to_dict("records")
+    ]
+    table = Table(
+        f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}",
+        (*(f"<{key}" for key in keys), *COST_COLUMNS),
+        rows,
+    )
+    return capped(table, len(found), MAX_PATHS)
+
+
+def _key_text(value: Any) -> str:
+    return f"{value:g}" if known(value) else str(value) if isinstance(value, str | bool) else "-"
+
+
 def _opening(trace: Trace) -> tuple[str, ...]:
     case = f"case {trace.case_id}"
     if trace.rows.empty:
@@ -49,8 +69,9 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     return case, spent
 
 
-def _per_step(trace: Trace) -> str:
-    return f"a rank and step: the median of {len(trace.steps)} traced steps, the mean over {len(trace.ranks)} ranks"
+def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
+    median = f"a rank and step: the median of {len(trace.steps)} traced steps"
+    return median if "rank" in keys else f"{median}, the mean over {len(trace.ranks)} ranks"
 
 
 def _paths_table(trace: Trace) -> Table:
