@@ -13,6 +13,7 @@ from distbench.report.paths.choose import chosen, one_trace
 from distbench.report.paths.costs import PATH, busy_share, costs, doubts
 from distbench.report.paths.intervals import lanes_of, left_of
 from distbench.report.paths.read import Trace
+from distbench.report.paths.timeline import timeline_figures
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")
@@ -187,18 +188,20 @@ def test_only_the_ten_most_expensive_owners_are_shown(tmp_path: Path) -> None:
     assert text.index("part11") < text.index("part10") < text.index("part02")
 
 
-def test_a_trace_without_times_still_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_phases", [True, False])
+def test_a_trace_without_times_still_counts(tmp_path: Path, with_phases: bool) -> None:
     blank = record(steps_s=[])
     for name in ("issued_s", "completed_s"):
         for row in blank["rows"]:
             row[blank["columns"].index(name)] = None
-    blank["phases"]["rows"] = [[*row[:3], None, None] for row in blank["phases"]["rows"]]
+    blank["phases"]["rows"] = [[*row[:3], None, None] for row in blank["phases"]["rows"] if with_phases]
     blank["agreement"]["method"] = None
     path = run_file(tmp_path / "a.jsonl", blank)
     flat = " ".join(text_of(path).split())
     assert "tp all_gather tp 1 1.95 KiB 1000 B - - - n/a" in flat
     assert "no second method looked" in flat and "None" not in flat
     render_difference(path, path, "table")
+    assert list(timeline_figures(chosen((path,), OUT).traces)) == []
     with pytest.raises(UserError, match="holds no times"):
         render_paths((path,), OUT, "table", chrome=tmp_path / "trace.json")
 
@@ -207,7 +210,7 @@ def test_a_trace_without_times_still_counts(tmp_path: Path) -> None:
     ("broken", "said"),
     [
         ({"error": "rank 2 raised RuntimeError: no"}, "rank 2 raised RuntimeError: no"),
-        ({"columns": ["rank"], "rows": []}, "lacks backend_op, dtype"),
+        ({"columns": ["rank"], "rows": []}, "lacks backend_op, completed_s, dtype"),
         ({"phases": {"columns": [], "rows": []}}, "lacks end_s, phase, rank, start_s, step"),
     ],
 )

@@ -123,7 +123,7 @@ def write_chrome(path: Path, trace: Trace) -> str:
     Raises:
         UserError: the file cannot be written, or the trace has no times.
     """
-    if trace.phases.empty or trace.phases[["start_s", "end_s"]].isna().any().any():
+    if not trace.is_timed:
         raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
     try:

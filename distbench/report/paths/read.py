@@ -50,6 +50,11 @@ class Trace:
         """The case's id without its kind and shape: the scenario and, where there is one, the variant."""
         return self.case_id.split("/", 2)[-1]
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it says when each phase began and ended; without that there is nothing to draw."""
+        return not self.phases.empty and bool(self.phases[["start_s", "end_s"]].notna().all(axis=None))
+
 
 def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
     """The traces of some runs in file order, and one sentence for each that failed or cannot be read."""

@@ -49,7 +49,7 @@ def lanes(trace: Trace) -> list[str]:
 
 def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
     """(name, figure) of every trace with times, one figure each; names differ."""
-    timed = [trace for trace in traces if trace.steps and not trace.phases[["start_s", "end_s"]].isna().any().any()]
+    timed = [trace for trace in traces if trace.is_timed]
     names = [trace.name for trace in timed]
     for trace, name in zip(timed, names, strict=True):
         stem = name if names.count(name) == 1 else f"{name}-{trace.run.path.stem}"
