@@ -7,6 +7,7 @@ is recorded as such.
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
+from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (
     Label,
     Labels,
@@ -42,7 +43,9 @@ from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
 __all__ = [
     "BACKEND_OPS",
     "CollectiveCall",
+    "Forwarding",
     "Internal",
+    "Issued",
     "Label",
     "Labels",
     "NeedsValues",
