@@ -9,7 +9,7 @@ from distbench.results import Case
 from distbench.worker.measure import Call
 
 if TYPE_CHECKING:
-    from distbench.worker.trace import Tracing
+    from distbench.worker.trace import StepTrace
 
 
 @dataclass
@@ -22,8 +22,7 @@ class Prepared:
         phases: names of the phases that `call` stamps.
         fields: fields of CaseResult that are known beforehand.
         after: fields of `counters` that are known only when the timed iterations are over.
-        trace: gives the fields of a trace record, from what the launch lends and the case's counters; None where the
-            case has no parts to trace.
+        trace: traces what the case communicates; None where it has no parts to tell apart.
     """
 
     call: Call
@@ -31,7 +30,7 @@ class Prepared:
     phases: tuple[str, ...] = ()
     fields: dict[str, Any] = field(default_factory=dict)
     after: Callable[[], dict[str, Any]] = dict
-    trace: Callable[["Tracing", dict[str, Any]], dict[str, Any]] | None = None
+    trace: "StepTrace | None" = None
 
 
 @dataclass(frozen=True)

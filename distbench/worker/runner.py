@@ -152,7 +152,7 @@ class Runner:
                 # The row first: whatever becomes of the trace, what was measured stays.
                 self._record(result)
                 with watch.on("tracing"):
-                    self._trace(index, bench.case.id, partial(prepared.trace, self._tracing, result.counters))
+                    self._trace(index, bench.case.id, partial(prepared.trace.record, self._tracing, result.counters))
                 return result
         return self._record(result)
 

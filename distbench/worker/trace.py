@@ -64,45 +64,74 @@ class Traced(NamedTuple):
     rows: list[Row]
 
 
-def trace_step(
-    bare: "Step", build: Callable[[], "Step"], place: Place, tracing: Tracing, counters: dict[str, Any]
-) -> dict[str, Any]:
-    """The fields of a step's trace record; all ranks do this together.
+@dataclass(frozen=True)
+class StepTrace:
+    """Traces a step that was timed.
 
     Args:
-        bare: the step that was timed.
+        bare: the step.
         build: makes another one like it.
         place: this rank's place.
-        tracing: the launch's part.
-        counters: the case's, for the measured peak of memory.
-
-    Raises:
-        Unsupported: torch is not the one we know.
     """
-    _run(bare, place)  # what checking left behind is gone after a step
-    if place.device.type == "cuda":
-        return _without_times(bare, place, counters)
-    with tracing.forwarding.on():
-        forwarded = build()
-        _run(forwarded, place)
-        steps = [traced(forwarded, place, tracing.forwarding) for _ in range(NUM_STEPS)]
-    overhead = _overhead(bare, forwarded, place, tracing.forwarding)
-    seen = communications_of(bare, bare.phases, bare.plan, place, bare.model)
-    agreement = {
-        "method": "dispatch mode",
-        "num_rows": len(seen),
-        "differences": _of_all_ranks(place, differences([row.what for row in steps[0].rows], seen)),
-    }
-    record = {
-        "method": "forwarding process groups",
-        "clock_shared": tracing.clock_shared,
-        "overhead": overhead,
-        "agreement": agreement,
-        "exposed_reason": NOTHING_OVERLAPS,
-    }
-    return (
-        record | _tables(steps, bare.phases, place, tracing.clock_shared) | {"memory": _memory(bare, place, counters)}
-    )
+
+    bare: "Step"
+    build: Callable[[], "Step"]
+    place: Place
+
+    def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
+        """The fields of the case's trace record; all ranks do this together.
+
+        Args:
+            tracing: the launch's part.
+            counters: the case's, for the measured peak of memory.
+
+        Raises:
+            Unsupported: torch is not the one we know.
+        """
+        if self.place.device.type == "cuda":
+            return self._without_times(counters)
+        forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
+        overhead = _overhead(self.bare, forwarded, self.place, tracing.forwarding)
+        dispatched = self.dispatched()
+        found = differences([row.what for row in steps[0].rows], dispatched)
+        agreement = {
+            "method": "dispatch mode",
+            "num_rows": len(dispatched),
+            "differences": _of_all_ranks(self.place, found),
+        }
+        return {
+            "method": "forwarding process groups",
+            "clock_shared": tracing.clock_shared,
+            "overhead": overhead,
+            "agreement": agreement,
+            "exposed_reason": NOTHING_OVERLAPS,
+            "memory": _memory(self.bare, self.place, counters),
+            **tables(steps, self.bare.phases, self.place, tracing.clock_shared),
+        }
+
+    def forwarded(self, forwarding: Forwarding, num_steps: int) -> tuple["Step", list[Traced]]:
+        """Another step like this one, built on forwarding groups, and what was told of some runs of it."""
+        with forwarding.on():
+            step = self.build()
+            _run(step, self.place)
+            return step, [traced(step, self.place, forwarding) for _ in range(num_steps)]
+
+    def dispatched(self) -> list[Communication]:
+        """What the dispatch mode sees of the step itself."""
+        _run(self.bare, self.place)  # the first after building or checking sets things up, or clears them away
+        return communications_of(self.bare, self.bare.phases, self.bare.plan, self.place, self.bare.model)
+
+    def _without_times(self, counters: dict[str, Any]) -> dict[str, Any]:
+        rows = [Row(what) for what in self.dispatched()]
+        return {
+            "method": "dispatch mode",
+            "clock_shared": False,
+            "overhead": {"rounds": 0, "bare_cpu_s": [], "traced_cpu_s": [], "ratio": None},
+            "agreement": {"method": None, "num_rows": len(rows), "differences": []},
+            "exposed_reason": NO_TIMES_ON_CUDA,
+            "memory": _memory(self.bare, self.place, counters),
+            **tables([Traced(0.0, [], 0.0, rows)], self.bare.phases, self.place, False),
+        }
 
 
 def traced(step: "Step", place: Place, forwarding: Forwarding) -> Traced:
@@ -178,12 +207,12 @@ def _of_all_ranks(place: Place, own: list[str]) -> list[str]:
     return found[:MAX_DIFFERENCES] + more
 
 
-def _tables(steps: Sequence[Traced], phases: Sequence[str], place: Place, clock_shared: bool) -> dict[str, Any]:
+def tables(steps: Sequence[Traced], phases: Sequence[str], place: Place, clock_shared: bool) -> dict[str, Any]:
     """All ranks' steps, phases and rows, as the trace record has them."""
     by_rank: list[Sequence[Traced]] = place.gather(steps)
     lengths, phase_rows, rows = [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
-        lengths.append(max(one.ends_s[-1] - one.start_s for one in ranks))
+        lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if ranks[0].ends_s else []
         last_in = max(one.start_s for one in ranks)
         for rank, one in enumerate(ranks):
             zero = last_in if clock_shared else one.start_s
@@ -228,23 +257,6 @@ def _wire_bytes(what: Communication) -> int | None:
         return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
     except ValueError:
         return None
-
-
-def _without_times(bare: "Step", place: Place, counters: dict[str, Any]) -> dict[str, Any]:
-    rows = [Row(what) for what in communications_of(bare, bare.phases, bare.plan, place, bare.model)]
-    tables = _tables([Traced(0.0, [0.0], 0.0, rows)], bare.phases, place, False)
-    tables["phases"]["rows"] = []
-    return {
-        "method": "dispatch mode",
-        **tables,
-        "num_steps": 1,
-        "steps_s": [],
-        "clock_shared": False,
-        "overhead": {"rounds": 0, "bare_cpu_s": [], "traced_cpu_s": [], "ratio": None},
-        "agreement": {"method": None, "num_rows": len(rows), "differences": []},
-        "exposed_reason": NO_TIMES_ON_CUDA,
-        "memory": _memory(bare, place, counters),
-    }
 
 
 def _memory(bare: "Step", place: Place, counters: dict[str, Any]) -> dict[str, Any]:

@@ -74,21 +74,21 @@ class ForwardingGroup(dist.ProcessGroup):
     It calls the backend itself: the base class would dispatch the collective again, to this very group.
     """
 
-    def __init__(self, backend: Any, rank: int, size: int) -> None:
+    def __init__(self, backend: Any, rank: int, size: int, ranks: tuple[int, ...]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self._backend = backend
+        self.backend = backend
         # Whatever is not forwarded still arrives, untold.
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
-        self.ranks: tuple[int, ...] = ()
+        self.ranks = ranks
         self.tell: Tell | None = None
 
     def getBackendName(self) -> str:
         """The backend's name, as C++ asks for it."""
-        return str(self._backend.name())
+        return str(self.backend.name())
 
     def barrier(self, *args: Any, **kwargs: Any) -> Any:
         """Nothing travels, so nothing is told."""
-        return self._backend.barrier(*args, **kwargs)
+        return self.backend.barrier(*args, **kwargs)
 
     def issue(self, name: str, kind: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]]) -> Any:
         """Start a collective and tell of it.
@@ -145,7 +145,7 @@ def _joined(works: list[Any]) -> Any:
 def _forward(name: str, kind: str, position: int, method: str) -> Callable[..., Any]:
     def forward(self: ForwardingGroup, *args: Any, **kwargs: Any) -> Any:
         given = flat_tensors(args[position])
-        return self.issue(name, kind, given, lambda: [getattr(self._backend, method)(*args, **kwargs)])
+        return self.issue(name, kind, given, lambda: [getattr(self.backend, method)(*args, **kwargs)])
 
     return forward
 
@@ -153,7 +153,7 @@ def _forward(name: str, kind: str, position: int, method: str) -> Callable[..., 
 def _forward_each(name: str, kind: str, method: str) -> Callable[..., Any]:
     def forward(self: ForwardingGroup, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         def start() -> list[Any]:
-            do = getattr(self._backend, method)
+            do = getattr(self.backend, method)
             return [do(output, given, *args, **kwargs) for output, given in zip(outputs, inputs, strict=True)]
 
         return self.issue(name, kind, list(inputs), start)
@@ -169,7 +169,7 @@ for _name, (_kind, _method) in COALESCED.items():
 
 @dataclass
 class Forwarding:
-    """The forwarding groups of a mesh, made when first needed and kept: C++ holds them without their Python half.
+    """The forwarding groups of a mesh, made when first needed and kept.
 
     Args:
         mesh: the device mesh, on CPU.
@@ -180,47 +180,46 @@ class Forwarding:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Have every group name of the mesh resolve to a forwarding group, flattened mesh dims and the world included.
+        """Have every group name of the mesh resolve to a forwarding group, flattened mesh dims included.
 
-        What is built inside keeps the forwarding groups that it takes from the mesh. All ranks do this together.
+        The default group forwards too, so that groups which are made inside do as well. What is built inside keeps the
+        groups that it takes from the mesh. All ranks do this together.
 
         Raises:
             Unsupported: torch registers process groups elsewhere.
         """
         require("process groups that forward")
-        self._make_missing()
+        plain_world = dist.group.WORLD
+        assert plain_world is not None
+        self._make_missing(plain_world)
         try:
             self._register({name: forwarding for name, (_, forwarding) in self._groups.items()})
+            dist.distributed_c10d._update_default_pg(self._groups[plain_world.group_name][1])
             yield
         finally:
+            dist.distributed_c10d._update_default_pg(plain_world)
             self._register({name: plain for name, (plain, _) in self._groups.items()})
 
     @contextlib.contextmanager
     def told(self, tell: Tell) -> Iterator[None]:
-        """Have `tell` called just before each collective is issued; inside `on`. The default group forwards too."""
-        plain = dist.group.WORLD
-        world = next(forwarding for bare, forwarding in self._groups.values() if bare is plain)
-        for _, forwarding in self._groups.values():
-            forwarding.tell = tell
-        dist.distributed_c10d._update_default_pg(world)
+        """Have `tell` called just before each collective of a forwarding group is issued; inside `on`."""
+        # torch's table of groups is also what keeps them alive: C++ alone would hold them without their Python half.
+        groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, ForwardingGroup)]
+        for group in groups:
+            group.tell = tell
         try:
             yield
         finally:
-            dist.distributed_c10d._update_default_pg(plain)
-            for _, forwarding in self._groups.values():
-                forwarding.tell = None
+            for group in groups:
+                group.tell = None
 
-    def _make_missing(self) -> None:
-        for name in self._names():
-            if name not in self._groups:
-                plain = dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
-                self._groups[name] = (plain, _forwarding_to_own_backend(plain))
-
-    def _names(self) -> list[str]:
+    def _make_missing(self, plain_world: Any) -> None:
         root: Any = self.mesh._get_root_mesh()
-        assert dist.group.WORLD is not None
         flattened = [name for mesh in root._flatten_mapping.values() for name in mesh._dim_group_names]
-        return list(dict.fromkeys([dist.group.WORLD.group_name, *root._dim_group_names, *flattened]))
+        for name in dict.fromkeys([plain_world.group_name, *root._dim_group_names, *flattened]):
+            if name not in self._groups:
+                plain = dist.distributed_c10d._resolve_process_group(name)
+                self._groups[name] = (plain, _forwarding_to_own_backend(plain))
 
     def _register(self, groups: dict[str, Any]) -> None:
         registry: Any = torch._C._distributed_c10d
@@ -232,15 +231,20 @@ class Forwarding:
 def _forwarding_to_own_backend(plain: Any) -> ForwardingGroup:
     """A new group of the same ranks whose collectives go over connections of its own."""
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _created, devices=["cpu"])
-    ranks = tuple(dist.get_process_group_ranks(plain))
-    group: Any = dist.new_group(list(ranks), backend=BACKEND, use_local_synchronization=True)
-    group.ranks = ranks
+        dist.Backend.register_backend(BACKEND, _created, extended_api=True, devices=["cpu"])
+    group: Any = dist.new_group(dist.get_process_group_ranks(plain), backend=BACKEND, use_local_synchronization=True)
     return group
 
 
-def _created(store: Any, rank: int, size: int, timeout: Any) -> ForwardingGroup:
-    """What torch calls for a new group; a group of ranks that do not exist has no connections."""
-    if dist.get_backend() == "fake":
-        return ForwardingGroup(torch._C._distributed_c10d.FakeProcessGroup._create_internal(rank, size), rank, size)
-    return ForwardingGroup(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
+def _created(given: Any, _: Any) -> ForwardingGroup:
+    """What torch calls for a new group; one of ranks that do not exist has no connections."""
+    world: Any = dist.group.WORLD
+    of_world = world.backend if isinstance(world, ForwardingGroup) else world._get_backend(CPU)
+    rank, size = given.group_rank, given.group_size
+    fake = torch._C._distributed_c10d.FakeProcessGroup
+    backend: Any
+    if isinstance(of_world, fake):
+        backend = fake._create_internal(rank, size)
+    else:
+        backend = dist.ProcessGroupGloo(given.store, rank, size, given.timeout)
+    return ForwardingGroup(backend, rank, size, tuple(given.global_ranks_in_group))

@@ -109,6 +109,7 @@ INTERNALS = (
     ),
     Internal("process groups that forward", "torch.distributed.distributed_c10d", "_resolve_process_group"),
     Internal("process groups that forward", "torch.distributed.distributed_c10d", "_update_default_pg"),
+    Internal("process groups that forward", "torch.distributed.distributed_c10d", "_world.pg_map"),
     Internal("process groups that forward", "torch.distributed.device_mesh", "DeviceMesh._get_root_mesh"),
     Internal("communication labels", FSDP, "FSDPParamGroup.unshard", ("self", "async_op")),
     Internal("communication labels", FSDP, "FSDPParamGroup.post_backward"),

@@ -21,7 +21,7 @@ from distbench.worker.plan_check import problems
 from distbench.worker.reference import compare, reference_of, tolerance_of, verdict
 from distbench.worker.sequence import sequence_sharded, shards_sequence, unshard_outputs
 from distbench.worker.sharding import chunk_of
-from distbench.worker.trace import trace_step
+from distbench.worker.trace import StepTrace
 
 Stamp = Callable[[], None]
 
@@ -179,7 +179,7 @@ def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
 
     fields = {"group_size": place.mesh.size(), "mesh_dim": "x".join(place.mesh_dims)}
     try:
-        trace = partial(trace_step, step, partial(Step, scenario, place), place)
+        trace = StepTrace(step, partial(Step, scenario, place), place)
         yield Prepared(step, check, phases=step.phases, fields=fields, after=lambda: counters, trace=trace)
     finally:
         if scenario.plan.compile is not None:
