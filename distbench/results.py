@@ -32,7 +32,7 @@ class Case:
 
     Args:
         id: stable join key, kind/dtype[shape]/what/how.
-        kind: "collective", "redistribute", "calibrate" or "step".
+        kind: "collective", "redistribute", "calibrate", "step" or "call".
         params: what tells it apart, as columns for a report.
     """
 

@@ -60,7 +60,15 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
         UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
             read or was not measured on such a mesh.
     """
-    entries = _distinct([entry for target in request.targets for entry in find(target)])
+    return jobs_of_entries(request, _distinct([entry for target in request.targets for entry in find(target)]), joined)
+
+
+def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
+    """The same for scenarios that are found already; the request's targets are not looked at.
+
+    Raises:
+        UserError: as `jobs_of`.
+    """
     facts = host_facts()
     num_gpus = gpu_count()
     device = request.device or ("cuda" if num_gpus else "cpu")

@@ -25,6 +25,7 @@ from distbench.worker.place import Place
 from distbench.worker.runner import Runner
 from distbench.worker.stopwatch import Stopwatch
 from distbench.worker.workloads import benches_of
+from distbench.worker.workloads.call import scenario_of_call
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -131,7 +132,7 @@ def all_benches(job: Job, function: Callable[..., Scenario], place: Place) -> li
     found: dict[str, Bench] = {}
     for variant in job.variants:
         label = variant_label(job, variant)
-        scenario = function(**variant)
+        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
         if not isinstance(scenario, Scenario):
             raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
         for bench in benches_of(scenario, label, place):
