@@ -123,6 +123,15 @@ def test_whatever_is_not_ok_fails_the_test(
     assert item.sections == [("rank1 of distbench", "what rank 1 said")]
 
 
+def test_a_pytest_benchmark_that_takes_no_rows_is_warned_about_and_costs_nothing(tmp_path: Path, play: Play) -> None:
+    play("complete", "", OK)
+    item: Any = Item()
+    item.config, told, unshown = SimpleNamespace(_benchmarksession=SimpleNamespace(disabled=False, skip=False)), [], []
+    item.warn = told.append
+    cases = Distbench(item, tmp_path, unshown)(bench)
+    assert unshown == cases and "takes no rows of distbench's" in str(told[0])
+
+
 def test_ctrl_c_ends_the_whole_session(tmp_path: Path, play: Play) -> None:
     play("interrupted", "interrupted")
     with pytest.raises(KeyboardInterrupt):

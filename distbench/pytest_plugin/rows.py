@@ -1,7 +1,7 @@
 """Cases as rows of pytest-benchmark, where it is installed: its table, --benchmark-json, autosave and compare see them.
 
-Of its insides two things are used, both unchanged since version 3: `config._benchmarksession.benchmarks`, which other
-plugins read too, and `pytest_benchmark.stats.Metadata`, what that list holds.
+Two of its insides are used, as by other plugins: `config._benchmarksession.benchmarks`, and what that list holds,
+`pytest_benchmark.stats.Metadata`. Should they move, a warning says so and the cases are printed instead.
 """
 
 from collections.abc import Sequence
