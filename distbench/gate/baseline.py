@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from distbench.gate.launches import Launch, Value
 from distbench.results import STATUSES, Record
 from distbench.spec.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no medians
 FOLDER = "baselines"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
@@ -85,6 +86,7 @@ def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
     record: Record = {
         "num_samples": [value.num_samples if value else None for value in values],
         "mean_s": [_rounded(value.mean_s) if value and value.lows else None for value in values],
+        "median_s": [_rounded(value.median_s) if value and value.lows else None for value in values],
         "min_s": [_rounded(value.lows[-1][1]) if value and value.lows else None for value in values],
     }
     if any(value and value.status != "ok" for value in values):
@@ -125,6 +127,10 @@ def load_record(path: Path) -> Record:
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
+    if version < FORMAT_VERSION:
+        raise UserError(
+            f"baseline {path} has version {version}, without medians; save it again with distbench baseline save"
+        )
     if version > FORMAT_VERSION:
         raise UserError(
             f"baseline {path} has version {version}, this distbench reads up to {FORMAT_VERSION}; update it"
@@ -155,11 +161,12 @@ def _value(columns: Record, index: int) -> Value:
     status = columns["status"][index] if "status" in columns else "ok"
     if status not in STATUSES:
         raise KeyError(status)
-    count, mean_s, min_s = (columns[name][index] for name in ("num_samples", "mean_s", "min_s"))
+    names = ("num_samples", "mean_s", "median_s", "min_s")
+    count, mean_s, median_s, min_s = (columns[name][index] for name in names)
     if mean_s is None:
-        return Value(status, count, float("nan"), (), columns.get("error", {index: None})[index])
+        return Value(status, count, math.nan, math.nan, (), columns.get("error", {index: None})[index])
     # Which sample was the lowest is not stored: it counts as known from the first one on.
-    return Value(status, count, mean_s, ((1, min_s),))
+    return Value(status, count, mean_s, median_s, ((1, min_s),))
 
 
 def baseline_files(out: Path) -> list[Path]:
