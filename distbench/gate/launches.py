@@ -1,7 +1,7 @@
 """Run files to launches: of each case one value a metric, for the launch and not the sample is what varies freely.
 
 Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
-independent ones. So a launch gives one mean, one median and one minimum a case, and everything after this counts launches.
+independent ones. So a launch gives one mean, median and minimum a case, and everything after this counts launches.
 """
 
 import gc
