@@ -1,14 +1,14 @@
 """Whether plans can work on a mesh of any size, in seconds and without ranks: one child process asks torch."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distbench.ask_child import ask_child
 from distbench.launch import Request, jobs_of
-from distbench.spec import Job, UserError, format_mesh
+from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
+
+TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,15 @@ def check_plans(request: Request) -> Checked:
     """Check every variant of the scenarios that the request names; no rank is started.
 
     Raises:
-        UserError: an unknown scenario, axis, value or mesh, or a scenario that cannot be loaded.
+        UserError: an unknown scenario, axis, value or mesh, a scenario that cannot be loaded, or no answer in time.
     """
     jobs = jobs_of(request, None)
-    done = subprocess.run(
-        [sys.executable, "-m", "distbench.worker.check"],
-        input=json.dumps([job.to_record() for job in jobs]),
-        capture_output=True,
-        text=True,
-        check=False,
+    answers = ask_child(
+        "distbench.worker.check",
+        given=[job.to_record() for job in jobs],
+        timeout_s=TIMEOUT_S,
+        failure="the plans cannot be checked: {why}; try `distbench doctor`",
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise UserError(
-            last if done.returncode == 2 else f"the plans cannot be checked: {last}; try `distbench doctor`"
-        )
-    answers = json.loads(done.stdout.splitlines()[-1])
     told = [_lines_of(job, answer) for job, answer in zip(jobs, answers, strict=True)]
     return Checked(tuple(line for lines, _ in told for line in lines), sum(count for _, count in told))
 

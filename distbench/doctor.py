@@ -1,26 +1,23 @@
 """What this machine can run, and what to do about what it cannot. torch is asked in a process of its own."""
 
-import json
-import subprocess
-import sys
 from typing import Any
 
+from distbench.ask_child import ask_child
 from distbench.environment import gpu_count, host_facts
+from distbench.spec.errors import UserError
 
+TIMEOUT_S = 300.0
 TORCH_ADVICE = "install torch 2.11 to 2.13 (pip install 'torch>=2.11,<2.14')"
 
 
 def examine() -> dict[str, Any]:
     """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`."""
     host = host_facts()
-    done = subprocess.run(
-        [sys.executable, "-m", "distbench.worker.examine"], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        checks = [{"name": "torch", "ok": False, "found": last, "advice": TORCH_ADVICE}]
+    try:
+        checks = ask_child("distbench.worker.examine", timeout_s=TIMEOUT_S)
+    except UserError as error:
+        checks = [{"name": "torch", "ok": False, "found": str(error), "advice": TORCH_ADVICE}]
         return {"host": host, "checks": checks, "usable": False}
-    checks = json.loads(done.stdout.splitlines()[-1])
     return {"host": host, "checks": [*checks, _gpu_check(checks)], "usable": _usable(checks)}
 
 

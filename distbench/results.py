@@ -137,9 +137,9 @@ def read_run(path: Path) -> Run:
             f"{path} is no distbench run file (its first line is no run header); give a results/*.jsonl file"
         )
     version = records[0].get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise UserError(
-            f"run file {path} has schema version {version}, this distbench reads up to {SCHEMA_VERSION}; "
+            f"run file {path} has schema version {version}, this distbench reads 1 up to {SCHEMA_VERSION}; "
             "update distbench"
         )
     for step in range(version, SCHEMA_VERSION):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
 
-from distbench.ab.side import Side, checked_out
+from distbench.ab.side import Side, checked_out, python_at
 from distbench.ab.turns import Terms, looks_of, order_of, take_turns
 from distbench.cli import main
 from distbench.gate.options import Options
@@ -109,6 +109,12 @@ def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: 
         (("nowhere", ".", "--", "x"), "'nowhere' is no revision"),
         ((".", ".", "--env-b", "NCCL", "--", "x"), "--env-b 'NCCL' is not NAME=VALUE"),
         ((".", ".", "--", "x", "--out", "here"), "--out stands after --"),
+        ((".", ".", "--", "x", "--out=here"), "--out stands after --"),
+        ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere is no program"),
+        ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json is no program"),
+        ((".", ".", "--out", "lines.json", "--", "x"), "--out lines.json cannot be a folder"),
+        ((".", ".", "--out", "lines.json/x", "--", "x"), "--out lines.json/x cannot be"),
+        ((".", ".", "--env-b", "A=\0", "--", "x"), "cannot be started: embedded null byte"),
         ((".", ".", "--allow-different", "colour", "--", "x"), "no field that must agree"),
     ],
 )
@@ -137,6 +143,15 @@ def test_outside_of_a_repository_only_the_working_tree_is_known(
         assert [side.folder for side in sides] == [tmp_path, tmp_path]
     with pytest.raises(UserError, match="in no git repository"), checked_out([Side("a", "main", tmp_path)]):
         pass
+
+
+def test_a_python_is_found_from_anywhere_and_its_link_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert python_at("./python", "--python-a") == str(tmp_path / "python")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert python_at("python", "--python-a") == str(tmp_path / "python")
+    assert python_at(None, "--python-a") == sys.executable
 
 
 def test_each_side_has_its_own_variables_and_imports_its_own_code(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """torch's own planners, asked in one process of its own, so that nothing here imports torch."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from distbench.advise.question import Setting
+from distbench.ask_child import ask_child
 from distbench.planning import State
+from distbench.spec.errors import UserError
 
 BUDGET_S = 20.0
 START_S = 120.0
@@ -58,27 +57,16 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         "budget_s": budget_s,
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "distbench.worker.plan_paths"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=budget_s + START_S,
+        record: dict[str, Any] = ask_child(
+            "distbench.worker.plan_paths",
+            given=request,
+            timeout_s=budget_s + START_S,
+            failure="torch cannot be asked: {why}",
         )
-    except subprocess.TimeoutExpired:
-        return _unanswered(f"torch did not answer within {budget_s + START_S:.0f} s", len(pairs))
-    return _answers(done, len(pairs))
-
-
-def _answers(done: "subprocess.CompletedProcess[str]", num_pairs: int) -> TorchAnswers:
-    try:
-        record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        return _unanswered(f"torch cannot be asked: {last}", num_pairs)
+    except UserError as error:
+        return _unanswered(str(error), len(pairs))
     if "unsupported" in record:
-        return _unanswered(record["unsupported"], num_pairs)
+        return _unanswered(record["unsupported"], len(pairs))
     paths = {name: tuple(_path(answer) for answer in found) for name, found in record["paths"].items()}
     return TorchAnswers(record["torch"], paths)
 

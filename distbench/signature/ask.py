@@ -1,13 +1,11 @@
 """A job to its signature: one child process runs each case once with ranks that do not exist."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from distbench.ask_child import ask_child
 from distbench.signature.paths import Signature, counted
-from distbench.spec import Job, UserError
+from distbench.spec import Job
 
 TIMEOUT_S = 600.0
 
@@ -25,20 +23,12 @@ def signature_of(job: Job, timeout_s: float = TIMEOUT_S) -> Signature:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"
         job.save(file)
-        command = [sys.executable, "-m", "distbench.worker.signature", str(file)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise UserError(
-                f"{job.scenario} did not end within {timeout_s:g} s; give smaller sizes with --quick or --set"
-            ) from error
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError) as error:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise UserError(f"{job.scenario} failed where no rank is real: {last}; does distbench run it?") from error
-    if "user_error" in answer:
-        raise UserError(answer["user_error"])
+        answer = ask_child(
+            "distbench.worker.signature",
+            [str(file)],
+            timeout_s=timeout_s,
+            failure=f"{job.scenario} has no signature: {{why}}; see whether distbench run runs it, or give --quick",
+        )
     cases = {case: counted(found["paths"]) for case, found in answer["cases"].items()}
     peaks = {case: found["peak_bytes"] for case, found in answer["cases"].items() if found["peak_bytes"] is not None}
     return Signature(job.scenario, job.mesh, answer["torch"], cases, peaks)

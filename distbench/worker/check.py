@@ -1,6 +1,7 @@
 """`python -m distbench.worker.check`: whether plans can work, asked of a fake process group in one process.
 
-Reads jobs as a JSON list on stdin; its last line of output is a JSON list, one entry a variant.
+Reads jobs as a JSON list on stdin; its last line of output is a JSON list, one entry a variant, or
+{"user_error": sentence}.
 """
 
 import json
@@ -55,14 +56,14 @@ def _answer(scenario: Scenario, place: Place) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer for every job on stdin; exit with 2 and one sentence on stderr where a scenario cannot be loaded."""
+    """Answer for every job on stdin, or say why that cannot be."""
     records = json.load(sys.stdin)
     jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in records]
+    found: Any
     try:
         found = [[*answers(job)] for job in jobs]
     except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        found = {"user_error": str(error)}
     print(json.dumps(found))
 
 

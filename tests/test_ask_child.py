@@ -1,0 +1,40 @@
+"""One child process asked: its answer, and the one sentence where there is none. The children are plain Python."""
+
+from pathlib import Path
+
+import pytest
+
+from distbench.ask_child import ask_child
+from distbench.spec.errors import UserError
+
+ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s\"}' % (sys.argv[1], sys.stdin.read()))"
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "some_child.py"
+
+
+def test_the_last_line_is_the_answer(child: Path) -> None:
+    child.write_text(ANSWERS)
+    assert ask_child("some_child", ["a"], given=[1], timeout_s=60) == {"said": "a [1]"}
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise ValueError('no such thing')", "torch: ValueError: no such thing; try"),
+        # A number that a scenario printed is no answer of a child that failed.
+        ("print(3); raise ValueError('after it')", "torch: ValueError: after it; try"),
+        ("print('no JSON')", "torch: it printed no answer; try"),
+        ("import os; os.kill(os.getpid(), 9)", "torch: it was ended by SIGKILL; try"),
+        ("import time; time.sleep(60)", "torch: it did not end within 0.5 s; try"),
+        ('print(\'{"user_error": "mend this"}\')', "^mend this$"),
+        ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: it printed no answer; try"),
+    ],
+)
+def test_no_answer_is_one_sentence(child: Path, source: str, says: str) -> None:
+    child.write_text(source)
+    with pytest.raises(UserError, match=says):
+        ask_child("some_child", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")
