@@ -39,7 +39,6 @@ MAY_IMPORT = {
     "results": {"spec"},
     "check": {"spec", "launch", "ask_child"},
     "ask_child": {"spec"},
-    "pytest_plugin": {"spec", "launch", "results", "display", "pytest_plugin"},
     "spec": {"spec"},
     "worker": {"spec", "results", "progress", "costmodel", "planning", "worker"},
     "doctor": {"spec", "environment", "ask_child"},
@@ -48,6 +47,7 @@ MAY_IMPORT = {
     "progress": set(),
     "planning": {"costmodel", "planning"},
     "costmodel": {"spec", "results"},
+    "pytest_plugin": {"spec", "launch", "results", "display", "pytest_plugin"},
     "__main__": {"cli"},
     "__init__": {"worker"},
 }
