@@ -1,5 +1,6 @@
 """Users' own calls: what they are named, what they may return, what their checks say, and their table."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from distbench.report.frame import frame_of
 from distbench.results import Run
 from distbench.spec import Scenario, UserError
 from distbench.worker.bench import Prepared
+from distbench.worker.session import load_scenario
 from distbench.worker.workloads.call import call_benches, scenario_of_call
 
 PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))
@@ -102,3 +104,19 @@ def test_the_report_shows_calls_that_are_ok() -> None:
     (table,) = calls.tables(frame_of([Run(Path("x.jsonl"), header, cases, None, [])]))
     (row,) = table.rows
     assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
+
+
+def test_a_file_in_a_package_may_import_its_neighbours_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    inner = tmp_path / "calls_outer" / "calls_inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "sizes.py").write_text("SMALL = 64")
+    (inner / "test_it.py").write_text(
+        "from ..sizes import SMALL\nfrom calls_outer import sizes\ndef bench(mesh): return SMALL, sizes.SMALL"
+    )
+    function: Any = load_scenario(inner / "test_it.py", "bench")
+    assert function(None) == (64, 64)

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -73,11 +74,15 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     """Import the file as a script would be, its own folder first on the path, and take the function.
 
+    A file that lies in a package may also import from it relatively.
+
     Raises:
         UserError: the import raised.
     """
-    sys.path.insert(0, str(file.parent))
-    module_spec = importlib.util.spec_from_file_location(f"distbench_scenario_{file.stem}", file)
+    packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
+    sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
+    module_name = ".".join([*(folder.name for folder in reversed(packages)), f"distbench_scenario_{file.stem}"])
+    module_spec = importlib.util.spec_from_file_location(module_name, file)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
