@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.files import check_writable, write
 from distbench.spec.errors import UserError
 
 
@@ -27,10 +28,8 @@ def signature(scenario: str, choices: tuple[str, ...], mesh: str | None, quick: 
     from distbench.signature import signature_of
     from distbench.spec import parse_mesh
 
-    if output is not None and not output.resolve().parent.is_dir():
-        raise UserError(
-            f"-o {output} cannot be written: there is no folder {output.parent}; make it, or give another file"
-        )
+    if output is not None:
+        check_writable(output, "-o")
     asked = parse_mesh(mesh) if mesh else None
     jobs = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, started_at=STARTED_AT), None)
     if len(jobs) > 1:
@@ -39,8 +38,5 @@ def signature(scenario: str, choices: tuple[str, ...], mesh: str | None, quick: 
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
+    write(output, text)
     click.echo(f"signature: {output}", err=True)
