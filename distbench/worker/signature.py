@@ -18,6 +18,7 @@ import torch.distributed as dist
 from distbench.spec import Job, ParallelPlan, UserError
 from distbench.worker.attribution import communications_of
 from distbench.worker.bench import Prepared
+from distbench.worker.failure import one_line
 from distbench.worker.place import Place
 from distbench.worker.session import all_benches, load_scenario
 from distbench.worker.torch_internals import Skipped, Unsupported, fake_ranks, tracked_peak_bytes
@@ -62,14 +63,18 @@ def _nothing() -> None:
 def main(job_path: str) -> None:
     """Print the signature, or why there is none."""
     torch.set_num_threads(1)
+    job = Job.load(Path(job_path))
     answer: dict[str, Any]
     # What a scenario prints or torch warns of is not the answer.
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            answer = {"torch": torch.__version__, "cases": signature(Job.load(Path(job_path)))}
+            answer = {"torch": torch.__version__, "cases": signature(job)}
         except (UserError, Unsupported) as error:
             answer = {"user_error": str(error)}
+        except (Exception, SystemExit) as error:
+            told = f"it raises {one_line(error)}, on ranks that do not exist; see whether distbench run runs it"
+            answer = {"user_error": f"no signature of {job.scenario}: {told}"}
     print(json.dumps(answer))
 
 
