@@ -34,7 +34,10 @@ def signature(scenario: str, choices: tuple[str, ...], mesh: str | None, quick: 
     jobs = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, started_at=STARTED_AT), None)
     if len(jobs) > 1:
         raise UserError(f"{scenario} holds {len(jobs)} scenarios, a signature is of one; give FILE::NAME")
-    text = signature_of(jobs[0]).to_text()
+    found, left_out = signature_of(jobs[0])
+    for case_id, reason in left_out.items():
+        click.echo(f"distbench: left out: {case_id} raises {reason}", err=True)
+    text = found.to_text()
     if output is None:
         click.echo(text, nl=False)
         return
