@@ -97,7 +97,7 @@ def take_turns(
             reason = f"another pair would not end within {terms.budget_s:g} s"
             break
         began = time.monotonic()
-        taken = {side.name: _launch(side, run_arguments, out) for side in order_of(pair, sides)}
+        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(pair, sides)}
         longest_s = max(longest_s, time.monotonic() - began)
         done += 1
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
@@ -126,7 +126,7 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
-def _launch(side: Side, run_arguments: Sequence[str], out: Path) -> float:
+def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     """One launch; its seconds. Cases that fail are the gate's business, not this one's."""
     folder = out / side.name
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from distbench.commands.files import expanded, write
+from distbench.commands.self_test import self_test
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SEPARATOR = "vs"
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="BASELINE... [vs] CANDIDATE...")
+@click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, min=3%. [5%]")
 @click.option("--floor-us", type=click.FloatRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
 @click.option(
@@ -38,6 +39,8 @@ SEPARATOR = "vs"
 @click.option("--github", is_flag=True, help="Also print annotations, and append Markdown to the step summary.")
 @click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
 @click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
+@click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
+@click.option("--launches", type=click.IntRange(2), default=24, show_default=True, help="With --self-test: so many.")
 @click.pass_context
 def gate(
     ctx: click.Context,
@@ -54,12 +57,18 @@ def gate(
     github: bool,
     signature: bool,
     update: bool,
+    try_itself: bool,
+    launches: int,
 ) -> None:
     """Say whether CANDIDATE runs slower than BASELINE. One run file is one launch; give several a side.
 
     Each side is folders, run files, quoted patterns, or stored baselines. Two paths are the two sides; more are told
     apart by the word vs between them. Launches that took turns are compared in pairs; launches of two occasions can
     only warn, unless the machine is --dedicated.
+
+    With --self-test it is launched code that does not change: PATHS is a folder of run files of one revision, or, after
+    --, what distbench run is given (default: collectives --quick). It prints how often the gate would have called
+    unchanged code slower, and how often it would have found slowdowns that are put into the samples.
 
     Exit code: 0 pass (what could not be told is warned about), 1 regression, 2 you can fix it, 3 inconclusive under
     --strict, 4 not comparable, missing, failed, or nothing measured.
@@ -70,7 +79,10 @@ def gate(
       distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance min=5%
       distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
       distbench gate --signature signatures/llama_2d.signature new.signature
+      distbench gate --self-test --launches 30 -- llama_2d --quick
     """
+    if not paths and not try_itself:
+        raise UserError("gate compares two sides: distbench gate BASELINE... vs CANDIDATE...")
     if signature or update:
         _gate_signatures(ctx, paths, signature, update)
         return
@@ -85,6 +97,9 @@ def gate(
         dedicated=dedicated,
         allowed=check_allowed(allow_different),
     )
+    if try_itself:
+        self_test(paths, launches, options)
+        return
     targets = _targets(write_to)
     gated = _judged(paths, options)
     click.echo(_rendered(gated, form, strict))

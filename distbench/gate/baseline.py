@@ -13,7 +13,7 @@ from distbench.gate.launches import Launch, Value
 from distbench.results import STATUSES, Record
 from distbench.spec.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no medians
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
@@ -88,6 +88,7 @@ def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
     record: Record = {
         "num_samples": [value.num_samples if value else None for value in values],
         "mean_s": [_rounded(value.mean_s) if value and value.lows else None for value in values],
+        "median_s": [_rounded(value.median_s) if value and value.lows else None for value in values],
         "min_s": [_rounded(value.lows[-1][1]) if value and value.lows else None for value in values],
     }
     if any(value and value.status != "ok" for value in values):
@@ -128,6 +129,10 @@ def load_record(path: Path) -> Record:
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
+    if version < FORMAT_VERSION:
+        raise UserError(
+            f"baseline {path} has version {version}, without medians; save it again with distbench baseline save"
+        )
     if version > FORMAT_VERSION:
         raise UserError(
             f"baseline {path} has version {version}, this distbench reads up to {FORMAT_VERSION}; update it"
@@ -163,13 +168,14 @@ def _value(columns: Record, index: int) -> Value:
     status = columns["status"][index] if "status" in columns else "ok"
     if status not in STATUSES:
         raise KeyError(status)
-    count, mean_s, min_s = (columns[name][index] for name in ("num_samples", "mean_s", "min_s"))
+    names = ("num_samples", "mean_s", "median_s", "min_s")
+    count, mean_s, median_s, min_s = (columns[name][index] for name in names)
     if mean_s is None:
-        return Value(status, count, float("nan"), (), columns.get("error", {index: None})[index])
+        return Value(status, count, math.nan, math.nan, (), columns.get("error", {index: None})[index])
     # Which sample was the lowest is not stored: it counts as known from the first one on.
-    if not (0 < min_s < math.inf and 0 < mean_s < math.inf):
-        raise ValueError(f"mean_s {mean_s}, min_s {min_s}")
-    return Value(status, int(count), float(mean_s), ((1, float(min_s)),))
+    if not all(0 < value < math.inf for value in (mean_s, median_s, min_s)):
+        raise ValueError(f"mean_s {mean_s}, median_s {median_s}, min_s {min_s}")
+    return Value(status, int(count), float(mean_s), float(median_s), ((1, float(min_s)),))
 
 
 def baseline_files(out: Path) -> list[Path]:
