@@ -112,8 +112,8 @@ def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: 
         ((".", ".", "--", "x", "--out=here"), "--out stands after --"),
         ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere is no program"),
         ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json is no program"),
-        ((".", ".", "--out", "lines.json", "--", "x"), "--out lines.json cannot be a folder"),
-        ((".", ".", "--out", "lines.json/x", "--", "x"), "--out lines.json/x cannot be"),
+        ((".", ".", "--out", "lines.json", "--", "x"), "--out lines.json is no folder"),
+        ((".", ".", "--out", "lines.json/x", "--", "x"), "--out lines.json/x cannot be written"),
         ((".", ".", "--env-b", "A=\0", "--", "x"), "cannot be started: embedded null byte"),
         ((".", ".", "--allow-different", "colour", "--", "x"), "no field that must agree"),
     ],
@@ -127,6 +127,11 @@ def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp
     (repository / "distbench" / "__main__.py").write_text("import sys; sys.exit('distbench: no such scenario')")
     code, output = run_ab("base", ".", "--out", str(tmp_path / "out"), "--", "x")
     assert code == 2 and "b: the working tree: no such scenario" in output
+    # Where nothing was measured, what was mended runs into the same folder.
+    again = (".", ".", "--pairs", "2", "--out", str(tmp_path / "again"), "--", "x")
+    assert run_ab(*again)[0] == 2 and (tmp_path / "again").is_dir()
+    git(repository, "checkout", "-q", ".")
+    assert "2 pairs" in run_ab(*again)[1]
 
 
 def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:

@@ -94,10 +94,9 @@ def _check_run_arguments(arguments: Sequence[str]) -> None:
 
 def _new_folder(out: Path | None) -> Path:
     folder = out or Path("results") / "ab" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    try:
-        taken = folder.exists() and any(folder.iterdir())
-    except OSError as error:
-        raise UserError(f"--out {folder} cannot be a folder ({error.strerror}); give another") from error
-    if taken:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
+    # Empty folders are what a launch that could not work leaves behind.
+    if any(path.is_file() for path in folder.rglob("*")):
         raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
     return folder

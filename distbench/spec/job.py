@@ -72,6 +72,7 @@ class Job:
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads, or None.
         done_ids: cases that an earlier launch of this job has recorded in the run file; not run again.
+        note: what a person is told before it starts, or "".
     """
 
     run_id: str
@@ -91,6 +92,7 @@ class Job:
     environment: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
+    note: str = ""
 
     def to_record(self) -> dict[str, Any]:
         """As plain JSON data, ordered as declared."""

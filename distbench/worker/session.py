@@ -22,6 +22,7 @@ from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.worker.bench import Bench
 from distbench.worker.environment import torch_facts
+from distbench.worker.failure import one_line
 from distbench.worker.place import Place
 from distbench.worker.runner import Runner
 from distbench.worker.stopwatch import Stopwatch
@@ -88,8 +89,8 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"scenario file {file} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; mend it") from error
     function: Callable[..., Scenario] = getattr(module, name)
     return function
 
