@@ -7,7 +7,7 @@ Reads jobs as a JSON list on stdin; its last line of output is a JSON list, one 
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from distbench.spec import Job, Scenario, Settings, UserError, format_mesh
+from distbench.spec.job import Variant
+from distbench.worker.failure import one_line
 from distbench.worker.materialise import blueprint
 from distbench.worker.place import Place
 from distbench.worker.plan_check import problems
@@ -32,12 +34,7 @@ def answers(job: Job) -> Iterator[dict[str, Any]]:
     """
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
-        scenario = function(**variant)
-        with _first_of(job.mesh, job) as place:
-            answer = _answer(scenario, place)
-        if answer.pop("step_fails", False) and (mesh := _mesh_that_works(scenario, job)):
-            answer["problems"] = [f"{problem}; --mesh {format_mesh(mesh)} works" for problem in answer["problems"]]
-        yield {"label": variant_label(job, variant), **answer}
+        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job)}
 
 
 @contextlib.contextmanager
@@ -45,6 +42,23 @@ def _first_of(mesh: dict[str, int], job: Job) -> Iterator[Place]:
     with fake_ranks(mesh) as devices:
         assert dist.group.WORLD is not None
         yield Place(0, torch.device(job.device), devices, "gloo", dist.group.WORLD, job.settings.seed)
+
+
+def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job) -> dict[str, Any]:
+    """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
+    try:
+        scenario = function(**variant)
+        if not isinstance(scenario, Scenario):
+            return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
+        with _first_of(job.mesh, job) as place:
+            answer = _answer(scenario, place)
+        if answer.pop("step_fails", False) and (mesh := _mesh_that_works(scenario, job)):
+            answer["problems"] = [f"{problem}; --mesh {format_mesh(mesh)} works" for problem in answer["problems"]]
+        return answer
+    except UserError as error:
+        return {"problems": [str(error)]}
+    except (Exception, SystemExit) as error:
+        return {"problems": [f"the scenario raises {one_line(error)}"]}
 
 
 def _answer(scenario: Scenario, place: Place) -> dict[str, Any]:
@@ -83,10 +97,12 @@ def main() -> None:
     records = json.load(sys.stdin)
     jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in records]
     found: Any
-    try:
-        found = [[*answers(job)] for job in jobs]
-    except UserError as error:
-        found = {"user_error": str(error)}
+    # What a scenario prints is not the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            found = [[*answers(job)] for job in jobs]
+        except UserError as error:
+            found = {"user_error": str(error)}
     print(json.dumps(found))
 
 
