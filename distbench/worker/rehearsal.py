@@ -121,7 +121,7 @@ class _Trail:
         given = [_text(one) for one in inputs] + [f"{key}={_text(one)}" for key, one in keywords.items()]
         self._at.append(f"{name or 'the root'}{under}, given {' and '.join(given) or 'nothing'},")
         prepared = getattr(style, "prepare_module_input", style)
-        for key in getattr(prepared, "input_kwarg_layouts", ()):
+        for key in getattr(prepared, "input_kwarg_layouts", None) or ():
             if key not in keywords:
                 self.problems.append(
                     f"{name or 'the root'}{under} has a layout for input {key!r}, which is not passed by that name; "
