@@ -138,6 +138,9 @@ def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -
     assert "takes 150 ms on 4 ranks; a collective is under way on a rank in 33 % of it; 10 % of collectives'" in flat
     assert "at the same time" not in flat
     assert "tp all_gather tp 1 1.95 KiB 1000 B 17.0 ms 13 % 18 % n/a" in flat
+    order = ("forward 3", "fsdp all_gather", "tp all_gather", "backward 3", "tp reduce_scatter", "whole step 6")
+    assert [flat.count(words) for words in order[:2]] == [1, 1]
+    assert sorted(order, key=flat.index) == list(order)
     assert "layers.*.attention 2 5.86 KiB 22.0 ms 16 % 14 % forward tp all_gather +1" in flat
     assert "S(1)->R implicit tp all_gather 1 1.95 KiB 17.0 ms layers.*.attention" in flat
     assert "P(sum)->S(1) explicit tp reduce_scatter 1 3.91 KiB 5.00 ms layers.*.attention" in flat
