@@ -37,6 +37,7 @@ class Request:
         started_at: seconds since the epoch when the command began.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
+        trace_paths: whether each step is traced after it was timed and checked.
     """
 
     targets: tuple[str, ...]
@@ -50,6 +51,7 @@ class Request:
     timeout_s: float = 300.0
     started_at: float = 0.0
     profile: Path | None = None
+    trace_paths: bool = False
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
@@ -135,6 +137,7 @@ def _job(
         environment=dict(facts),
         profile=str(profile.resolve()) if profile else None,
         note=note,
+        trace_paths=request.trace_paths,
     )
 
 

@@ -63,7 +63,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         with stopwatch.on("set-up"):
             benches = all_benches(job, function, place)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(benches)))
-            runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch)
+            runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch, job.trace_paths)
             if not job.done_ids:
                 runner.save(header_of(job, place))
         teller.tell("plan", num_cases=len(benches))
