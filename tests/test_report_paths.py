@@ -138,6 +138,9 @@ def test_the_text_says_where_time_goes_and_how_far_to_trust_it(tmp_path: Path) -
     assert "takes 150 ms on 4 ranks; a collective is under way on a rank in 33 % of it; 10 % of collectives'" in flat
     assert "at the same time" not in flat
     assert "tp all_gather tp 1 1.95 KiB 1000 B 17.0 ms 13 % 18 % n/a" in flat
+    order = ("forward 3", "fsdp all_gather", "tp all_gather", "backward 3", "tp reduce_scatter", "whole step 6")
+    assert [flat.count(words) for words in order[:2]] == [1, 1]
+    assert sorted(order, key=flat.index) == list(order)
     assert "layers.*.attention 2 5.86 KiB 22.0 ms 16 % 14 % forward tp all_gather +1" in flat
     assert "S(1)->R implicit tp all_gather 1 1.95 KiB 17.0 ms layers.*.attention" in flat
     assert "P(sum)->S(1) explicit tp reduce_scatter 1 3.91 KiB 5.00 ms layers.*.attention" in flat
@@ -239,7 +242,7 @@ def test_csv_and_json_give_every_row_with_what_is_derived(tmp_path: Path) -> Non
     (row,) = (row for row in rows if (row["rank"], row["step"], row["mesh_dim"], row["seq"]) == (3, 0, "tp", 0))
     assert (row["duration_s"], row["straggler_s"], row["rank_step_s"]) == pytest.approx((0.02, 0.012, 0.1))
     assert (row["path_owner"], row["owner"], row["case_id"]) == ("layers.*.attention", "layers.0.attention", golden.ID)
-    assert "| ---: |" in text_of(path, "markdown")
+    assert "| of step | straggler | exposed |" in text_of(path, "markdown")
 
 
 def test_rows_are_summed_by_any_columns(tmp_path: Path) -> None:

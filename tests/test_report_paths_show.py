@@ -19,7 +19,7 @@ from distbench.report.paths.chrome import chrome_events
 from distbench.report.paths.compare import cautions, difference, names_of, step_change
 from distbench.report.paths.compare_text import headline, path_changes
 from distbench.report.paths.read import Trace
-from distbench.report.paths.timeline import lanes, median_step
+from distbench.report.paths.timeline import lanes, median_step, waiting_and_own
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")
@@ -86,6 +86,11 @@ def test_the_timeline_has_a_lane_a_mesh_dim_and_shows_the_median_step(tmp_path: 
     found = trace(tmp_path / "a.jsonl")
     assert lanes(found) == ["compute", "dp_shard", "tp"]
     assert median_step(found) == 0
+    rows = found.rows[(found.rows["step"] == 0) & (found.rows["rank"] == 3) & (found.rows["kind"] == "all_gather")]
+    waiting, own = waiting_and_own(rows)
+    # Rank 3 comes late over dp_shard and waits for nobody; over tp it waits for rank 2 from 30 to 42 ms.
+    assert waiting == [(0.006, 0.006), (0.01, 0.01), pytest.approx((0.03, 0.042))]
+    assert own == [(0.006, 0.01), (0.01, 0.02), pytest.approx((0.042, 0.05))]
     three = record(steps_s=[0.3, 0.2, 0.1])
     three["phases"]["rows"] += [[rank, 2, "forward", 0.0, 0.1] for rank in range(4)]
     assert median_step(one_trace(run_file(tmp_path / "a.jsonl", three))[0]) == 1
@@ -106,7 +111,7 @@ def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
 
 def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
-    other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=tuple(value * 0.8 for value in SAMPLES))
+    other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=(0.01, 0.079, *[0.08] * 4, 0.9))
     said = headline(one, other)
     assert said.startswith(
         "TP2xFSDP2 against FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ["
@@ -136,6 +141,14 @@ def test_paths_are_matched_and_what_is_on_one_side_counts_as_none_on_the_other(t
         "backward, fsdp: +1 dp_shard reduce_scatter (+7.81 KiB), +2.00 ms",
         "backward, autograd: -1 dp_shard all_reduce of 16 B, -1.00 ms",
     ]
+    assert (
+        headline(one, other)
+        .split(": ", 1)[1]
+        .startswith(
+            "+1 dp_shard reduce_scatter (+7.81 KiB), 2 dp_shard all_gather of 7.91 KiB in all instead of 3.91 KiB, "
+            "-1 dp_shard all_reduce of 16 B, step +0 %"
+        )
+    )
     assert json.loads(render_difference(one.run.path, other.run.path, "json")[0])[0]["phase"] == "forward"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from distbench.report import plot_style as style
 from distbench.report.paths.costs import PHASES, step_of
-from distbench.report.paths.intervals import left_of
+from distbench.report.paths.intervals import Stretch, left_of
 from distbench.report.paths.read import Trace
 from distbench.report.units import time_scale, time_text
 
@@ -84,10 +84,9 @@ def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Se
         _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
     for (mesh_dim, kind), found in timed.groupby(["mesh_dim", "kind"], sort=False):
         place = names.index(str(mesh_dim))
-        begun, ended = found["issued_s"].to_numpy(float), found["completed_s"].to_numpy(float)
-        own = np.minimum(begun + found["straggler_s"].fillna(0.0).to_numpy(float), ended)
-        _bars(axes, place, list(zip(begun, own, strict=True)), WAITING, scale)
-        _bars(axes, place, list(zip(own, ended, strict=True)), KIND_COLORS.get(str(kind), style.GREY), scale)
+        waiting, own = waiting_and_own(found)
+        _bars(axes, place, waiting, WAITING, scale)
+        _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
     axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -95,7 +94,14 @@ def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Se
     axes.grid(visible=True, axis="x")
 
 
-def _bars(axes: "Axes", place: int, stretches: Sequence[tuple[float, float]], color: str, scale: float) -> None:
+def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
+    """Each collective cut in two: what this rank waited for the slowest of its group, and the rest. Seconds."""
+    begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
+    cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
+    return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
+
+
+def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, scale: float) -> None:
     bars = [(start / scale, (end - start) / scale) for start, end in stretches if end > start]
     # An edge of the same colour keeps what is narrower than a pixel in sight.
     axes.broken_barh(bars, (place - 0.4, 0.8), facecolor=color, edgecolor=color, linewidth=0.3)
