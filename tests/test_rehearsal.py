@@ -75,6 +75,15 @@ def test_a_model_that_asks_for_a_value_is_tried_with_values_unless_it_is_too_lar
     assert refused.why_not.startswith("the root, given f32[2,16,12], asks for values (aten._local_scalar_dense")
 
 
+def test_a_torch_without_such_tensors_still_has_the_plan_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._subclasses import fake_tensor
+
+    monkeypatch.delattr(fake_tensor, "FakeTensorMode")
+    found = tried("heads", place)
+    assert found.problems == () and found.parameter_bytes > 0
+    assert found.why_not is not None and "has no torch._subclasses.fake_tensor.FakeTensorMode" in found.why_not
+
+
 @pytest.mark.parametrize("style", ["vocabulary", "loss_parallel", "prepare_both"])
 def test_masked_embeddings_and_dtensors_need_no_values(
     place: Place, monkeypatch: pytest.MonkeyPatch, style: str

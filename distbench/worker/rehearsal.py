@@ -46,11 +46,12 @@ def rehearse(scenario: Scenario, place: Place) -> Rehearsal:
     Raises:
         Skipped: a part of the plan has nothing to do on this machine.
     """
-    shapes = ShapesOnly()
+    shapes, missing = _shapes()
 
     def without_memory(model: nn.Module, place: Place, *_: object) -> None:
-        with shapes.on():
-            model.to_empty(device=place.device)
+        if shapes is not None:
+            with shapes.on():
+                model.to_empty(device=place.device)
 
     assert scenario.build_model is not None
     built = blueprint(scenario.build_model, place.seed)
@@ -62,6 +63,8 @@ def rehearse(scenario: Scenario, place: Place) -> Rehearsal:
     except Exception as error:
         # What plan_check does not know of, torch says when the plan is applied.
         return Rehearsal((f"torch refuses the plan: {one_line(error)}",))
+    if shapes is None:
+        return Rehearsal((), missing, parameter_bytes(step.model))
     problems, why_not = _tried(step, shapes.on())
     if problems or why_not:
         if num_parameters <= MAX_REPEATED:
@@ -69,6 +72,13 @@ def rehearse(scenario: Scenario, place: Place) -> Rehearsal:
         else:
             problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
     return Rehearsal(problems, why_not, parameter_bytes(step.model))
+
+
+def _shapes() -> tuple[ShapesOnly | None, str]:
+    try:
+        return ShapesOnly(), ""
+    except Unsupported as reason:
+        return None, str(reason)
 
 
 def _tried(step: Step, on: contextlib.AbstractContextManager[None]) -> tuple[tuple[str, ...], str | None]:
