@@ -1,6 +1,5 @@
 """run --trace-paths: rows from what was told, two methods that must agree, and one launch on real gloo ranks."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from click.testing import CliRunner
 from conftest import DATA, ROOT
 
@@ -21,7 +22,11 @@ from distbench.launch import Request, jobs_of, launch
 from distbench.results import read_run
 from distbench.spec import Job, list_entries
 from distbench.worker.attribution import Communication
-from distbench.worker.trace import COLUMNS, PHASE_COLUMNS, Row, Traced, differences, tables
+from distbench.worker.place import Place
+from distbench.worker.session import load_scenario
+from distbench.worker.torch_internals import Forwarding, Unsupported, fake_ranks, require
+from distbench.worker.trace import COLUMNS, PHASE_COLUMNS, Row, StepTrace, Traced, Tracing, differences, tables
+from distbench.worker.workloads.step import Step
 
 PHASES = ("forward", "backward")
 
@@ -110,6 +115,34 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     assert found[-1][0]["counts"] == {**tp, "dp_shard all_gather": 9, "dp_shard reduce_scatter": 5}
 
 
+class Alone(Place):
+    """Rank 0 where what the others would say is not asked for."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def test_on_cuda_the_rows_come_from_the_dispatch_mode_and_have_no_times() -> None:
+    """The step itself runs on CPU ranks that do not exist; only what is recorded depends on the device."""
+    function = load_scenario(DATA / "traced.py", "traced")
+    with fake_ranks({"dp_shard": 2}) as mesh:
+        assert dist.group.WORLD is not None
+        place = Alone(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        step = Step(function(), place)
+        cuda = replace(place, device=torch.device("cuda"), backend="nccl")
+        trace = StepTrace(step, lambda: step, cuda).record(
+            Tracing(Forwarding(mesh), False), {"peak_allocated_bytes": 7}
+        )
+    rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+    assert Counter(row["kind"] for row in rows) == {"all_gather": 4, "reduce_scatter": 2}
+    assert {row["owner"] for row in rows} == {"layers.0", "layers.1"}
+    assert {row[name] for row in rows for name in ("issued_s", "completed_s", "exposed_s")} == {None}
+    assert [row["backend_op"] for row in rows] == [row["kind"] for row in rows]
+    assert trace["method"] == "dispatch mode" and "not taken on CUDA yet" in trace["exposed_reason"]
+    assert trace["memory"]["measured_peak_bytes"] == 7 and trace["overhead"]["ratio"] is None
+    assert trace["steps_s"] == [] and trace["phases"]["rows"] == []
+
+
 def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
@@ -183,14 +216,12 @@ def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path)
     assert _of_traces(file) == "--trace-paths has nothing to trace: no case of this scenario is a step"
     append(file, CaseResult(Case("step/x", "step"), "ok").to_record())
     append(file, {"type": "trace", "case_id": "step/x", "error": "RuntimeError: no"})
-    assert _of_traces(file) == "no step was traced; step/x: RuntimeError: no"
+    assert _of_traces(file) == "no step was traced; step/x was not traced: RuntimeError: no"
 
 
 def test_this_torch_has_what_forwarding_leans_on() -> None:
-    from distbench.worker.torch_internals import Unsupported, require
-
     require("process groups that forward")
     with pytest.MonkeyPatch.context() as patched:
-        patched.delattr(sys.modules["torch"]._C._distributed_c10d, "PythonCallbackWork")
+        patched.delattr(torch._C._distributed_c10d, "PythonCallbackWork")
         with pytest.raises(Unsupported, match=r"process groups that forward: torch .* has no .*PythonCallbackWork"):
             require("process groups that forward")
