@@ -10,9 +10,11 @@ import click
 
 from distbench import __version__
 from distbench.commands.ab import ab
+from distbench.commands.baseline import baseline
 from distbench.commands.calibrate import calibrate
 from distbench.commands.check import check
-from distbench.commands.gate import baseline, export, gate
+from distbench.commands.export import export
+from distbench.commands.gate import gate
 from distbench.commands.history import history
 from distbench.commands.plan import plan
 from distbench.commands.report import report

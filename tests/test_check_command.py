@@ -26,6 +26,22 @@ def broken(*, microbatches: int = 1) -> Scenario:
         loss=F.mse_loss,
         plan=ParallelPlan(tp=refuse, fsdp=FsdpPlan(), microbatches=microbatches),
     )
+
+
+def explode():
+    raise KeyError("a weight\\nand more")
+
+
+@scenario(mesh={"tp": 2})
+def raises() -> Scenario:
+    """A model that cannot be built."""
+    return Scenario(build_model=explode, make_batch=lambda: (torch.ones(4, 8), torch.ones(4, 8)), loss=F.mse_loss)
+
+
+@scenario(mesh={"tp": 2})
+def forgets() -> Scenario:
+    """No return."""
+    print("3")
 '''
 
 
@@ -55,6 +71,10 @@ def test_what_torch_refuses_is_told_for_the_variant_it_concerns(tmp_path: Path) 
         "broken on dp_shard=2,tp=2 (4 ranks): 2 problems",
         "  - torch refuses the plan: RuntimeError: no such layer [microbatches=1]",
         "  - a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2 [microbatches=3]",
+        "raises on tp=2 (2 ranks): 1 problem",
+        "  - the scenario raises KeyError: 'a weight\\nand more'",
+        "forgets on tp=2 (2 ranks): 1 problem",
+        "  - it returns NoneType, it must return a Scenario",
     ]
 
 

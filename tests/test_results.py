@@ -72,8 +72,9 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
         read_run(path)
 
 
-def test_a_newer_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    path = written(tmp_path / "run.jsonl", {**HEADER, "schema_version": SCHEMA_VERSION + 1})
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, -5, "1", None])
+def test_a_version_that_is_not_known_is_refused_with_a_sentence(tmp_path: Path, version: object) -> None:
+    path = written(tmp_path / "run.jsonl", {**HEADER, "schema_version": version})
     with pytest.raises(UserError, match="update distbench"):
         read_run(path)
 

@@ -71,8 +71,12 @@ def run(
         profile=profile,
         trace_paths=trace_paths,
     )
-    silent = quiet or (joined is not None and joined.rank != 0)
-    sys.exit(run_all(jobs_of(request, joined), joined, silent))
+    is_first = joined is None or joined.rank == 0
+    jobs = jobs_of(request, joined)
+    for job in jobs:
+        if job.note and is_first:
+            click.echo(f"{job.scenario}: {job.note}", err=True)
+    sys.exit(run_all(jobs, joined, quiet or not is_first))
 
 
 def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbench.report import collectives, redistributions, steps
+from distbench.report import calls, collectives, redistributions, steps
 from distbench.report.laboratory import Study
 from distbench.report.laboratory_plots import laboratory_figures
 from distbench.report.laboratory_text import opening, story
@@ -52,6 +52,7 @@ def section(run: Run, frame: "pd.DataFrame", told: Sequence[Run] = ()) -> list[B
         Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_told else []))),
         *collectives.tables(frame),
         *steps.tables(frame),
+        *calls.tables(frame),
         *([] if is_told else redistributions.tables(frame)),
         *([Lines((spent,))] if spent else []),
     ]

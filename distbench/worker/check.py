@@ -4,9 +4,10 @@ Reads jobs as a JSON list on stdin; its last line of output is a JSON list, one 
 {"user_error": sentence}.
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from distbench.spec import Job, Scenario, Settings, UserError
+from distbench.spec.job import Variant
 from distbench.worker.failure import one_line
 from distbench.worker.materialise import blueprint
 from distbench.worker.parallelize import parallelize
@@ -35,7 +37,20 @@ def answers(job: Job) -> Iterator[dict[str, Any]]:
         assert dist.group.WORLD is not None
         place = Place(0, torch.device(job.device), mesh, "gloo", dist.group.WORLD, job.settings.seed)
         for variant in job.variants:
-            yield {"label": variant_label(job, variant), **_answer(function(**variant), place)}
+            yield {"label": variant_label(job, variant), **_of_variant(function, variant, place)}
+
+
+def _of_variant(function: Callable[..., Scenario], variant: Variant, place: Place) -> dict[str, Any]:
+    """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
+    try:
+        scenario = function(**variant)
+        if not isinstance(scenario, Scenario):
+            return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
+        return _answer(scenario, place)
+    except UserError as error:
+        return {"problems": [str(error)]}
+    except (Exception, SystemExit) as error:
+        return {"problems": [f"the scenario raises {one_line(error)}"]}
 
 
 def _answer(scenario: Scenario, place: Place) -> dict[str, Any]:
@@ -60,10 +75,12 @@ def main() -> None:
     records = json.load(sys.stdin)
     jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in records]
     found: Any
-    try:
-        found = [[*answers(job)] for job in jobs]
-    except UserError as error:
-        found = {"user_error": str(error)}
+    # What a scenario prints is not the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            found = [[*answers(job)] for job in jobs]
+        except UserError as error:
+            found = {"user_error": str(error)}
     print(json.dumps(found))
 
 

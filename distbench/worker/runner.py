@@ -173,7 +173,15 @@ class Runner:
                 self._agree(f"trace-{index}", message)
                 self._meet_again(message)
             finally:
-                self.save(record | {"error": message})
+                self.save(record | {"error": self._first_to_fail(f"trace-{index}", message)})
+
+    def _first_to_fail(self, what: str, message: str) -> str:
+        """What the rank said that failed alone and left, where one did; else what this rank says."""
+        if not self._store.check([GONE]):
+            return message
+        rank = self._store.get(GONE).decode()
+        key = f"distbench/failed/{what}/{rank}"
+        return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
 
     def _check(self, prepared: Prepared) -> str | None:
         message = prepared.check()

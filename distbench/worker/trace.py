@@ -33,6 +33,8 @@ COLUMNS = (
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
 NO_TIMES_ON_CUDA = "times are not taken on CUDA yet: the rows are the dispatch mode's, without issue and completion"
 
+NO_PREDICTION = "torch's memory tracker takes neither frozen parameters nor a second forward in one step"
+
 
 @dataclass(frozen=True)
 class Tracing:
@@ -271,6 +273,7 @@ def _memory(bare: "Step", place: Place, counters: dict[str, Any]) -> dict[str, A
     predicted, reason = None, None
     try:
         predicted = tracked_peak_bytes(lambda: bare(_nothing), bare.model, *others)
+        reason = NO_PREDICTION if predicted is None else None
     except Exception as error:
         reason = f"torch's memory tracker: {one_line(error)}"
     of_ranks = place.gather((predicted, reason))
