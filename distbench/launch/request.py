@@ -136,8 +136,8 @@ def _job(
         started_at=request.started_at,
         environment=dict(facts),
         profile=str(profile.resolve()) if profile else None,
-        trace_paths=request.trace_paths,
         note=note,
+        trace_paths=request.trace_paths,
     )
 
 

@@ -72,8 +72,8 @@ class Job:
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads, or None.
         done_ids: cases that an earlier launch of this job has recorded in the run file; not run again.
-        trace_paths: whether each step is traced after it was timed and checked.
         note: what a person is told before it starts, or "".
+        trace_paths: whether each step is traced after it was timed and checked.
     """
 
     run_id: str
@@ -93,8 +93,8 @@ class Job:
     environment: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
-    trace_paths: bool = False
     note: str = ""
+    trace_paths: bool = False
 
     def to_record(self) -> dict[str, Any]:
         """As plain JSON data, ordered as declared."""
