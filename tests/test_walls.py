@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "ask_child": {"spec"},
     "spec": {"spec"},
     "worker": {"spec", "results", "progress", "costmodel", "planning", "worker"},
-    "doctor": {"spec", "environment", "ask_child"},
+    "doctor": {"spec", "launch", "environment", "ask_child"},
     "choice": set(),
     "display": set(),
     "environment": set(),

@@ -138,6 +138,7 @@ INTERNALS = (
         )
     ),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
+    Internal("ranks that are not there", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
     Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),
