@@ -1,14 +1,11 @@
 """The command `ab`: arguments to calls, results to text and an exit code."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from distbench.spec.errors import UserError
-
-OWN_OPTIONS = ("--out", "--quiet")
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -60,12 +57,12 @@ def ab(
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
     from distbench.ab.side import Side, checked_out, parse_variables, python_at
-    from distbench.ab.turns import Terms, looks_of, take_turns
+    from distbench.ab.turns import Terms, check_run_arguments, looks_of, take_turns
     from distbench.gate.comparable import check_allowed
     from distbench.gate.options import Options, tolerances_of
     from distbench.gate.page import text
 
-    _check_run_arguments(run_arguments)
+    check_run_arguments(run_arguments)
     options = Options(
         tolerances=tolerances_of(tolerance), min_launches=min_launches, allowed=check_allowed(allow_different)
     )
@@ -82,14 +79,6 @@ def ab(
     click.echo(text(settled.gated, strict))
     click.echo(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))
-
-
-def _check_run_arguments(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        if (option := argument.partition("=")[0]) in OWN_OPTIONS:
-            raise UserError(
-                f"{option} stands after --, where ab gives its own; put --out before --, and leave out --quiet"
-            )
 
 
 def _new_folder(out: Path | None) -> Path:
