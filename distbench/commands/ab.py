@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from distbench.commands.finite import FiniteRange
 from distbench.spec.errors import UserError
 
 
@@ -13,7 +14,7 @@ from distbench.spec.errors import UserError
 @click.argument("ref_b")
 @click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
 @click.option("--pairs", type=click.IntRange(2), default=20, show_default=True, help="Pairs of launches at most.")
-@click.option("--budget", type=click.FloatRange(1), default=1800.0, show_default=True, metavar="S", help="Seconds.")
+@click.option("--budget", type=FiniteRange(1), default=1800.0, show_default=True, metavar="S", help="Seconds.")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
