@@ -1,7 +1,8 @@
 """The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
 
 Line 1 is the run (schema_version, run_id, job, environment), then one line a case, flushed and fsynced as it ends,
-then a footer. A file with no footer is an interrupted run; every case in it still counts.
+each followed by its trace where one was asked for, then a footer. A file with no footer is an interrupted run; every
+case in it still counts.
 
 History of schema_version:
     1: first version.
@@ -32,7 +33,7 @@ class Case:
 
     Args:
         id: stable join key, kind/dtype[shape]/what/how.
-        kind: "collective", "redistribute", "calibrate" or "step".
+        kind: "collective", "redistribute", "calibrate", "step" or "call".
         params: what tells it apart, as columns for a report.
     """
 
@@ -93,6 +94,8 @@ class Run:
         cases: one record a case, in file order, each with the fields of CaseResult.
         footer: its last line, or None when the run was interrupted.
         warnings: sentences about lines that could not be read.
+        traces: what was traced of steps, one record each, in file order: `case_id`, and either `error` or the fields
+            that `worker.trace` gives.
     """
 
     path: Path
@@ -100,6 +103,7 @@ class Run:
     cases: list[Record]
     footer: Record | None
     warnings: list[str]
+    traces: list[Record] = field(default_factory=list)
 
 
 def append(path: Path, record: Record) -> None:
@@ -150,7 +154,8 @@ def read_run(path: Path) -> Run:
         warnings.append(
             f"{path.name} has no footer: the run was interrupted; its {len(cases)} finished cases are shown"
         )
-    return Run(path, records[0], cases, footers[-1] if footers else None, warnings)
+    traces = [record for record in records if record.get("type") == "trace"]
+    return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
 
 
 def _records(path: Path, warnings: list[str]) -> Iterator[Record]:
@@ -169,6 +174,10 @@ def _records(path: Path, warnings: list[str]) -> Iterator[Record]:
 
 
 def _well_formed(record: Record) -> bool:
+    if record.get("type") == "trace":
+        return isinstance(record.get("case_id"), str) and (
+            isinstance(record.get("error"), str) or (_is_table(record) and _is_table(record.get("phases")))
+        )
     if record.get("type") != "case":
         return True
     case = record.get("case")
@@ -179,6 +188,16 @@ def _well_formed(record: Record) -> bool:
         and record.get("status") in STATUSES
         and isinstance(samples, list)
         and all(isinstance(sample, int | float) for sample in samples)
+    )
+
+
+def _is_table(data: Any) -> bool:
+    """Whether it has `columns`, and `rows` with a value for each."""
+    columns, rows = (data.get("columns"), data.get("rows")) if isinstance(data, dict) else (None, None)
+    return (
+        isinstance(columns, list)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
     )
 
 

@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "progress": set(),
     "planning": {"costmodel", "planning"},
     "costmodel": {"spec", "results"},
+    "pytest_plugin": {"spec", "launch", "results", "display", "pytest_plugin"},
     "__main__": {"cli"},
     "__init__": {"worker"},
 }
@@ -108,6 +109,7 @@ def test_private_torch_names_live_in_one_room() -> None:
         "distbench.advise",
         "distbench.commands.gate",
         "distbench.launch",
+        "distbench.pytest_plugin.fixture",
         "distbench.results",
         "distbench.spec",
     ],
@@ -131,6 +133,12 @@ def test_the_gate_judges_without_knowing_how_it_is_shown() -> None:
     for path in rooms()["gate"]:
         if path.name not in shown:
             assert not any(name.startswith("distbench.report") for name in imported(path)), path
+
+
+def test_loading_the_pytest_plugin_imports_nothing_of_ours() -> None:
+    """Every pytest run of an environment with distbench in it loads that module."""
+    path = PACKAGE / "pytest_plugin" / "__init__.py"
+    assert imported(path, inside_functions=False) == {"pathlib", "typing", "pytest"}
 
 
 def test_nothing_imports_the_scenarios_by_name() -> None:

@@ -21,6 +21,7 @@ from distbench.commands.finite import FiniteRange
 @click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")
+@click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def run(
     scenarios: tuple[str, ...],
@@ -33,6 +34,7 @@ def run(
     timeout: float,
     log_dir: Path | None,
     profile: Path | None,
+    trace_paths: bool,
     quiet: bool,
 ) -> None:
     """Measure scenarios: one torchrun launch each, all cases of all their variants.
@@ -66,6 +68,7 @@ def run(
         timeout_s=timeout,
         started_at=STARTED_AT,
         profile=profile,
+        trace_paths=trace_paths,
     )
     is_first = joined is None or joined.rank == 0
     jobs = jobs_of(request, joined)
@@ -89,10 +92,26 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
         if not silent and Path(job.run_file).exists():
             counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
             click.echo(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
+            if job.trace_paths:
+                click.echo(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
         exit_codes.append(outcome.exit_code)
         if outcome.exit_code in (2, 130):
             break
     return max(exit_codes, default=0)
+
+
+def _of_traces(run_file: Path) -> str:
+    """What came of --trace-paths, and how to look at it."""
+    from distbench.results import read_run
+
+    found = read_run(run_file)
+    failed = [f"{trace['case_id']}: {trace['error']}" for trace in found.traces if "error" in trace]
+    if not any(record["case"]["kind"] == "step" for record in found.cases):
+        return "--trace-paths has nothing to trace: no case of this scenario is a step"
+    if len(failed) == len(found.traces):
+        return f"no step was traced{'; ' if failed else ''}{'; '.join(failed)}"
+    failures = f"; not traced: {'; '.join(failed)}" if failed else ""
+    return f"traced {len(found.traces) - len(failed)} -> distbench report --paths {_relative(str(run_file))}{failures}"
 
 
 def _relative(path: str) -> str:

@@ -37,6 +37,7 @@ class Request:
         started_at: seconds since the epoch when the command began.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
+        trace_paths: whether each step is traced after it was timed and checked.
     """
 
     targets: tuple[str, ...]
@@ -50,6 +51,7 @@ class Request:
     timeout_s: float = 300.0
     started_at: float = 0.0
     profile: Path | None = None
+    trace_paths: bool = False
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
@@ -59,7 +61,15 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
         UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
             read or was not measured on such a mesh.
     """
-    entries = _distinct([entry for target in request.targets for entry in find(target)])
+    return jobs_of_entries(request, _distinct([entry for target in request.targets for entry in find(target)]), joined)
+
+
+def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
+    """The same for scenarios that are found already; the request's targets are not looked at.
+
+    Raises:
+        UserError: as `jobs_of`.
+    """
     facts = host_facts()
     num_gpus = gpu_count()
     device = request.device or ("cuda" if num_gpus else "cpu")
@@ -127,6 +137,7 @@ def _job(
         environment=dict(facts),
         profile=str(profile.resolve()) if profile else None,
         note=note,
+        trace_paths=request.trace_paths,
     )
 
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -46,6 +46,7 @@ class Communication:
         owner_known: whether a module was found at all.
         redistribution: `"S(0)R->RR"`, empty where it was none.
         explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
+        group: global ranks of the group, sorted, joined by commas.
     """
 
     phase: str
@@ -60,6 +61,7 @@ class Communication:
     owner_known: bool
     redistribution: str
     explicit: bool | None
+    group: str
 
 
 def communications_of(
@@ -78,49 +80,95 @@ def communications_of(
         Unsupported: torch is not the one we know.
     """
     found: list[Communication] = []
-    names = iter(phases or ("call",))
-    current = next(names)
-
-    def stamp() -> None:
-        nonlocal current
-        current = next(names, current)
-
-    groups = _mesh_dims_by_ranks(place)
-    with labelled_communication() as labels, _tracked(model) as modules:
+    with watched(model, phases, plan, place) as watch:
 
         def tell(issued: CollectiveCall) -> None:
-            found.append(_communication(issued, current, labels, modules, groups, plan))
+            found.append(watch.communication(issued, watch.sight()))
 
         with each_collective(tell):
-            call(stamp)
+            call(watch.stamp)
     return found
 
 
-def _communication(
-    call: CollectiveCall,
-    phase: str,
-    labels: Labels,
-    modules: "_Modules",
-    groups: dict[tuple[int, ...], str],
-    plan: ParallelPlan,
-) -> Communication:
-    label = labels.current
-    mesh_dim = groups.get(tuple(sorted(call.ranks)), UNKNOWN_GROUP)
-    owner = labels.owner if labels.owner is not None else modules.owner()
-    return Communication(
-        phase=phase,
-        source=_source(label, mesh_dim, phase, plan),
-        kind=call.kind,
-        op=call.op,
-        mesh_dim=mesh_dim,
-        group_size=len(call.ranks),
-        dtype=dtype_name(call.dtype),
-        payload_bytes=call.payload_numel * call.dtype.itemsize,
-        owner=owner or "",
-        owner_known=owner is not None,
-        redistribution=label.redistribution if label else "",
-        explicit=label.explicit if label and label.redistribution else None,
-    )
+class Sight(NamedTuple):
+    """What is seen at the moment a collective is issued; who that makes its owner is worked out later.
+
+    Args:
+        phase: the phase that runs.
+        label: who of FSDP and DTensor is at work.
+        fsdp_owner: the module for which FSDP is at work.
+        module: the innermost module whose forward has begun.
+        position: the sequence number of the node whose backward runs.
+    """
+
+    phase: str
+    label: Label | None
+    fsdp_owner: str | None
+    module: str | None
+    position: int | None
+
+
+class Watch:
+    """Follows a call's phases, labels and modules, and says whose each collective is.
+
+    Args:
+        phases: what the call stamps; none counts as one phase named "call".
+        labels: who of FSDP and DTensor is at work.
+        modules: which module is.
+        plan: names the mesh dims of tensor and context parallel.
+        place: this rank's place.
+    """
+
+    def __init__(
+        self, phases: Sequence[str], labels: Labels, modules: "_Modules", plan: ParallelPlan, place: Place
+    ) -> None:
+        self._names = iter(phases or ("call",))
+        self._phase = next(self._names)
+        self._labels, self._modules, self._plan = labels, modules, plan
+        self._groups = _mesh_dims_by_ranks(place)
+
+    def stamp(self) -> None:
+        """A phase has ended."""
+        self._phase = next(self._names, self._phase)
+
+    def sight(self) -> Sight:
+        """Who is at work now; cheap."""
+        module = self._modules.at_work
+        position = autograd_position() if module is None else None
+        return Sight(self._phase, self._labels.current, self._labels.owner, module, position)
+
+    def communication(self, call: CollectiveCall, seen: Sight) -> Communication:
+        """One collective, from what was seen when it was issued."""
+        label = seen.label
+        ranks = tuple(sorted(call.ranks))
+        mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
+        owner = seen.fsdp_owner if seen.fsdp_owner is not None else self._modules.owner(seen.module, seen.position)
+        return Communication(
+            phase=seen.phase,
+            source=_source(label, mesh_dim, seen.phase, self._plan),
+            kind=call.kind,
+            op=call.op,
+            mesh_dim=mesh_dim,
+            group_size=len(ranks),
+            dtype=dtype_name(call.dtype),
+            payload_bytes=call.payload_numel * call.dtype.itemsize,
+            owner=owner or "",
+            owner_known=owner is not None,
+            redistribution=label.redistribution if label else "",
+            explicit=label.explicit if label and label.redistribution else None,
+            group=",".join(map(str, ranks)),
+        )
+
+
+@contextlib.contextmanager
+def watched(model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, place: Place) -> Iterator[Watch]:
+    """Follow one call.
+
+    Raises:
+        Unsupported: torch is not the one we know.
+    """
+    with labelled_communication() as labels, _tracked(model) as modules:
+        yield Watch(phases, labels, modules, plan, place)
 
 
 def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) -> str:
@@ -161,13 +209,20 @@ class _Modules:
         name, start = self._stack.pop()
         self._spans.append((start, next_autograd_position(), name))
 
-    def owner(self) -> str | None:
-        """The module's name, empty for the root; None where there is none."""
-        if self._stack:
-            return self._stack[-1][0]
-        position = autograd_position()
-        if position is None:
-            return None
+    @property
+    def at_work(self) -> str | None:
+        """The innermost module whose forward has begun and not ended."""
+        return self._stack[-1][0] if self._stack else None
+
+    def owner(self, at_work: str | None, position: int | None) -> str | None:
+        """The module's name, empty for the root; None where there is none.
+
+        Args:
+            at_work: the module that was, when the collective was issued.
+            position: the sequence number of the node whose backward ran then.
+        """
+        if at_work is not None or position is None:
+            return at_work
         around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
         return min(around)[1] if around else None
 

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distbench.results import Case
 from distbench.worker.measure import Call
+
+if TYPE_CHECKING:
+    from distbench.worker.trace import Tracing
 
 
 @dataclass
@@ -19,6 +22,8 @@ class Prepared:
         phases: names of the phases that `call` stamps.
         fields: fields of CaseResult that are known beforehand.
         after: fields of `counters` that are known only when the timed iterations are over.
+        trace: gives the fields of a trace record, from what the launch lends and the case's counters; None where the
+            case has no parts to trace.
     """
 
     call: Call
@@ -26,6 +31,7 @@ class Prepared:
     phases: tuple[str, ...] = ()
     fields: dict[str, Any] = field(default_factory=dict)
     after: Callable[[], dict[str, Any]] = dict
+    trace: Callable[["Tracing", dict[str, Any]], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import datetime
 import math
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from distbench.worker.failure import RankFailed, StorageFailed, one_line
 from distbench.worker.measure import Meter, Ranks, Samples
 from distbench.worker.place import Place
 from distbench.worker.stopwatch import Stopwatch
-from distbench.worker.torch_internals import Unsupported
+from distbench.worker.torch_internals import Forwarding, Unsupported
+from distbench.worker.trace import Tracing
 
 AGREEMENT_TIMEOUT = datetime.timedelta(seconds=5)
 GONE = "distbench/gone"
@@ -36,6 +38,7 @@ class Runner:
         run_file: where rank 0 appends results.
         teller: where rank 0 tells its progress.
         stopwatch: where this rank's time is counted.
+        trace_paths: whether cases that can be traced are, each after its row is on the disk.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Runner:
         run_file: Path,
         teller: Teller,
         stopwatch: Stopwatch,
+        trace_paths: bool = False,
     ) -> None:
         self._place = place
         self._store = store
@@ -57,6 +61,7 @@ class Runner:
         ranks = Ranks(place.control, place.device)
         self._repeats = settings.iterations_per_sample
         self._meter = Meter(ranks, clock, settings, shared, teller.tell_samples)
+        self._tracing = Tracing(Forwarding(place.mesh), shared) if trace_paths else None
 
     def run(self, benches: Sequence[Bench]) -> None:
         """Measure every case, in order.
@@ -70,8 +75,6 @@ class Runner:
             case = bench.case
             self._teller.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
             result = self._outcome(index, bench)
-            result.backend = self._place.backend
-            self.save(result.to_record())
             self._teller.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
 
     def save(self, record: dict[str, Any]) -> None:
@@ -87,9 +90,15 @@ class Runner:
         except OSError as error:
             raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
 
+    def _record(self, result: CaseResult) -> CaseResult:
+        result.backend = self._place.backend
+        self.save(result.to_record())
+        return result
+
     def _outcome(self, index: int, bench: Bench) -> CaseResult:
+        """Run a case and append its row; its trace follows, where one is wanted."""
         try:
-            return self._measure(bench)
+            return self._measure(index, bench)
         except UserError:
             raise
         except Unsupported as reason:
@@ -97,10 +106,10 @@ class Runner:
         except Exception as error:
             traceback.print_exc()
             status, message = "raised", one_line(error)
-        self._agree(index, message)
+        self._agree(str(index), message)
         if status == "raised":
             self._meet_again(message)
-        return CaseResult(bench.case, status, error=message)
+        return self._record(CaseResult(bench.case, status, error=message))
 
     def _meet_again(self, message: str) -> None:
         """Return when every group still works: ranks that raised amid a collective may have left half of one behind.
@@ -114,10 +123,10 @@ class Runner:
         if self._place.any(not all(sound)):
             raise RankFailed(message)
 
-    def _agree(self, index: int, message: str) -> None:
-        """Return when every rank failed this case too; a rank that failed alone must end the launch."""
-        self._store.set(f"distbench/failed/{index}/{self._place.rank}", message)
-        keys = [f"distbench/failed/{index}/{rank}" for rank in range(dist.get_world_size())]
+    def _agree(self, what: str, message: str) -> None:
+        """Return when every rank failed this too; a rank that failed alone must end the launch."""
+        self._store.set(f"distbench/failed/{what}/{self._place.rank}", message)
+        keys = [f"distbench/failed/{what}/{rank}" for rank in range(dist.get_world_size())]
         try:
             self._store.wait(keys, AGREEMENT_TIMEOUT)
         except RuntimeError as error:
@@ -127,7 +136,7 @@ class Runner:
             # Not a failure of this rank's own: the rank that failed alone has left, and broke its connections.
             raise RankFailed(message)
 
-    def _measure(self, bench: Bench) -> CaseResult:
+    def _measure(self, index: int, bench: Bench) -> CaseResult:
         watch = self._stopwatch
         with contextlib.ExitStack() as opened:
             with watch.on("set-up"):
@@ -138,7 +147,31 @@ class Runner:
             watch.add("timed", sum(samples.samples_s) * self._repeats)
             with watch.on("checking"):
                 wrong = self._check(prepared)
-            return self._result(bench, prepared, samples, wrong)
+            result = self._result(bench, prepared, samples, wrong)
+            if self._tracing is not None and prepared.trace is not None:
+                # The row first: whatever becomes of the trace, what was measured stays.
+                self._record(result)
+                with watch.on("tracing"):
+                    self._trace(index, bench.case.id, partial(prepared.trace, self._tracing, result.counters))
+                return result
+        return self._record(result)
+
+    def _trace(self, index: int, case_id: str, trace: Callable[[], dict[str, Any]]) -> None:
+        """Append a case's trace; one that fails says so in its record, and costs only itself where all ranks failed."""
+        self._teller.tell("trace", id=case_id)
+        record = {"type": "trace", "case_id": case_id}
+        try:
+            self.save(record | trace())
+        except StorageFailed:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            message = one_line(error)
+            try:
+                self._agree(f"trace-{index}", message)
+                self._meet_again(message)
+            finally:
+                self.save(record | {"error": message})
 
     def _check(self, prepared: Prepared) -> str | None:
         message = prepared.check()

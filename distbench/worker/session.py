@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from distbench.worker.place import Place
 from distbench.worker.runner import Runner
 from distbench.worker.stopwatch import Stopwatch
 from distbench.worker.workloads import benches_of
+from distbench.worker.workloads.call import scenario_of_call
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -61,7 +63,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         with stopwatch.on("set-up"):
             benches = all_benches(job, function, place)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(benches)))
-            runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch)
+            runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch, job.trace_paths)
             if not job.done_ids:
                 runner.save(header_of(job, place))
         teller.tell("plan", num_cases=len(benches))
@@ -73,11 +75,15 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     """Import the file as a script would be, its own folder first on the path, and take the function.
 
+    A file that lies in a package may also import from it relatively.
+
     Raises:
         UserError: the import raised.
     """
-    sys.path.insert(0, str(file.parent))
-    module_spec = importlib.util.spec_from_file_location(f"distbench_scenario_{file.stem}", file)
+    packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
+    sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
+    module_name = ".".join([*(folder.name for folder in reversed(packages)), f"distbench_scenario_{file.stem}"])
+    module_spec = importlib.util.spec_from_file_location(module_name, file)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
@@ -132,7 +138,7 @@ def all_benches(job: Job, function: Callable[..., Scenario], place: Place) -> li
     found: dict[str, Bench] = {}
     for variant in job.variants:
         label = variant_label(job, variant)
-        scenario = function(**variant)
+        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
         if not isinstance(scenario, Scenario):
             raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
         for bench in benches_of(scenario, label, place):

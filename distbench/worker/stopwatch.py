@@ -16,7 +16,7 @@ class Stopwatch:
 
     def add(self, activity: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere."""
-        self.spent_s[activity] += seconds
+        self.spent_s[activity] = self.spent_s.get(activity, 0.0) + seconds
 
     @contextlib.contextmanager
     def on(self, activity: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ is recorded as such.
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
 from distbench.worker.torch_internals.context_parallel import context_parallel
+from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (
     Label,
     Labels,
@@ -41,7 +42,9 @@ from distbench.worker.torch_internals.redistribution import (
 __all__ = [
     "BACKEND_OPS",
     "CollectiveCall",
+    "Forwarding",
     "Internal",
+    "Issued",
     "Label",
     "Labels",
     "OrderedPlacements",

@@ -38,9 +38,13 @@ KINDS = {
     "shard_dim_alltoall": "all_to_all",
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "recv_": "recv",
 }
 # Bookkeeping in the same namespaces: nothing travels.
-SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")
+SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
 
 
@@ -96,16 +100,17 @@ def _call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     if name in SILENT:
         return None
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    tensors = _flat(next(given[name] for name in INPUTS if name in given))
+    tensors = flat_tensors(next(given[name] for name in INPUTS if name in given))
     ranks, kind = _ranks_of(given), KINDS.get(name, name)
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind == "all_gather" else 1)
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel)
 
 
-def _flat(value: Any) -> list[torch.Tensor]:
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of nested lists, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for one in value for tensor in _flat(one)]
+    return [tensor for one in value for tensor in flat_tensors(one)]
 
 
 def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:

@@ -100,6 +100,16 @@ INTERNALS = (
     Internal("collectives seen at dispatch", "torch.utils._python_dispatch", "TorchDispatchMode"),
     Internal("collectives seen at dispatch", "torch.distributed.distributed_c10d", "_resolve_process_group"),
     Internal("collectives seen at dispatch", "torch.distributed", "ProcessGroup.unbox"),
+    Internal("process groups that forward", "torch", "_C._distributed_c10d._register_process_group"),
+    Internal("process groups that forward", "torch", "_C._distributed_c10d._unregister_process_group"),
+    Internal("process groups that forward", "torch", "_C._distributed_c10d.PythonCallbackWork"),
+    Internal("process groups that forward", "torch.distributed", "ProcessGroup._register_backend"),
+    Internal(
+        "process groups that forward", "torch.distributed", "Backend.register_backend", ("name", "func", "devices")
+    ),
+    Internal("process groups that forward", "torch.distributed.distributed_c10d", "_resolve_process_group"),
+    Internal("process groups that forward", "torch.distributed.distributed_c10d", "_update_default_pg"),
+    Internal("process groups that forward", "torch.distributed.device_mesh", "DeviceMesh._get_root_mesh"),
     Internal("communication labels", FSDP, "FSDPParamGroup.unshard", ("self", "async_op")),
     Internal("communication labels", FSDP, "FSDPParamGroup.post_backward"),
     Internal("communication labels", FSDP.removesuffix("_group"), "FSDPParam._get_grad_inner_tensor"),

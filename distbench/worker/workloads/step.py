@@ -21,6 +21,7 @@ from distbench.worker.plan_check import BATCH_DIMS, problems
 from distbench.worker.reference import compare, reference_of, tolerance_of, verdict
 from distbench.worker.sharding import chunk_of
 from distbench.worker.torch_internals import context_parallel
+from distbench.worker.trace import trace_step
 
 Stamp = Callable[[], None]
 
@@ -169,7 +170,8 @@ def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
 
     fields = {"group_size": place.mesh.size(), "mesh_dim": "x".join(place.mesh_dims)}
     try:
-        yield Prepared(step, check, phases=step.phases, fields=fields, after=lambda: counters)
+        trace = partial(trace_step, step, partial(Step, scenario, place), place)
+        yield Prepared(step, check, phases=step.phases, fields=fields, after=lambda: counters, trace=trace)
     finally:
         if scenario.plan.compile is not None:
             torch.compiler.reset()
