@@ -1,6 +1,6 @@
 """Our planners against torch's on 8 gloo ranks, chosen by prediction alone, and how far the predictions are off.
 
-All run in the same processes, turn and turn about, on pairs sampled with a fixed seed. Ours is what `planning.choose`
+All run in the same processes, turn and turn about, on pairs sampled with a fixed seed. Ours is what `choice.choose`
 takes by the profile: the calibrated path, the same with native all-to-alls, the direct exchange, or torch's own path
 where none of these is predicted clearly faster.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from distbench.planning import choose
+from distbench.choice import choose
 
 Row = tuple[str, float, float]
 MESHES = {"2x4": ("dp_shard=2,tp=4", 0.65), "2x2x2": ("dp_replicate=2,dp_shard=2,tp=2", 0.50)}

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from benchmarks.random_states import random_state
 from distbench.costmodel import Line, Profile
 from distbench.planning import State
 from distbench.worker.direct import DirectRedistribution
 from distbench.worker.scheduling import calm_scheduler
-from distbench.worker.sharding import chunk_of, cut, parse_placement, tagged
+from distbench.worker.sharding import cut, cut_in_order, parse_placement, tagged
 from distbench.worker.torch_internals import calibrated_planning, native_all_to_all
 
 SEED = 20261121
@@ -84,7 +85,7 @@ def calibrated_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
 def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
     """(what, call): a random pair of layouts in any shard order, moved by one exchange of exactly what is lacking."""
     shape, dtype = tuple(rng.choice(SIDES) for _ in range(rng.randint(1, 3))), rng.choice(DTYPES)
-    source, target = (random_state(mesh.ndim, len(shape), rng) for _ in range(2))
+    source, target = (random_state(rng, mesh.ndim, len(shape)) for _ in range(2))
 
     def call() -> tuple[torch.Tensor, torch.Tensor]:
         full, offsets = tagged(shape, dtype), torch.arange(tagged(shape, dtype).numel()).reshape(shape)
@@ -97,23 +98,9 @@ def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
     return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
 
 
-def random_state(mesh_ndim: int, tensor_ndim: int, rng: random.Random) -> State:
-    """Each mesh dim shards a random tensor dim or none, in random order."""
-    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
-    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
-        choice = rng.randrange(tensor_ndim + 1)
-        if choice < tensor_ndim:
-            orders[choice].append(mesh_dim)
-    return State(mesh_ndim, tuple(map(tuple, orders)))
-
-
 def nested_cut(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
     """This rank's shard, tensor dim by tensor dim, one mesh dim's chunk of another's."""
-    coordinate = tuple(mesh.get_coordinate() or ())
-    for tensor_dim, order in enumerate(state.orders):
-        for mesh_dim in order:
-            full = chunk_of(full, tensor_dim, mesh.shape[mesh_dim], coordinate[mesh_dim])
-    return full.contiguous()
+    return cut_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
 
 
 def differs(call: Any) -> str | None:

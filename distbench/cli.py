@@ -10,9 +10,11 @@ import click
 
 from distbench import __version__
 from distbench.commands.ab import ab
+from distbench.commands.baseline import baseline
 from distbench.commands.calibrate import calibrate
 from distbench.commands.check import check
-from distbench.commands.gate import baseline, export, gate
+from distbench.commands.export import export
+from distbench.commands.gate import gate
 from distbench.commands.history import history
 from distbench.commands.plan import plan
 from distbench.commands.report import report
@@ -76,23 +78,30 @@ def list_command(as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]")
+@click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
+def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
     """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
 
-    \b
-    Example:
-      distbench doctor
-    """
-    from distbench.doctor import examine, lines_of
+    With --paths, check instead what run --trace-paths relies on, for the SCENARIOs or all shipped ones.
 
-    found = examine()
+    \b
+    Examples:
+      distbench doctor
+      distbench doctor --paths llama_2d
+    """
+    from distbench.doctor import agreement, examine, lines_of, lines_of_agreement
+
+    if scenarios and not paths:
+        raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
+    found = agreement(scenarios) if paths else examine()
     if as_json:
         import json
 
         click.echo(json.dumps(found, indent=1))
     else:
-        click.echo("\n".join(lines_of(found)))
+        click.echo("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
     sys.exit(0 if found["usable"] else 1)
 
 

@@ -235,8 +235,8 @@ def load_profile(path: Path) -> Profile:
         if record.pop("profile_version") > PROFILE_VERSION:
             raise UserError(f"profile {path} is newer than this distbench; update distbench")
         lines = tuple(_line(fields) for fields in record.pop("lines"))
-        return Profile(lines=lines, **record)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Profile(lines=lines, **{**record, "mesh": dict(record["mesh"])})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"profile {path} cannot be read ({error}); write one with distbench calibrate") from error
 
 

@@ -1,5 +1,6 @@
 """What this machine can run, and what to do about what it cannot. torch is asked in a process of its own."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from distbench.ask_child import ask_child
@@ -7,6 +8,7 @@ from distbench.environment import gpu_count, host_facts
 from distbench.spec.errors import UserError
 
 TIMEOUT_S = 300.0
+AGREEMENT_TIMEOUT_S = 1200.0
 TORCH_ADVICE = "install torch 2.11 to 2.13 (pip install 'torch>=2.11,<2.14')"
 
 
@@ -52,3 +54,49 @@ def lines_of(found: dict[str, Any]) -> list[str]:
             lines.append(f"{'':<8}-> {check['advice']}")
     verdict = "This machine can run distbench." if found["usable"] else "This machine cannot run distbench yet."
     return [*lines, "", verdict]
+
+
+def agreement(targets: Sequence[str]) -> dict[str, Any]:
+    """Whether two methods see the same collectives in every step, at the quick sizes, on ranks that do not exist.
+
+    Args:
+        targets: scenarios as `distbench run` takes them; none stands for all shipped ones that do not measure the mesh.
+
+    Returns:
+        `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
+
+    Raises:
+        UserError: an unknown scenario, or no answer.
+    """
+    from distbench.launch import Request, jobs_of
+    from distbench.launch.request import MESH_TAGS
+    from distbench.spec import list_entries
+
+    targets = targets or [entry.name for entry in list_entries() if not MESH_TAGS & set(entry.tags)]
+    jobs = jobs_of(Request(tuple(targets), device="cpu", quick=True), None)
+    answers = ask_child(
+        "distbench.worker.agree",
+        given=[job.to_record() for job in jobs],
+        timeout_s=AGREEMENT_TIMEOUT_S,
+        failure="what steps communicate cannot be compared: {why}; try `distbench doctor`",
+    )
+    cases = [case for answer in answers for case in answer]
+    return {"cases": cases, "usable": not any(case.get("differences") or "failed" in case for case in cases)}
+
+
+def lines_of_agreement(found: dict[str, Any]) -> list[str]:
+    """The comparison as lines for a terminal, one a case and one a difference."""
+    if not found["cases"]:
+        return ["There is nothing to compare: none of these scenarios has a model whose step communicates."]
+    lines = []
+    for case in found["cases"]:
+        if "skipped" in case:
+            lines.append(f"skipped   {case['case_id']}: {case['skipped']}")
+        elif "failed" in case:
+            lines.append(f"FAILED    {case['case_id']}: {case['failed']}")
+        else:
+            mark = "DIFFERENT" if case["differences"] else "agreed"
+            lines.append(f"{mark:<9} {case['case_id']}: {case['num_rows']} collectives")
+            lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
+    verdict = "What run --trace-paths shows can be relied on here."
+    return [*lines, "", verdict if found["usable"] else "Do not rely on what run --trace-paths shows of these steps."]

@@ -1,6 +1,7 @@
 """What the ranks tell the parent while they work: one JSON line an event in the log folder, written by rank 0.
 
-Events: plan (num_cases), case (index, id, kind, params), samples (count), done (id, status, spent_s), end (spent_s).
+Events: plan (num_cases), case (index, id, kind, params), samples (count), tracing, done (id, status, spent_s), end
+(spent_s).
 """
 
 import json

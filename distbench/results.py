@@ -33,7 +33,7 @@ class Case:
 
     Args:
         id: stable join key, kind/dtype[shape]/what/how.
-        kind: "collective", "redistribute", "calibrate" or "step".
+        kind: "collective", "redistribute", "calibrate", "step" or "call".
         params: what tells it apart, as columns for a report.
     """
 
@@ -141,9 +141,9 @@ def read_run(path: Path) -> Run:
             f"{path} is no distbench run file (its first line is no run header); give a results/*.jsonl file"
         )
     version = records[0].get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise UserError(
-            f"run file {path} has schema version {version}, this distbench reads up to {SCHEMA_VERSION}; "
+            f"run file {path} has schema version {version}, this distbench reads 1 up to {SCHEMA_VERSION}; "
             "update distbench"
         )
     for step in range(version, SCHEMA_VERSION):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
 
-from distbench.ab.side import Side, checked_out
+from distbench.ab.side import Side, checked_out, python_at
 from distbench.ab.turns import Terms, looks_of, order_of, take_turns
 from distbench.cli import main
 from distbench.gate.options import Options
@@ -109,6 +109,12 @@ def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: 
         (("nowhere", ".", "--", "x"), "'nowhere' is no revision"),
         ((".", ".", "--env-b", "NCCL", "--", "x"), "--env-b 'NCCL' is not NAME=VALUE"),
         ((".", ".", "--", "x", "--out", "here"), "--out stands after --"),
+        ((".", ".", "--", "x", "--out=here"), "--out stands after --"),
+        ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere is no program"),
+        ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json is no program"),
+        ((".", ".", "--out", "lines.json", "--", "x"), "--out lines.json is no folder"),
+        ((".", ".", "--out", "lines.json/x", "--", "x"), "--out lines.json/x cannot be written"),
+        ((".", ".", "--env-b", "A=\0", "--", "x"), "cannot be started: embedded null byte"),
         ((".", ".", "--allow-different", "colour", "--", "x"), "no field that must agree"),
     ],
 )
@@ -121,6 +127,11 @@ def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp
     (repository / "distbench" / "__main__.py").write_text("import sys; sys.exit('distbench: no such scenario')")
     code, output = run_ab("base", ".", "--out", str(tmp_path / "out"), "--", "x")
     assert code == 2 and "b: the working tree: no such scenario" in output
+    # Where nothing was measured, what was mended runs into the same folder.
+    again = (".", ".", "--pairs", "2", "--out", str(tmp_path / "again"), "--", "x")
+    assert run_ab(*again)[0] == 2 and (tmp_path / "again").is_dir()
+    git(repository, "checkout", "-q", ".")
+    assert "2 pairs" in run_ab(*again)[1]
 
 
 def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:
@@ -137,6 +148,15 @@ def test_outside_of_a_repository_only_the_working_tree_is_known(
         assert [side.folder for side in sides] == [tmp_path, tmp_path]
     with pytest.raises(UserError, match="in no git repository"), checked_out([Side("a", "main", tmp_path)]):
         pass
+
+
+def test_a_python_is_found_from_anywhere_and_its_link_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert python_at("./python", "--python-a") == str(tmp_path / "python")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert python_at("python", "--python-a") == str(tmp_path / "python")
+    assert python_at(None, "--python-a") == sys.executable
 
 
 def test_each_side_has_its_own_variables_and_imports_its_own_code(tmp_path: Path) -> None:

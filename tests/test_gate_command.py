@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from conftest import Cli
-from gate_runs import CASE, OTHER, case, steady, taking_turns, write_side
+from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
 from distbench.cli import main
 from distbench.commands.gate import sides_of
@@ -84,6 +84,15 @@ def test_what_a_user_can_mend_is_one_sentence(tmp_path: Path, options: list[str]
     done = run(*taking_turns(tmp_path, 1e-3, 1e-3), *options)
     assert done.exit_code == 2
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_header_of_other_types_is_read_as_one_that_says_nothing(tmp_path: Path) -> None:
+    odd = write(tmp_path / "odd.jsonl", records("odd", 1.0, {CASE: case([1.0])}, mesh="x"))
+    odd.write_text(odd.read_text().replace('"settings": {', '"settings": 3, "x": {'))
+    steady_one = write(tmp_path / "one.jsonl", records("one", 2.0, {CASE: case([1.0])}))
+    for command in (["gate", odd, steady_one], ["export", "bmf", odd], ["history", "--runs", odd]):
+        done = CliRunner().invoke(main, [str(part) for part in command])
+        assert done.exit_code in (0, 4), done.output
 
 
 def every_option(command: click.Command) -> Iterable[str]:

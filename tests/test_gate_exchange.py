@@ -25,6 +25,9 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
+FORMS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava")
+
+
 def two_cases(index: int) -> dict[str, dict[str, object]]:
     return {CASE: case(steady(1e-3, index)), OTHER: case(status="wrong", error="off") if index == 2 else case([0.5])}
 
@@ -73,15 +76,40 @@ def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
     assert "10 launches" in shown.output and "torch 2.13.0" in shown.output
     row = next(line for line in shown.output.splitlines() if line.startswith(CASE))
     # WOBBLE's standard deviation is 1.9 %.
-    assert row.split()[1:4] == ["10", "1.00", "ms"] and row.split()[-5:] == ["ms", "1.9", "%", "1.9", "%"]
+    assert row.split()[1:] == ["10", *["1.00", "ms,", "1.9", "%"] * 3]
+
+
+def stored(**changed: object) -> str:
+    """A baseline of one launch and one case, some of whose fields or columns are changed; its facts are not known."""
+    columns = {"num_samples": [3], "mean_s": [2.0], "median_s": [1.5], "min_s": [1.0]}
+    launch = {"run_id": "r", "started_at": 1.0, "variants": "", "foreign_load": None, "complete": True, "facts": {}}
+    record: dict[str, object] = {"distbench_baseline": 2, "scenario": "s", "saved_at": "then", "facts": {}}
+    record |= {"launches": [launch], "cases": {"c": {name: changed.pop(name, columns[name]) for name in columns}}}
+    return json.dumps({**record, **changed})
+
+
+def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text(stored())
+    for command in (
+        ["baseline", "show"],
+        ["baseline", "save", "--out", tmp_path],
+        *(["export", form] for form in FORMS),
+    ):
+        done = run(*command, tmp_path / "old.json")
+        assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[]", "is no baseline"),
-        ('{"distbench_baseline": 99}', "reads up to 1"),
-        ('{"distbench_baseline": 1, "launches": [{}]}', "is damaged"),
+        ('{"distbench_baseline": 99}', "reads up to 2"),
+        ('{"distbench_baseline": 1}', "without medians; save it again"),
+        ('{"distbench_baseline": 2, "launches": [{}]}', "is damaged"),
+        (stored(launches=[{}]), "is damaged (KeyError"),
+        (stored(mean_s=["x"]), "is damaged"),
+        (stored(min_s=[0]), "is damaged (ValueError"),
+        (stored(facts=3), "is damaged (no facts)"),
         ("{", "cannot be read"),
     ],
 )

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gate_runs import CASE, OTHER, case, steady, write_side
 
 from benchmarks.gate_peers import PEERS
-from benchmarks.gate_quality import OURS, Rates, Trial, main, rates
-from benchmarks.gate_series import recorded, synthetic
+from benchmarks.gate_quality import main
+from benchmarks.gate_series import synthetic
+from distbench.cli import main as cli
+from distbench.gate.quality.series import recorded
+from distbench.gate.quality.trial import OURS, Rates, Trial, rates
+from distbench.spec import UserError
 
 FEW = 100
 
@@ -23,7 +28,7 @@ def trial(request: pytest.FixtureRequest) -> Trial:
 
 
 def ours(trial: Trial, num_pairs: int, change: str, count: int = FEW) -> Rates:
-    return rates(trial, num_pairs, change, count, seed=4, peers=False)[OURS]
+    return rates(trial, num_pairs, change, count, seed=4)[OURS]
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
@@ -45,7 +50,7 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: Trial) -> None:
 
 
 def test_other_tools_on_the_same_launches_cry_wolf(trial: Trial) -> None:
-    found = rates(trial, 5, "none", 20, seed=4, peers=True)
+    found = rates(trial, 5, "none", 20, seed=4, peers=PEERS)
     assert found[OURS].false_jobs <= 4
     assert found["pytest-benchmark mean:5%"].false_jobs >= 10
 
@@ -68,8 +73,33 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     assert series.case_ids == (CASE, OTHER) and series.num_launches == 14
     assert main([f"night={folder}", "--pairs", "5", "--comparisons", "10"]) == 0
     printed = capsys.readouterr().out
-    assert "night: 5 pairs, 2 cases, 10 comparisons out of 14 launches" in printed
+    assert "night: 5 pairs, 2 cases, 14 launches: all 10 windows unchanged, 10 comparisons a slowdown" in printed
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
     assert len(row.split("|")) == 9
-    with pytest.raises(ValueError, match="record at least"):
+    with pytest.raises(UserError, match="record at least"):
         recorded(write_side(tmp_path / "few", cases, count=3))
+
+
+def test_windows_take_turns_as_ab_does_and_either_side_is_the_candidate_once() -> None:
+    trial = Trial(synthetic("quiet", num_cases=2, num_launches=12, num_samples=5))
+    windows = [trial.window(number, 5, 1.0, np.random.default_rng(1)) for number in range(trial.num_windows(5))]
+    sides = {(tuple(window.baseline), tuple(window.candidate)) for window in windows}
+    assert len(windows) == len(sides) == 6
+    assert ((0, 3, 4, 7, 8), (1, 2, 5, 6, 9)) in sides and ((1, 2, 5, 6, 9), (0, 3, 4, 7, 8)) in sides
+    assert ((2, 5, 6, 9, 10), (3, 4, 7, 8, 11)) in sides
+
+
+def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
+    """Launches that hardly differ: no false alarm, and a plain slowdown is always found."""
+    folder = write_side(tmp_path / "same", lambda index: {CASE: case(steady(1e-3, index))}, count=22)
+    done = CliRunner().invoke(cli, ["gate", "--self-test", str(folder)])
+    assert done.exit_code == 0, done.output
+    rows = [line.split("|") for line in done.output.splitlines() if line.startswith("| distbench gate")]
+    assert [float(row[2]) for row in rows] == [0.0, 0.0] and [float(row[5]) for row in rows] == [100.0, 100.0]
+
+
+def test_a_self_test_of_too_few_launches_is_refused(tmp_path: Path) -> None:
+    folder = write_side(tmp_path / "few", lambda index: {CASE: case(steady(1e-3, index))}, count=4)
+    for arguments in ([str(folder)], ["--launches", "4", "--", "tp_mlp"]):
+        done = CliRunner().invoke(cli, ["gate", "--self-test", *arguments])
+        assert done.exit_code == 2 and "launches" in done.output and "Traceback" not in done.output

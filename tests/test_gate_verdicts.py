@@ -10,7 +10,7 @@ from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns
 
 from distbench.gate.gate import gate
 from distbench.gate.launches import read_side
-from distbench.gate.options import Options, share_of, tolerances_of
+from distbench.gate.options import METRICS, Options, share_of, tolerances_of
 from distbench.gate.verdict import CaseVerdict, Gated
 from distbench.spec.errors import UserError
 
@@ -40,7 +40,7 @@ def test_launches_that_took_turns(tmp_path: Path, after: float, verdict: str, ex
 
 def test_a_slowdown_below_the_tolerance_that_is_certain_is_still_a_pass(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1.05e-3)
-    assert only(compare(base, new, Options(tolerances={"mean": 0.1, "min": 0.1}))).verdict == "pass"
+    assert only(compare(base, new, Options(tolerances=dict.fromkeys(METRICS, 0.1)))).verdict == "pass"
     # Certainly slower, but by exactly the tolerance: neither more than it nor surely less.
     assert only(compare(base, new)).verdict == "inconclusive"
 
@@ -249,7 +249,7 @@ def test_what_is_rare_for_one_case_is_not_among_thousands(tmp_path: Path, paired
         gated = compare(base, new, Options(dedicated=True))
         verdict = next(one.verdict for one in gated.cases if one.case_id == CASE)
         verdicts[num_cases] = verdict, gated.num_tests
-    assert verdicts == {0: ("regression", 2), 3000: ("inconclusive", 6002)}
+    assert verdicts == {0: ("regression", 3), 3000: ("inconclusive", 9003)}
 
 
 def test_the_worst_stands_first(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_tolerance_that_could_mean_either_is_refused(text: str) -> None:
 
 
 def test_each_metric_may_have_its_own_tolerance() -> None:
-    assert tolerances_of(["10%", "min=0.03"]) == {"mean": 0.1, "min": 0.03}
+    assert tolerances_of(["10%", "min=0.03"]) == {"mean": 0.1, "median": 0.1, "min": 0.03}
     with pytest.raises(UserError, match="nearest: mean"):
         tolerances_of(["meen=5%"])
 

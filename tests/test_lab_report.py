@@ -112,6 +112,15 @@ def test_choosing_by_prediction_over_greedy(study: Study) -> None:
     assert study.chosen_ratio[0] == pytest.approx((0.25 * 4 * 1) ** (1 / 3))
 
 
+def test_torchs_own_path_is_left_for_a_clear_predicted_gain_only(tmp_path: Path) -> None:
+    """A: calibrated is predicted 5 % faster than greedy, and takes twice as long; B: 20 % faster, and is."""
+    rows = [moved(A, "greedy", 1, "a", predicted_ms=1), moved(A, "min_cost", 1, "a", predicted_ms=1)]
+    rows += [moved(A, "calibrated", 2, "b", predicted_ms=0.95)]
+    rows += [moved(B, "greedy", 1, "a", predicted_ms=1), moved(B, "min_cost", 1, "a", predicted_ms=1)]
+    rows += [moved(B, "calibrated", 0.8, "b", predicted_ms=0.8)]
+    assert study_in(tmp_path, rows).chosen_ratio[0] == pytest.approx((1 * 0.8) ** 0.5)
+
+
 def test_how_often_another_path_is_planned(study: Study) -> None:
     found = {(d.planner, d.other): (d.num_differing, d.num_pairs) for d in study.differences if d.mesh == ""}
     assert found == {

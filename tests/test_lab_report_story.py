@@ -1,8 +1,11 @@
 """What a person reads of the laboratory: the verdict, tables within 100 columns, one page, the line of code."""
 
+import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import geometric_mean, median
 
 import pytest
 from conftest import ROOT, Cli
@@ -225,3 +228,15 @@ def test_a_real_runs_story(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert "Time over greedy's, by mesh and size" in text and "The line of code" in text
     assert page_at(page)[1].num_pictures == 3
+    # Worked out from the file's lines alone: what was not ok, and direct's mean time over greedy's.
+    records = [json.loads(line) for line in (GOLDEN / "laboratory.jsonl").read_text().splitlines()]
+    cases = [(record["case"]["params"], record) for record in records if record["type"] == "case"]
+    bad = Counter(params["planner"] for params, record in cases if record["status"] != "ok")
+    assert bad == {"greedy": 4, "min_cost": 2}
+    assert "greedy on 4, min_cost on 2 cases" in joined(text) and "Wrong or broken, by cause: 6 cases" in text
+    times: dict[str, dict[str, float]] = {}
+    for params, record in cases:
+        if record["status"] == "ok" and record["counters"]["num_collectives"]:
+            times.setdefault(str({**params, "planner": ""}), {})[params["planner"]] = median(record["samples_s"])
+    ratios = [pair["direct"] / pair["greedy"] for pair in times.values() if {"direct", "greedy"} <= set(pair)]
+    assert f"direct for redistributions that you write yourself: {geometric_mean(ratios):.2f} " in joined(text)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import run_cli, run_files
 
+from distbench.cli import main
 from distbench.costmodel import Line, Profile
 from distbench.launch import Request, jobs_of
 from distbench.planning import parse_state
@@ -119,22 +121,33 @@ def job_here(**more: Any) -> Any:
     return job
 
 
-def test_the_profile_of_this_folder_is_used_only_where_it_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_profile_of_this_folder_is_used_only_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert job_here().profile is None and "there is no profile.json here" in capsys.readouterr().err
+    assert job_here().profile is None and "there is no profile.json here" in job_here().note
     profile_of().save(tmp_path / "profile.json")
     assert job_here().profile == str(tmp_path / "profile.json")
-    assert "by ./profile.json" in capsys.readouterr().err
+    assert "by ./profile.json" in job_here().note
     for misfit in ({"mesh": {"dp_shard": 2, "tp": 4}}, {"mesh": {"cp": 2}}):
         assert job_here(**misfit).profile is None
-        assert "does not fit" in (said := capsys.readouterr().err) and said.count("\n") == 1
+        assert "does not fit" in (said := job_here(**misfit).note) and "\n" not in said
     (tmp_path / "profile.json").write_text("{")
-    assert job_here().profile is None and "distbench calibrate" in capsys.readouterr().err
+    assert job_here().profile is None and "distbench calibrate" in job_here().note
     profile_of().save(tmp_path / "other.json")
     assert job_here(profile=tmp_path / "other.json").profile == str(tmp_path / "other.json")
-    assert capsys.readouterr().err == "", "a profile that was asked for goes without saying"
+    assert job_here(profile=tmp_path / "other.json").note == "", "a profile that was asked for goes without saying"
+
+
+@pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
+def test_run_tells_the_note_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, lines: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("distbench.commands.run.run_all", lambda jobs, joined, silent: 0)
+    environment = {"RANK": rank, "WORLD_SIZE": "4"}
+    done = CliRunner().invoke(main, ["run", "redistribute_lab", "--device", "cpu"], env=environment)
+    assert done.exit_code == 0
+    assert done.stderr.count("redistribute_lab: no profile is given and there is no profile.json here") == lines
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("target", "mesh"), [("redistribute_lab", {"cp": 4}), ("calibrate", {"cp": 4})])
@@ -146,10 +159,8 @@ def test_a_mesh_that_is_itself_measured_has_the_dims_asked_for_and_no_others(
     assert job.mesh == mesh
 
 
-def test_other_scenarios_do_not_look_for_a_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_scenarios_do_not_look_for_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     profile_of().save(tmp_path / "profile.json")
     (job,) = jobs_of(Request(targets=("redistribute",), device="cpu", started_at=time.time()), None)
-    assert job.profile is None and capsys.readouterr().err == ""
+    assert job.profile is None and job.note == ""

@@ -15,6 +15,7 @@ from torch.distributed.tensor._collective_utils import one_step_redistribute_cos
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.random_states import random_state
 from distbench.planning import Problem, State, TorchCost, cheapest_route, legal_steps
 
 WORLD_SIZE = 64
@@ -43,18 +44,10 @@ def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
     return DeviceMesh("cpu", torch.arange(count).reshape(shape))
 
 
-def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, partial: bool) -> State:
+def any_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, partial: bool) -> State:
     """Any placement on each mesh dim, the shard order shuffled, one reduce op or sum with avg."""
     ops = rng.choice([(op,) for op in REDUCE_OPS] + [("sum", "avg")])
-    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
-    partials = []
-    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
-        choice = rng.randrange(tensor_ndim + (2 if partial else 1))
-        if choice < tensor_ndim:
-            orders[choice].append(mesh_dim)
-        elif choice > tensor_ndim:
-            partials.append((mesh_dim, rng.choice(ops)))
-    return State(mesh_ndim, tuple(map(tuple, orders)), tuple(sorted(partials)))
+    return random_state(rng, mesh_ndim, tensor_ndim, ops if partial else ())
 
 
 def to_torch(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -87,8 +80,8 @@ def test_our_cheapest_path_costs_what_torchs_does(mesh_shape: tuple[int, ...], t
     rng = random.Random(f"{mesh_shape}/{tensor_ndim}")
     mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
     for _ in range(pairs):
-        source = random_state(rng, len(mesh_shape), tensor_ndim, partial=True)
-        target = random_state(rng, len(mesh_shape), tensor_ndim, partial=False)
+        source = any_state(rng, len(mesh_shape), tensor_ndim, partial=True)
+        target = any_state(rng, len(mesh_shape), tensor_ndim, partial=False)
         unit = rng.choice((1, 64, 1024))
         shape = tuple(rng.randrange(1, 9) * unit for _ in range(tensor_ndim))
         route = cheapest_route(Problem(mesh_shape, shape, 4), model, source, target)
@@ -101,7 +94,7 @@ def test_torchs_constants_are_reproduced_step_by_step() -> None:
         mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
         meta = meta_of((96, 40))
         for seed in range(40):
-            state = random_state(random.Random(seed), len(mesh_shape), 2, partial=True)
+            state = any_state(random.Random(seed), len(mesh_shape), 2, partial=True)
             before = DTensorSpec(mesh, to_torch(state)[0], meta, shard_order=to_torch(state)[1])
             for following, move in legal_steps(state):
                 after = DTensorSpec(mesh, to_torch(following)[0], meta, shard_order=to_torch(following)[1])
@@ -128,7 +121,7 @@ def test_hosts_of_several_devices_are_priced_as_torch_does(monkeypatch: pytest.M
 def test_the_legal_steps_are_torchs(mesh_ndim: int, tensor_ndim: int) -> None:
     mesh, meta = mesh_of((2,) * mesh_ndim), meta_of((8,) * tensor_ndim)
     for seed in range(60):
-        state = random_state(random.Random(seed), mesh_ndim, tensor_ndim, partial=True)
+        state = any_state(random.Random(seed), mesh_ndim, tensor_ndim, partial=True)
         ops = tuple(sorted({op for _, op in state.partials})) if seed % 2 else ("max",)
         planner = torch_planning.DTensorRedistributePlanner(mesh, meta)
         planner.partial_reduce_ops_in_target.update(ops)
@@ -141,7 +134,7 @@ def test_targets_with_partial_cost_what_torch_says_too() -> None:
     mesh, model = mesh_of((2, 4)), TorchCost((2, 4), devices_per_host=1)
     compared = 0
     while compared < 100:
-        source, target = (random_state(rng, 2, 2, partial=True) for _ in range(2))
+        source, target = (any_state(rng, 2, 2, partial=True) for _ in range(2))
         ops = {op for _, op in (*source.partials, *target.partials)}
         if not target.partials or len(ops) > 1:
             continue

@@ -134,6 +134,8 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "cannot be read"),
+        ("3", "cannot be read"),
+        ('{"profile_version": 1, "lines": [], "mesh": 3}', "cannot be read"),
         ('{"profile_version": 99}', "newer"),
         ('{"profile_version": 1, "lines": [{"op": "x"}]}', "cannot be read"),
         (f'{{"profile_version": 1, "lines": [{NEGATIVE}]}}', "negative"),

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.random_states import random_state
 from distbench.planning import NotHandled, State, parse_state
 from distbench.planning.direct import plan_exchange
 
@@ -22,15 +23,6 @@ def elements(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) 
                 part = part.take(rows, axis=tensor_dim)
         held.append(set(part.ravel().tolist()))
     return held
-
-
-def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int) -> State:
-    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
-    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
-        choice = rng.randrange(tensor_ndim + 1)
-        if choice < tensor_ndim:
-            orders[choice].append(mesh_dim)
-    return State(mesh_ndim, tuple(map(tuple, orders)))
 
 
 @pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), (2, 4), (3, 2), (2, 2, 2)])

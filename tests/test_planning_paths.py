@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from benchmarks.random_states import random_state
 from distbench.planning import (
     Move,
     NoPath,
@@ -193,25 +194,13 @@ def test_the_receive_bound_of_a_known_pair() -> None:
     assert least_received_bytes(problem, parse_state("RR", 2), parse_state("RS(1)", 2)) == 0
 
 
-def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, partial: bool) -> State:
-    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
-    partials = []
-    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
-        choice = rng.randrange(tensor_ndim + 1 + partial)
-        if choice < tensor_ndim:
-            orders[choice].append(mesh_dim)
-        elif choice > tensor_ndim:
-            partials.append((mesh_dim, "sum"))
-    return State(mesh_ndim, tuple(map(tuple, orders)), tuple(sorted(partials)))
-
-
 @pytest.mark.parametrize("mesh_shape", [(2, 3), (4, 2), (2, 2, 2), (3, 1, 2)])
 def test_random_pairs_are_exact_on_even_and_uneven_tensors(mesh_shape: tuple[int, ...]) -> None:
     rng = random.Random(str(mesh_shape))
     for seed in range(40):
         unit, model = rng.choice((1, 24)), TableCost(seed)
         problem = Problem(mesh_shape, (rng.randrange(1, 9) * unit, rng.randrange(1, 9) * unit), 2)
-        source, target = (random_state(rng, len(mesh_shape), 2, partial) for partial in (True, False))
+        source, target = (random_state(rng, len(mesh_shape), 2, ops) for ops in (("sum",), ()))
         if source != target:
             route = cheapest_route(problem, model, source, target)
             got = (round(route.seconds * 1e6), route.sent_bytes, route.num_collectives, route.peak_bytes)

@@ -15,11 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as module
 
+from benchmarks.random_states import random_state
 from distbench.costmodel import Line, Profile
 from distbench.planning import State, parse_state
 from distbench.spec.errors import UserError
 from distbench.worker.direct import DirectRedistribution
-from distbench.worker.sharding import chunk_of, cut, parse_placement, source_shard, tagged
+from distbench.worker.sharding import cut, cut_in_order, parse_placement, source_shard, tagged
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -37,21 +38,7 @@ def profile_of(mesh: DeviceMesh, all_to_all_s: float) -> Profile:
 
 def nested_cut(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
     """This rank's shard under any shard order."""
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    for tensor_dim, order in enumerate(state.orders):
-        for mesh_dim in order:
-            full = chunk_of(full, tensor_dim, mesh.shape[mesh_dim], coordinate[mesh_dim])
-    return full.contiguous()
-
-
-def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int) -> State:
-    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
-    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
-        choice = rng.randrange(tensor_ndim + 1)
-        if choice < tensor_ndim:
-            orders[choice].append(mesh_dim)
-    return State(mesh_ndim, tuple(map(tuple, orders)))
+    return cut_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
 
 
 def check_direct(mesh: DeviceMesh, pairs: int) -> int:

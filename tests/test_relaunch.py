@@ -9,7 +9,7 @@ import pytest
 
 from distbench.display import Quiet
 from distbench.launch import Outcome, launch, watch
-from distbench.launch.attempt import Attempt
+from distbench.launch.attempt import Attempt, attempt
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
 from distbench.results import SCHEMA_VERSION, Case, CaseResult, append, read_run
@@ -158,3 +158,21 @@ def test_a_case_whose_row_was_written_before_the_rank_died_gets_no_second_row(la
     outcome, ranks, rows = launched(misdeed)
     assert rows == [("a", "ok"), ("b", "wrong"), ("c", "ok"), ("d", "ok"), ("e", "ok")]
     assert len(ranks.jobs) == 2 and outcome.num_by_status == {"ok": 4, "wrong": 1}
+
+
+EVENTS = [{"event": "plan", "num_cases": 2}, {"event": "case", "id": "a", "kind": "step", "params": {}}]
+
+
+@pytest.mark.parametrize(
+    ("events", "status"), [([], "failed"), (EVENTS, "failed"), ([*EVENTS, {"event": "end"}], "complete")]
+)
+def test_an_exit_code_of_0_counts_only_where_the_ranks_said_that_they_were_done(
+    tmp_path: Path, events: list[dict[str, Any]], status: str
+) -> None:
+    """As after sys.exit(0) in a scenario: a process that ends well and has told so much."""
+    job = job_in(tmp_path)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    seen = attempt(job, Joined(0, 1, {}), Quiet(), ("-c", "pass"))
+    assert seen.status == status and ("before they were done" in seen.cause.message) == (status == "failed")
+    assert seen.lost_case == (Case("a", "step", {}) if status == "failed" and events else None)

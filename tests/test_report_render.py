@@ -13,6 +13,8 @@ import pytest
 
 from distbench.report import FORMS, Rendered, render
 from distbench.report.layout import Table, text_of
+from distbench.report.overview import overview
+from distbench.results import Run
 from distbench.spec.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,6 +87,14 @@ def test_what_is_not_ok_stands_above_every_result() -> None:
     assert text.index("NOT OK: 1 of 12 cases") < text.index("mesh dim dp_shard")
     assert "rank 1: element 3 is 0, it must be 6" in line_with(text, "wrong", "all_gather")
     assert "11 ok, 1 wrong" in line_with(text, "complete")
+
+
+def test_a_skipped_case_is_told_but_not_as_one_that_is_not_ok() -> None:
+    cases = [{"status": status, "case": {"id": status}} for status in ("skipped", "ok", "unsupported", "skipped")]
+    blocks = overview([Run(Path("run.jsonl"), {}, cases, None, [])])
+    not_ok, skipped = (block for block in blocks if isinstance(block, Table) and block.title != "runs")
+    assert not_ok.title == "NOT OK: 1 of 4 cases" and [row[0] for row in not_ok.rows] == ["unsupported"]
+    assert skipped.title == "skipped: 2 of 4 cases"
 
 
 def test_steps_are_compared_with_the_first_variant() -> None:

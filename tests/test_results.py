@@ -72,8 +72,9 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
         read_run(path)
 
 
-def test_a_newer_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    path = written(tmp_path / "run.jsonl", {**HEADER, "schema_version": SCHEMA_VERSION + 1})
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, -5, "1", None])
+def test_a_version_that_is_not_known_is_refused_with_a_sentence(tmp_path: Path, version: object) -> None:
+    path = written(tmp_path / "run.jsonl", {**HEADER, "schema_version": version})
     with pytest.raises(UserError, match="update distbench"):
         read_run(path)
 
@@ -132,3 +133,14 @@ def test_an_unknown_collective_has_no_factor() -> None:
 def test_lines_are_plain_json(tmp_path: Path) -> None:
     path = written(tmp_path / "run.jsonl", HEADER, case("a"))
     assert [json.loads(line)["type"] for line in path.read_text().splitlines()] == ["run", "case"]
+
+
+def test_traces_are_read_beside_cases_and_a_broken_one_is_left_out(tmp_path: Path) -> None:
+    table = {"columns": ["rank", "kind"], "rows": [[0, "all_gather"]]}
+    whole = {"type": "trace", "case_id": "a", **table, "phases": {"columns": ["rank"], "rows": []}}
+    failed = {"type": "trace", "case_id": "a", "error": "RuntimeError: no"}
+    lacking = [{**whole, "rows": [[0]]}, {**whole, "phases": None}, {"type": "trace", "error": "no case"}]
+    run = read_run(written(tmp_path / "run.jsonl", HEADER, case("a"), whole, failed, *lacking))
+    assert run.traces == [whole, failed] and len(run.cases) == 1
+    assert sum("not a whole record" in warning for warning in run.warnings) == 3
+    assert read_run(written(tmp_path / "old.jsonl", HEADER, case("a"))).traces == []

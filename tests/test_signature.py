@@ -1,6 +1,8 @@
 """Communication signatures: the text, the differences, and what real plans communicate on ranks that do not exist."""
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path as FilePath
 
 import pytest
@@ -8,7 +10,10 @@ from click.testing import CliRunner
 from conftest import DATA
 
 from distbench.cli import main
+from distbench.launch import Request, jobs_of
+from distbench.results import Case
 from distbench.signature import Path, Signature, counted, differences, incomparable, parse
+from distbench.spec import UserError
 
 GATHER = Path("forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention", "S(1)->R", True)
 REDUCE = Path("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "bf16", 512, "(root)")
@@ -40,8 +45,6 @@ def test_the_text_is_read_back_and_its_order_depends_on_nothing() -> None:
     ],
 )
 def test_what_is_no_signature_says_so(text: str, says: str) -> None:
-    from distbench.spec import UserError
-
     with pytest.raises(UserError, match=says):
         parse(text, "file")
 
@@ -79,6 +82,47 @@ def signature_written(*arguments: str) -> Signature:
     done = CliRunner().invoke(main, ["signature", *arguments])
     assert done.exit_code == 0, done.output
     return parse(done.stdout, "printed")
+
+
+class Bench:
+    """Stands in for a case; it raises the error given where it is opened."""
+
+    def __init__(self, name: str, error: Exception | None) -> None:
+        self.case, self._error = Case(name, "step"), error
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        if self._error:
+            raise self._error
+        yield
+
+
+def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distbench.worker import signature as worker
+    from distbench.worker.torch_internals import Skipped
+
+    (job,) = jobs_of(Request(("tp_mlp",), device="cpu"), None)
+    benches = [Bench("fine", None), Bench("skipped", Skipped("no")), Bench("raises", RuntimeError("not\nyet"))]
+    monkeypatch.setattr(worker, "all_benches", lambda *arguments: benches)
+    monkeypatch.setattr(worker, "_of_case", lambda prepared, place: {})
+    assert worker.signature(job) == ({"fine": {}}, {"raises": "RuntimeError: not"})
+    del benches[0]
+    with pytest.raises(UserError, match=r"no case runs .*: raises raises RuntimeError: not; see"):
+        worker.signature(job)
+
+
+@pytest.mark.filterwarnings("ignore:global module forward hook")
+def test_a_model_that_torchs_tracker_cannot_follow_has_no_predicted_peak() -> None:
+    import torch
+
+    from distbench.worker.torch_internals import tracked_peak_bytes
+
+    model, given = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    once = tracked_peak_bytes(lambda: model(given).sum().backward(), model)
+    # At least the parameters and their gradients, 4 bytes an element.
+    assert once is not None and once >= 2 * 20 * 4
+    assert tracked_peak_bytes(lambda: [model(given).sum().backward() for _ in range(2)], model) is None
+    assert tracked_peak_bytes(lambda: model(given), model.requires_grad_(False)) is None
 
 
 def total(counts: Counter[Path]) -> Counter[tuple[str, str]]:

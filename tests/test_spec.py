@@ -150,12 +150,30 @@ def test_a_file_anywhere_is_found_without_importing_it(tmp_path: Path) -> None:
         ("@scenario(mesh={'tp': 2})\ndef f(x=1): ...\n", "keyword-only"),
         ("@scenario(mesh={'rows': 2})\ndef f(): ...\n", "'rows' is unknown"),
         ("x = 1\n", "no scenario"),
+        ("x = '\0'\n", "cannot be read|not valid Python"),
+        ("@scenario(mesh={[]: 2})\ndef f(): ...\n", "not a literal"),
     ],
 )
 def test_a_bad_scenario_file_is_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as raised:
         find(write(tmp_path, text))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mesh=3", "mesh={}", "mesh={'tp': 'x'}", "mesh={'tp': 0}", "mesh={'tp': True}", "mesh={3: 2}",
+        "quick_mesh=3", "quick_mesh={}", "quick_mesh={'tp': 2.5}", "axes=3", "axes={'x': 3}", "axes={'x': ()}",
+        "axes={'x': 'abc'}", "quick=[1]", "quick=3", "tags=5", "tags=(1, 2)", "tags='abc'",
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_type_names_itself_and_one_that_fits(tmp_path: Path, text: str) -> None:
+    mesh = "" if text.startswith("mesh") else "mesh={'tp': 2}, "
+    source = f"@scenario({mesh}{text})\ndef f(*, x=1): ...\n"
+    name = text.partition("=")[0]
+    with pytest.raises(UserError, match=rf"scenario 'f': {name}=.* cannot be used; write for example {name}="):
+        find(write(tmp_path, source))
 
 
 def test_a_job_survives_its_file(tmp_path: Path) -> None:

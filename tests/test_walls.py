@@ -32,8 +32,8 @@ MAY_IMPORT = {
     "history": {"spec", "gate", "report", "history"},
     "ab": {"spec", "gate", "ab"},
     "signature": {"spec", "ask_child", "signature"},
-    "advise": {"spec", "results", "costmodel", "planning", "report", "ask_child", "advise"},
-    "report": {"spec", "results", "report"},
+    "advise": {"spec", "results", "costmodel", "planning", "choice", "report", "ask_child", "advise"},
+    "report": {"spec", "results", "choice", "report"},
     "calibrate": {"spec", "results", "costmodel", "report"},
     "gate": {"spec", "results", "environment", "report", "gate"},
     "results": {"spec"},
@@ -41,12 +41,14 @@ MAY_IMPORT = {
     "ask_child": {"spec"},
     "spec": {"spec"},
     "worker": {"spec", "results", "progress", "costmodel", "planning", "worker"},
-    "doctor": {"spec", "environment", "ask_child"},
+    "doctor": {"spec", "launch", "environment", "ask_child"},
+    "choice": set(),
     "display": set(),
     "environment": set(),
     "progress": set(),
     "planning": {"costmodel", "planning"},
     "costmodel": {"spec", "results"},
+    "pytest_plugin": {"spec", "launch", "results", "display", "pytest_plugin"},
     "__main__": {"cli"},
     "__init__": {"worker"},
 }
@@ -107,6 +109,7 @@ def test_private_torch_names_live_in_one_room() -> None:
         "distbench.advise",
         "distbench.commands.gate",
         "distbench.launch",
+        "distbench.pytest_plugin.fixture",
         "distbench.results",
         "distbench.spec",
     ],
@@ -126,10 +129,16 @@ def test_listing_scenarios_never_imports_torch() -> None:
 
 def test_the_gate_judges_without_knowing_how_it_is_shown() -> None:
     """Of the report, the gate's pages take the layout, and its reader the search for run files; its judging nothing."""
-    shown = {"page.py", "show.py", "launches.py"}
+    shown = {"page.py", "show.py", "launches.py", "series.py"}
     for path in rooms()["gate"]:
         if path.name not in shown:
             assert not any(name.startswith("distbench.report") for name in imported(path)), path
+
+
+def test_loading_the_pytest_plugin_imports_nothing_of_ours() -> None:
+    """Every pytest run of an environment with distbench in it loads that module."""
+    path = PACKAGE / "pytest_plugin" / "__init__.py"
+    assert imported(path, inside_functions=False) == {"pathlib", "typing", "pytest"}
 
 
 def test_nothing_imports_the_scenarios_by_name() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,22 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
             raise UserError(f"{option} {text!r} is not NAME=VALUE, such as {option} NCCL_ALGO=Tree")
         found[name] = value
     return found
+
+
+def python_at(text: str | None, option: str) -> str:
+    """The interpreter that the user means, as an absolute path; None is this process's own.
+
+    Links are kept: a virtual environment's python is one, and what it points to knows nothing of the environment.
+
+    Raises:
+        UserError: there is no such program.
+    """
+    if text is None:
+        return sys.executable
+    found = shutil.which(text)
+    if found is None:
+        raise UserError(f"{option} {text} is no program that can be started; give the path of a Python that has torch")
+    return str(Path(found).absolute())
 
 
 @contextlib.contextmanager

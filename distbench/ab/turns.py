@@ -85,7 +85,7 @@ def take_turns(
         say: shows a line to a person.
 
     Raises:
-        UserError: a launch could not work.
+        UserError: a launch could not work, or `out` cannot be written.
         KeyboardInterrupt: the user stopped it; finished launches stay in `out`.
     """
     share = replace(options, alpha=options.alpha / len(terms.looks))
@@ -97,7 +97,7 @@ def take_turns(
             reason = f"another pair would not end within {terms.budget_s:g} s"
             break
         began = time.monotonic()
-        taken = {side.name: _launch(side, run_arguments, out) for side in order_of(pair, sides)}
+        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(pair, sides)}
         longest_s = max(longest_s, time.monotonic() - began)
         done += 1
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
@@ -126,15 +126,21 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
-def _launch(side: Side, run_arguments: Sequence[str], out: Path) -> float:
+def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     """One launch; its seconds. Cases that fail are the gate's business, not this one's."""
     folder = out / side.name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
-    done = subprocess.run(
-        command, cwd=side.folder, env=side.environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=side.folder, env=side.environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
     said = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode == INTERRUPTED:
         raise KeyboardInterrupt

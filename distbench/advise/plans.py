@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from distbench.advise.ask_torch import TORCH_PLANNERS, TorchAnswers, TorchPath
 from distbench.advise.exchange import Load, exchange_seconds, load_of
 from distbench.advise.question import Setting, num_ranks
+from distbench.choice import choose
 from distbench.planning import (
     Exchange,
     NotHandled,
     State,
     cheapest_route,
-    choose,
     parse_state,
     plan_exchange,
     priced_steps,
@@ -128,7 +128,7 @@ class Advice:
 
     @property
     def use(self) -> Plan:
-        """The plan to use, see `planning.choose`."""
+        """The plan to use, see `choice.choose`."""
         return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
 
     def received_ratio(self, plan: Plan) -> float | None:

@@ -2,7 +2,7 @@
 
 from distbench.advise.plans import HOW, Advice, Plan
 from distbench.advise.question import Setting
-from distbench.planning import LEAVING_SHARE
+from distbench.choice import LEAVING_SHARE
 from distbench.report.units import percent_text, size_text, time_text
 
 

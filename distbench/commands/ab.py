@@ -1,12 +1,14 @@
 """The command `ab`: arguments to calls, results to text and an exit code."""
 
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from distbench.spec.errors import UserError
+
+OWN_OPTIONS = ("--out", "--quiet")
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -57,28 +59,21 @@ def ab(
       distbench ab v1.2 HEAD --budget 600 -- bench/steps.py::train --mesh tp=8
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
-    from distbench.ab.side import Side, checked_out, parse_variables
+    from distbench.ab.side import Side, checked_out, parse_variables, python_at
     from distbench.ab.turns import Terms, looks_of, take_turns
     from distbench.gate.comparable import check_allowed
     from distbench.gate.options import Options, tolerances_of
     from distbench.gate.page import text
 
-    for taken in ("--out", "--quiet"):
-        if taken in run_arguments:
-            raise UserError(
-                f"{taken} stands after --, where ab gives its own; put --out before --, and leave out --quiet"
-            )
+    _check_run_arguments(run_arguments)
     options = Options(
         tolerances=tolerances_of(tolerance), min_launches=min_launches, allowed=check_allowed(allow_different)
     )
-    here = Path.cwd()
     given = [
-        Side("a", ref_a, here, python_a or sys.executable, parse_variables(env_a, "--env-a")),
-        Side("b", ref_b, here, python_b or sys.executable, parse_variables(env_b, "--env-b")),
+        Side(name, ref, Path.cwd(), python_at(python, f"--python-{name}"), parse_variables(env, f"--env-{name}"))
+        for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
     ]
-    folder = out or Path("results") / "ab" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
+    folder = _new_folder(out)
     terms = Terms(pairs, budget, looks_of(pairs, min_launches, options.alpha))
     with checked_out(given) as sides:
         for side in sides:
@@ -87,3 +82,21 @@ def ab(
     click.echo(text(settled.gated, strict))
     click.echo(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))
+
+
+def _check_run_arguments(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if (option := argument.partition("=")[0]) in OWN_OPTIONS:
+            raise UserError(
+                f"{option} stands after --, where ab gives its own; put --out before --, and leave out --quiet"
+            )
+
+
+def _new_folder(out: Path | None) -> Path:
+    folder = out or Path("results") / "ab" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
+    # Empty folders are what a launch that could not work leaves behind.
+    if any(path.is_file() for path in folder.rglob("*")):
+        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
+    return folder

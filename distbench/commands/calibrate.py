@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.files import check_writable
 from distbench.commands.run import run_all
 from distbench.spec.errors import UserError
 
@@ -46,8 +47,9 @@ def calibrate(
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
 
-    if not output.resolve().parent.is_dir():
-        raise UserError(f"-o {output}: there is no folder {output.parent}; make it, or give another file")
+    check_writable(output, "-o")
+    if plots:
+        _check_plots(plots)
     joined = joined_ranks(os.environ)
     request = Request(
         targets=("calibrate",),
@@ -66,6 +68,13 @@ def calibrate(
     sys.exit(exit_code)
 
 
+def _check_plots(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--plots {folder} cannot be made ({error.strerror}); give another folder") from error
+
+
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
     from distbench.calibrate import draw, measured_in, profile_of, profile_text
     from distbench.results import read_run
@@ -77,7 +86,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
     except OSError as error:
         raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
     click.echo(profile_text(profile))
+    click.echo(f"profile: {output}", err=True)
     if plots:
         for path in draw(profile, measured_in(run), plots):
             click.echo(f"drawn: {path}", err=True)
-    click.echo(f"profile: {output}", err=True)

@@ -1,29 +1,43 @@
 """`distbench report`: arguments to one call of `report.render`."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from distbench.spec.errors import UserError
+
+PATH = click.Path(path_type=Path)
+
 
 @click.command()
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN...]")
+@click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
-@click.option("--page", type=click.Path(path_type=Path), metavar="FILE", help="Also write one HTML page with figures.")
-@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Also draw plots there, PNG and SVG.")
+@click.option("--page", type=PATH, metavar="FILE", help="Also write one HTML page with figures.")
+@click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
 @click.option(
     "--reproducers",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Also write a stand-alone script there for each cause of wrong or broken redistributions.",
 )
-@click.option("--group-by", metavar="COLUMN,...", help="Summarise cases by these columns instead of listing them.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder to look in.")
+@click.option("--paths", is_flag=True, help="Which path costs what in the steps that `run --trace-paths` traced.")
+@click.option("--chrome", type=PATH, metavar="FILE", help="With --paths: also write one trace for Perfetto.")
+@click.option(
+    "--diff", nargs=2, type=PATH, metavar="A B", help="What a traced step A communicates more or less than B."
+)
+@click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
+@click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
 def report(
     runs: tuple[Path, ...],
     form: str,
     page: Path | None,
     plots: Path | None,
     reproducers: Path | None,
+    paths: bool,
+    chrome: Path | None,
+    diff: tuple[Path, Path] | None,
     group_by: str | None,
     out: Path,
 ) -> None:
@@ -32,17 +46,51 @@ def report(
     A RUN is a run file or a folder of run files. Redistributions by more than torch's two planners, such as
     redistribute_lab's, are told as a story: what greedy wastes, what min_cost mispredicts, what to use instead.
 
+    With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. So may A and B
+    of --diff, which are two runs or two variants of one: + is what A has more than B.
+
     \b
     Examples:
       distbench report --page report.html
       distbench report results --format csv
       distbench report --group-by kind,status
       distbench report --reproducers upstream
+      distbench report --paths --plots plots --chrome trace.json
+      distbench report --diff tp.jsonl fsdp.jsonl
+      distbench report --diff run.jsonl::hidden=1024 run.jsonl::hidden=4096
     """
+    _refuse(
+        {"--diff": diff, "--paths": paths, "RUN": runs, "--page": page, "--plots": plots, "--chrome": chrome}
+        | {"--reproducers": reproducers, "--group-by": group_by}
+    )
+    if diff:
+        from distbench.report.paths import render_difference
+
+        return _tell(*render_difference(*diff, form))
+    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
+    if paths:
+        from distbench.report.paths import render_paths
+
+        return _tell(*render_paths(runs, out, form, plots, page, chrome, by))
     from distbench.report import render
 
-    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     shown = render(runs, out, form, plots, by, page, reproducers)
-    for warning in shown.warnings:
-        click.echo(f"distbench: {warning}", err=True)
-    click.echo(shown.text)
+    return _tell(shown.text, shown.warnings)
+
+
+def _tell(text: str, beside: Sequence[str]) -> None:
+    for sentence in beside:
+        click.echo(f"distbench: {sentence}", err=True)
+    click.echo(text)
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Options that mean nothing together are refused before anything is read."""
+    asked = [name for name, value in given.items() if value]
+    alone = {"--diff": set(given) - {"--diff"}, "--paths": {"--reproducers"}}
+    for name, others in alone.items():
+        clash = [other for other in asked if name in asked and other in others]
+        if clash:
+            raise UserError(f"{name} does not go with {', '.join(clash)}; leave {clash[0]} or {name} out")
+    if "--chrome" in asked and "--paths" not in asked:
+        raise UserError("--chrome FILE writes the trace that --paths shows; add --paths")

@@ -71,8 +71,12 @@ def run(
         profile=profile,
         trace_paths=trace_paths,
     )
-    silent = quiet or (joined is not None and joined.rank != 0)
-    sys.exit(run_all(jobs_of(request, joined), joined, silent))
+    is_first = joined is None or joined.rank == 0
+    jobs = jobs_of(request, joined)
+    for job in jobs:
+        if job.note and is_first:
+            click.echo(f"{job.scenario}: {job.note}", err=True)
+    sys.exit(run_all(jobs, joined, quiet or not is_first))
 
 
 def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
@@ -102,13 +106,19 @@ def _of_traces(run_file: Path) -> str:
     from distbench.results import read_run
 
     found = read_run(run_file)
-    failed = [f"{trace['case_id']}: {trace['error']}" for trace in found.traces if "error" in trace]
     if not any(record["case"]["kind"] == "step" for record in found.cases):
         return "--trace-paths has nothing to trace: no case of this scenario is a step"
-    if len(failed) == len(found.traces):
-        return f"no step was traced{'; ' if failed else ''}{'; '.join(failed)}"
-    failures = f"; not traced: {'; '.join(failed)}" if failed else ""
-    return f"traced {len(found.traces) - len(failed)} -> distbench report --paths {_relative(str(run_file))}{failures}"
+    failed = [f"{trace['case_id']} was not traced: {trace['error']}" for trace in found.traces if "error" in trace]
+    traced = [trace for trace in found.traces if "error" not in trace]
+    if not traced:
+        return "; ".join(["no step was traced", *failed])
+    said = [f"traced {len(traced)} -> distbench report --paths {_relative(str(run_file))}"]
+    if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
+        said.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
+    said += dict.fromkeys(trace["exposed_reason"] for trace in traced if trace["method"] == "dispatch mode")
+    if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
+        said.append(f"two methods saw different collectives in {num_differing} of them, see the report")
+    return "; ".join([*said, *failed])
 
 
 def _relative(path: str) -> str:

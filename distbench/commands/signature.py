@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.files import check_writable, write
 from distbench.spec.errors import UserError
 
 
@@ -27,20 +28,18 @@ def signature(scenario: str, choices: tuple[str, ...], mesh: str | None, quick: 
     from distbench.signature import signature_of
     from distbench.spec import parse_mesh
 
-    if output is not None and not output.resolve().parent.is_dir():
-        raise UserError(
-            f"-o {output} cannot be written: there is no folder {output.parent}; make it, or give another file"
-        )
+    if output is not None:
+        check_writable(output, "-o")
     asked = parse_mesh(mesh) if mesh else None
     jobs = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, started_at=STARTED_AT), None)
     if len(jobs) > 1:
         raise UserError(f"{scenario} holds {len(jobs)} scenarios, a signature is of one; give FILE::NAME")
-    text = signature_of(jobs[0]).to_text()
+    found, left_out = signature_of(jobs[0])
+    for case_id, reason in left_out.items():
+        click.echo(f"distbench: left out: {case_id} raises {reason}", err=True)
+    text = found.to_text()
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
+    write(output, text)
     click.echo(f"signature: {output}", err=True)

@@ -2,17 +2,20 @@
 
 import datetime
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from distbench.environment import slug
+from distbench.gate.comparable import facts_of
 from distbench.gate.launches import Launch, Value
 from distbench.results import STATUSES, Record
 from distbench.spec.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no medians
 FOLDER = "baselines"
+FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
 
@@ -85,6 +88,7 @@ def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
     record: Record = {
         "num_samples": [value.num_samples if value else None for value in values],
         "mean_s": [_rounded(value.mean_s) if value and value.lows else None for value in values],
+        "median_s": [_rounded(value.median_s) if value and value.lows else None for value in values],
         "min_s": [_rounded(value.lows[-1][1]) if value and value.lows else None for value in values],
     }
     if any(value and value.status != "ok" for value in values):
@@ -106,7 +110,7 @@ def read_baseline(path: Path) -> list[Launch]:
     record = load_record(path)
     try:
         return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"baseline {path} is damaged ({error!r}); save it again with distbench baseline save"
         ) from error
@@ -116,7 +120,7 @@ def load_record(path: Path) -> Record:
     """A baseline file as plain data.
 
     Raises:
-        UserError: it cannot be read, is no baseline, or a newer distbench wrote it.
+        UserError: it cannot be read, is no baseline, is damaged, or a newer distbench wrote it.
     """
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -125,9 +129,17 @@ def load_record(path: Path) -> Record:
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
+    if version < FORMAT_VERSION:
+        raise UserError(
+            f"baseline {path} has version {version}, without medians; save it again with distbench baseline save"
+        )
     if version > FORMAT_VERSION:
         raise UserError(
             f"baseline {path} has version {version}, this distbench reads up to {FORMAT_VERSION}; update it"
+        )
+    if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
+        raise UserError(
+            f"baseline {path} is damaged (no {', '.join(lacking)}); save it again with distbench baseline save"
         )
     return record
 
@@ -138,9 +150,10 @@ def _launch(record: Record, index: int, source: str) -> Launch:
         run_id=row["run_id"],
         source=source,
         scenario=record["scenario"],
-        started_at=row["started_at"],
+        started_at=float(row["started_at"]),
         variants=row["variants"],
-        facts={**record["facts"], **row["facts"]},
+        # A fact that the file lacks is not known, as in a run file.
+        facts={**facts_of({}, {}), **record["facts"], **row["facts"]},
         foreign_load=row["foreign_load"],
         complete=row["complete"],
         cases={
@@ -155,11 +168,14 @@ def _value(columns: Record, index: int) -> Value:
     status = columns["status"][index] if "status" in columns else "ok"
     if status not in STATUSES:
         raise KeyError(status)
-    count, mean_s, min_s = (columns[name][index] for name in ("num_samples", "mean_s", "min_s"))
+    names = ("num_samples", "mean_s", "median_s", "min_s")
+    count, mean_s, median_s, min_s = (columns[name][index] for name in names)
     if mean_s is None:
-        return Value(status, count, float("nan"), (), columns.get("error", {index: None})[index])
+        return Value(status, count, math.nan, math.nan, (), columns.get("error", {index: None})[index])
     # Which sample was the lowest is not stored: it counts as known from the first one on.
-    return Value(status, count, mean_s, ((1, min_s),))
+    if not all(0 < value < math.inf for value in (mean_s, median_s, min_s)):
+        raise ValueError(f"mean_s {mean_s}, median_s {median_s}, min_s {min_s}")
+    return Value(status, int(count), float(mean_s), float(median_s), ((1, float(min_s)),))
 
 
 def baseline_files(out: Path) -> list[Path]:

@@ -54,8 +54,9 @@ class Group:
 def facts_of(job: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     """Every field of MUST_AGREE and SHOWN, None where the file does not say."""
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
-    settings = dict(job.get("settings") or {})
-    mesh = job.get("mesh") or {}
+    given, mesh = job.get("settings"), job.get("mesh")
+    settings = dict(given) if isinstance(given, dict) else {}
+    mesh = mesh if isinstance(mesh, dict) else {}
     facts["mesh"] = ",".join(f"{name}={size}" for name, size in mesh.items()) or None
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)

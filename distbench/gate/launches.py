@@ -1,7 +1,7 @@
 """Run files to launches: of each case one value a metric, for the launch and not the sample is what varies freely.
 
 Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
-independent ones. So a launch gives one mean and one minimum a case, and everything after this counts launches.
+independent ones. So a launch gives one mean, median and minimum a case, and everything after this counts launches.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from distbench.gate.comparable import facts_of
 from distbench.report.collect import run_files_in
-from distbench.results import Record, Run, read_run
+from distbench.results import Record, Run, median, read_run
 from distbench.spec.errors import UserError
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
@@ -31,6 +31,7 @@ class Value(NamedTuple):
         status: as a run file's.
         num_samples: samples it took.
         mean_s: their mean, seconds; nan where there are none.
+        median_s: their median, seconds; nan likewise.
         lows: (how many samples had been taken, seconds) each time a sample undercut all before it.
         error: one sentence, when status is not ok.
     """
@@ -38,6 +39,7 @@ class Value(NamedTuple):
     status: str
     num_samples: int
     mean_s: float
+    median_s: float
     lows: tuple[tuple[int, float], ...]
     error: str | None = None
 
@@ -105,11 +107,11 @@ def value_of(record: Record) -> Value:
     """One case record as a value; one that is ok without a usable sample counts as raised."""
     samples, status = record.get("samples_s") or [], record["status"]
     if status != "ok":
-        return Value(status, len(samples), math.nan, (), record.get("error"))
+        return Value(status, len(samples), math.nan, math.nan, (), record.get("error"))
     mean_s = sum(samples) / len(samples) if samples else math.nan
     if not (math.isfinite(mean_s) and min(samples) > 0):
-        return Value("raised", len(samples), math.nan, (), "ok, but without samples that are times")
-    return Value("ok", len(samples), mean_s, _lows(samples))
+        return Value("raised", len(samples), math.nan, math.nan, (), "ok, but without samples that are times")
+    return Value("ok", len(samples), mean_s, median(samples), _lows(samples))
 
 
 def _lows(samples: Sequence[float]) -> tuple[tuple[int, float], ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from distbench.spec.errors import UserError, nearest
 
-METRICS = ("mean", "min")
+METRICS = ("mean", "median", "min")
 TOLERANCE = 0.05
 
 

@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from distbench.gate.statistics import POWER, Floats
 
-PRIOR_FREEDOM = 3.0  # degrees of freedom that the other cases' spread counts for
+PRIOR_FREEDOM = 8.0  # degrees of freedom that the other cases' spread counts for
 MAX_EXACT_PAIRS = 11
 NUM_RANDOM = 2048
 SEED = 20260101

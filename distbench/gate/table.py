@@ -66,7 +66,7 @@ def logarithms(baseline: Side, candidate: Side, case_ids: Sequence[str]) -> dict
     minimum is lower, whatever the code does.
     """
     means = tuple(np.full((len(case_ids), len(side.launches)), math.nan) for side in (baseline, candidate))
-    minima = tuple(array.copy() for array in means)
+    medians, minima = (tuple(array.copy() for array in means) for _ in range(2))
     for row, case_id in enumerate(case_ids):
         both = [
             (number, column, value)
@@ -77,8 +77,7 @@ def logarithms(baseline: Side, candidate: Side, case_ids: Sequence[str]) -> dict
         fewest = min((value.num_samples for _, _, value in both), default=0)
         for number, column, value in both:
             means[number][row, column] = value.mean_s
+            medians[number][row, column] = value.median_s
             minima[number][row, column] = value.min_of_first(fewest)
-    return {
-        "mean": (np.log(means[0]), np.log(means[1])),
-        "min": (np.log(minima[0]), np.log(minima[1])),
-    }
+    by_metric = {"mean": means, "median": medians, "min": minima}
+    return {metric: (np.log(before), np.log(after)) for metric, (before, after) in by_metric.items()}

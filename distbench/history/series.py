@@ -14,7 +14,7 @@ from distbench.gate.launches import Launch
 
 # A level is of at least so many launches: fewer are outliers, not a change.
 MIN_LAUNCHES = 3
-# Times variance x log(launches): with 4, four in a thousand series of noise alone were cut (300 series of 40 launches).
+# Times variance x log(launches): with 4, two of 300 series of noise alone, 40 launches each, were cut.
 PENALTY = 4.0
 OUTLIER = 4.0  # standard deviations
 MAD_TO_SD = 1 / 0.6745

@@ -42,6 +42,7 @@ class Attempt:
         num_by_status: cases that this launch finished, by status.
         spent_s: seconds of rank 0 by what they were spent on.
         last_news: when the ranks last told something, seconds, monotonic.
+        told_end: whether rank 0 said that it was done.
     """
 
     status: str = "complete"
@@ -51,6 +52,7 @@ class Attempt:
     num_by_status: dict[str, int] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
     last_news: float = field(default_factory=time.monotonic)
+    told_end: bool = False
 
     @property
     def lost_case(self) -> Case | None:
@@ -69,6 +71,8 @@ class Attempt:
         elif event["event"] == "done":
             self.running = None
             self.num_by_status[event["status"]] = self.num_by_status.get(event["status"], 0) + 1
+        elif event["event"] == "end":
+            self.told_end = True
 
 
 def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str, ...]) -> Attempt:
@@ -99,6 +103,10 @@ def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str
         _stop(process)
     # What was told between the last look and the end says which case was running.
     _take_in(listener, seen, watcher)
+    if seen.status == "complete" and not seen.told_end and (not joined or joined.rank == 0):
+        # An exit code of 0 is no proof: a scenario that calls sys.exit leaves nothing measured and nobody alarmed.
+        message = f"the ranks ended with exit code 0 before they were done; their logs are in {log_dir}"
+        seen.status, seen.cause = "failed", Cause("killed", message)
     return seen
 
 

@@ -2,7 +2,6 @@
 
 import datetime
 import secrets
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,7 +61,15 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
         UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
             read or was not measured on such a mesh.
     """
-    entries = _distinct([entry for target in request.targets for entry in find(target)])
+    return jobs_of_entries(request, _distinct([entry for target in request.targets for entry in find(target)]), joined)
+
+
+def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
+    """The same for scenarios that are found already; the request's targets are not looked at.
+
+    Raises:
+        UserError: as `jobs_of`.
+    """
     facts = host_facts()
     num_gpus = gpu_count()
     device = request.device or ("cuda" if num_gpus else "cpu")
@@ -108,9 +115,11 @@ def _job(
     if request.quick and entry.quick_mesh:
         entry = replace(entry, mesh=entry.quick_mesh)
     mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)
-    profile = request.profile or (_own_profile(entry, mesh, device, joined) if PROFILE_TAG in entry.tags else None)
-    if request.profile:
-        check_profile(request.profile, mesh, device)
+    profile, note = request.profile, ""
+    if profile:
+        check_profile(profile, mesh, device)
+    elif PROFILE_TAG in entry.tags:
+        profile, note = _own_profile(mesh, device)
     return Job(
         run_id=name,
         invocation_id=invocation_id,
@@ -127,26 +136,21 @@ def _job(
         started_at=request.started_at,
         environment=dict(facts),
         profile=str(profile.resolve()) if profile else None,
+        note=note,
         trace_paths=request.trace_paths,
     )
 
 
-def _own_profile(entry: Entry, mesh: Mapping[str, int], device: str, joined: Joined | None) -> Path | None:
-    """The profile of the current folder, where it fits; one line on standard error says what was found."""
+def _own_profile(mesh: Mapping[str, int], device: str) -> tuple[Path | None, str]:
+    """The profile of the current folder, where it fits, and what to tell a person of it."""
     advice = "`distbench calibrate` would add the calibrated planner and predictions"
-    found: Path | None = None
     if not OWN_PROFILE.is_file():
-        line = f"no profile is given and there is no {OWN_PROFILE} here; {advice}"
-    else:
-        try:
-            check_profile(OWN_PROFILE, mesh, device)
-        except UserError as error:
-            line = f"no profile is given and the one here does not fit ({error}); {advice}"
-        else:
-            found, line = OWN_PROFILE, f"plans and predicts by ./{OWN_PROFILE}"
-    if joined is None or joined.rank == 0:
-        print(f"{entry.name}: {line}", file=sys.stderr)
-    return found
+        return None, f"no profile is given and there is no {OWN_PROFILE} here; {advice}"
+    try:
+        check_profile(OWN_PROFILE, mesh, device)
+    except UserError as error:
+        return None, f"no profile is given and the one here does not fit ({error}); {advice}"
+    return OWN_PROFILE, f"plans and predicts by ./{OWN_PROFILE}"
 
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:

@@ -1,6 +1,5 @@
 """Redistribution as data: states, legal steps, bytes, and the exact cheapest path under a cost model. No torch here."""
 
-from distbench.planning.choice import LEAVING_SHARE, choose
 from distbench.planning.direct import Exchange, Transfer, plan_exchange
 from distbench.planning.graph import COLLECTIVES, Move, legal_steps
 from distbench.planning.models import MeshCost, TorchCost
@@ -11,7 +10,6 @@ from distbench.planning.steps import Step, least_received_bytes, priced_steps
 
 __all__ = [
     "COLLECTIVES",
-    "LEAVING_SHARE",
     "Box",
     "Exchange",
     "MeshCost",
@@ -27,7 +25,6 @@ __all__ = [
     "Transfer",
     "box_of",
     "cheapest_route",
-    "choose",
     "forget_prices",
     "least_received_bytes",
     "legal_steps",

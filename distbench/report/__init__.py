@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distbench.results import Run
 from distbench.spec.errors import UserError
@@ -57,6 +57,7 @@ def render(
             cannot be written.
     """
     from distbench.report.collect import collect
+    from distbench.report.data_text import data_text
     from distbench.report.frame import frame_of
     from distbench.report.groups import grouped
     from distbench.report.laboratory import studies_of
@@ -78,7 +79,7 @@ def render(
         beside += _write_reproducers(reproducers, studies)
     if form in ("csv", "json"):
         # Standard output is data here, so the list of plots goes beside it.
-        text = _data_text(whole if groups is None else groups, form)
+        text = data_text(whole if groups is None else groups, form)
         return Rendered(text, [*warnings, *(f"plot written: {path}" for path in written), *beside])
     return Rendered(_report_text(found, frames, studies, groups, written, form), [*warnings, *beside])
 
@@ -116,33 +117,6 @@ def _draw(
         raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
 
 
-def _data_text(frame: "pd.DataFrame", form: str) -> str:
-    import json
-
-    if form == "csv":
-        return str(frame.to_csv(index=False)).rstrip("\n")
-    if frame.empty:
-        return "[]"
-    # A name's own % signs must survive the filling in of values.
-    names = [json.dumps(str(name)).replace("%", "%%") for name in frame.columns]
-    record = "{" + ", ".join(f"{name}: %s" for name in names) + "}"
-    columns = [_json_cells(frame[name]) for name in frame.columns]
-    return "[\n" + ",\n".join(record % row for row in zip(*columns, strict=True)) + "\n]"
-
-
-def _json_cells(column: "pd.Series[Any]") -> list[str]:
-    """Each value as JSON; null for whatever JSON has no word for. By column, which is faster."""
-    import json
-
-    import numpy as np
-
-    missing = column.isna() | column.isin([np.inf, -np.inf]) if column.dtype.kind == "f" else column.isna()
-    values = column.to_numpy(object, copy=True)
-    values[missing.to_numpy(bool)] = None
-    # A line break between values is safe to cut at, for within one JSON writes it as backslash n.
-    return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
-
-
 def _report_text(
     runs: Sequence[Run],
     frames: Sequence["pd.DataFrame"],
@@ -163,6 +137,19 @@ def _report_text(
         # The folder apart from the names: a whole path may be longer than a line.
         blocks.append(Lines((f"plots written to {written[0].parent}:", *(f"  {path.name}" for path in written))))
     return (text_of if form == "table" else markdown_of)(blocks)
+
+
+def write_page_of(page: Path, runs: Sequence[Run]) -> str:
+    """Write the page on some runs; a sentence that says so.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from distbench.report.frame import frame_of
+    from distbench.report.laboratory import studies_of
+
+    frames = _by_run(frame_of(runs), runs)
+    return _write_page(page, runs, frames, studies_of(runs, frames))
 
 
 def _write_page(page: Path, runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence["Study"]) -> str:
@@ -190,4 +177,4 @@ def _write_reproducers(folder: Path, studies: Sequence["Study"]) -> list[str]:
     return lines or ["no reproducer written: no redistribution of these runs is wrong or broken"]
 
 
-__all__ = ["FORMS", "Rendered", "render"]
+__all__ = ["FORMS", "Rendered", "render", "write_page_of"]

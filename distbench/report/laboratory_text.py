@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from distbench.choice import LEAVING_SHARE
 from distbench.report.failures import BAD, Failure
 from distbench.report.laboratory import Study
 from distbench.report.laboratory_verdict import regret_of, verdict_lines
@@ -120,7 +121,8 @@ def _regrets(study: Study) -> Table | None:
     )  # fmt: skip
     notes = [
         "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{CHOSEN}: the planner with the least predicted time, pair by pair, nothing measured",
+        f"{CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of torch's two, "
+        f"unless another is predicted more than {percent_text(LEAVING_SHARE)} faster",
         "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
         *_left_out(study),
     ]

@@ -184,7 +184,8 @@ def _markdown_block(block: Block) -> str:
         return "\n".join(f"- {_escaped(text)}" for text in block.texts)
     if isinstance(block, Code):
         return "\n".join(["```python", *map(clean, block.lines), "```"])
-    headings = [_escaped(heading.removeprefix("<")) for heading in block.columns]
+    # A word that was cut for a narrow column is whole again.
+    headings = [_escaped(heading.removeprefix("<").replace("-\n", "")) for heading in block.columns]
     rules = [":---" if heading.startswith("<") else "---:" for heading in block.columns]
     rows = [headings, rules, *([_escaped(cell) for cell in row] for row in block.rows)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distbench.choice import choose
 from distbench.report.board import TORCHS, Board, Bools, ratio_to, widenings
 from distbench.report.stats import Floats, Interval, Ints, geometric_mean, geometric_mean_ci, side_of_one
 
@@ -179,11 +180,15 @@ def _regret(name: str, taken: Floats, best: Floats, looked_at: Bools) -> Regret:
 
 
 def chosen_by_prediction(board: Board) -> Ints:
-    """The index of the planner with the least predicted time of each pair, -1 where none has a prediction."""
+    """The index of the planner that `choose` takes by the predictions of each pair, -1 where none has a prediction."""
     predicted = np.array([board.numbers["predicted_s"][planner] for planner in board.planners])
     known = np.isfinite(predicted) & np.array([board.has(planner) for planner in board.planners])
-    least = np.argmin(np.where(known, predicted, np.inf), axis=0)
-    return np.where(known.any(axis=0), least, -1).astype(np.int64)
+    found = np.full(len(board.pairs), -1, dtype=np.int64)
+    for pair in np.flatnonzero(known.any(axis=0)).tolist():
+        places = np.flatnonzero(known[:, pair]).tolist()
+        taken = choose({board.planners[place]: float(predicted[place, pair]) for place in places})
+        found[pair] = board.planners.index(taken)
+    return found
 
 
 def ratio_when_chosen(board: Board, chosen: Bools) -> tuple[float, float, float]:

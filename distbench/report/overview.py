@@ -9,14 +9,17 @@ from distbench.report.layout import Block, Heading, Lines, Table, capped, shorte
 from distbench.report.units import known, percent_text, size_text, time_text
 from distbench.results import STATUSES, Record, Run
 
-MAX_NOT_OK = 40
+MAX_CASES = 40
+# Cases that cannot work here and say so beforehand: `distbench run` exits with 0 for them.
+SKIPPED = ("skipped",)
+NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
 MAX_ERROR = 400
 # Above this many runnable processes a CPU before the run began, somebody else was measured too.
 BUSY_PER_CPU = 0.5
 
 
 def overview(runs: Sequence[Run], opening: Sequence[Block] = (), told: Sequence[Run] = ()) -> list[Block]:
-    """Title, machines, one row a run, and the cases that are not ok.
+    """Title, machines, one row a run, the cases that are not ok, and those that were skipped.
 
     Args:
         runs: the runs.
@@ -30,8 +33,8 @@ def overview(runs: Sequence[Run], opening: Sequence[Block] = (), told: Sequence[
     blocks: list[Block] = [title, *opening, Lines(machines), _runs_table(runs)]
     if cautions:
         blocks.append(Lines(cautions))
-    not_ok = not_ok_table(runs, told)
-    return [*blocks, not_ok] if not_ok else blocks
+    tables = (cases_table("NOT OK", NOT_OK, runs, told), cases_table("skipped", SKIPPED, runs, told))
+    return [*blocks, *(table for table in tables if table)]
 
 
 def scenario_name(run: Run) -> str:
@@ -50,24 +53,31 @@ def num_by_status(run: Run) -> dict[str, int]:
     return {status: found[status] for status in STATUSES if found[status]}
 
 
-def not_ok_table(runs: Sequence[Run], told: Sequence[Run] = ()) -> Table | None:
-    """Every case that is not ok, the worst first, but for the redistributions of `told`; None when there is none."""
+def cases_table(name: str, statuses: Sequence[str], runs: Sequence[Run], told: Sequence[Run] = ()) -> Table | None:
+    """The cases of some statuses with their errors, the worst first; None where there are none.
+
+    Args:
+        name: what the title calls them.
+        statuses: names out of STATUSES.
+        runs: the runs.
+        told: runs whose redistributions are told of elsewhere.
+    """
     elsewhere = {id(run) for run in told}
-    bad = [
+    found = [
         case
         for run in runs
         for case in run.cases
-        if case["status"] != "ok" and not (id(run) in elsewhere and case["case"].get("kind") == "redistribute")
+        if case["status"] in statuses and not (id(run) in elsewhere and case["case"].get("kind") == "redistribute")
     ]
-    if not bad:
+    if not found:
         return None
-    bad.sort(key=lambda case: STATUSES.index(case["status"]))
+    found.sort(key=lambda case: STATUSES.index(case["status"]))
     rows = [
         (str(case["status"]), str(case["case"]["id"]), shorten(str(case.get("error") or "-"), MAX_ERROR))
-        for case in bad[:MAX_NOT_OK]
+        for case in found[:MAX_CASES]
     ]
-    title = f"NOT OK: {len(bad)} of {sum(len(run.cases) for run in runs)} cases"
-    return capped(Table(title, ("<status", "<case", "<error"), rows), len(bad), MAX_NOT_OK)
+    title = f"{name}: {len(found)} of {sum(len(run.cases) for run in runs)} cases"
+    return capped(Table(title, ("<status", "<case", "<error"), rows), len(found), MAX_CASES)
 
 
 def spent_line(run: Run) -> str | None:

@@ -12,6 +12,8 @@ from distbench.report.frame import PHASES
 from distbench.report.laboratory import Study
 from distbench.report.laboratory_plots import laboratory_figures
 from distbench.report.overview import scenario_name
+from distbench.report.paths.read import traces_of
+from distbench.report.paths.timeline import timeline_figures
 from distbench.report.redistributions import BASELINE, Comparison, comparisons
 from distbench.report.steps import steps_of
 from distbench.report.units import size_text, time_text, whole_text
@@ -49,6 +51,8 @@ def draw_all(
             stem = name if names.count(name) == 1 else run.path.stem
             for kind, figure in figures_of(name, frame):
                 written += style.save(figure, folder, _file_name(kind, stem))
+        for name, figure in timeline_figures(traces_of(runs)[0]):
+            written += style.save(figure, folder, name)
         for study in studies:
             for kind, figure in laboratory_figures(study):
                 written += style.save(figure, folder, _file_name(kind, study.machine))

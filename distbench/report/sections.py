@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbench.report import collectives, redistributions, steps
+from distbench.report import calls, collectives, redistributions, steps
 from distbench.report.laboratory import Study
 from distbench.report.laboratory_plots import laboratory_figures
 from distbench.report.laboratory_text import opening, story
@@ -12,6 +12,9 @@ from distbench.report.laboratory_verdict import code_blocks
 from distbench.report.layout import Block, Heading, Lines
 from distbench.report.overview import overview, scenario_name, spent_line
 from distbench.report.page import Picture, Verdict
+from distbench.report.paths.read import traces_of
+from distbench.report.paths.text import trace_blocks
+from distbench.report.paths.timeline import timeline_figures
 from distbench.report.plots import figures_of
 from distbench.results import Run
 
@@ -24,6 +27,7 @@ BEFORE = {
     "cost-over-best": "What each choice costs",
     "predicted-against-measured": "Predicted by",
 }
+PATHS = "which path costs what in its traced steps: distbench report --paths {}"
 EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 
 
@@ -52,8 +56,10 @@ def section(run: Run, frame: "pd.DataFrame", told: Sequence[Run] = ()) -> list[B
         Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_told else []))),
         *collectives.tables(frame),
         *steps.tables(frame),
+        *calls.tables(frame),
         *([] if is_told else redistributions.tables(frame)),
         *([Lines((spent,))] if spent else []),
+        *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
     ]
 
 
@@ -77,7 +83,19 @@ def page_blocks(
         is_told = any(run is other for other in told)
         own = frame[frame["kind"] != "redistribute"] if is_told else frame
         blocks += [Picture(figure) for _, figure in figures_of(scenario_name(run), own)]
+        blocks += _paths_of(run)
     return blocks, f"distbench: {names}"
+
+
+def _paths_of(run: Run) -> list[Block | Picture]:
+    """What each traced step spends on which path, its timeline first."""
+    traces, failed = traces_of([run])
+    blocks: list[Block | Picture] = [Lines(tuple(failed))] if failed else []
+    for trace in traces:
+        heading, opening, *tables = trace_blocks(trace)
+        pictures = [Picture(figure) for _, figure in timeline_figures([trace])]
+        blocks += [heading, opening, *pictures, *tables]
+    return blocks
 
 
 def _with_figures(blocks: Sequence[Block], study: Study) -> list[Block | Picture]:

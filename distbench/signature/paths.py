@@ -13,6 +13,7 @@ from typing import Any
 
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, parse_mesh
+from distbench.spec.names import folded
 
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
@@ -99,11 +100,6 @@ def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
             )
         ] += 1
     return found
-
-
-def folded(name: str) -> str:
-    """A module's name with the numbers of layers left out: `layers.3.wq` is `layers.*.wq`."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def parse(text: str, where: str) -> Signature:

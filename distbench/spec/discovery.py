@@ -1,7 +1,7 @@
 """Finds scenarios by reading source with `ast`: listing them costs milliseconds and imports nothing of theirs."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims
 
 PACKAGE = Path(__file__).resolve().parent.parent
-HEADER_ARGUMENTS = ("mesh", "axes", "quick", "quick_mesh", "tags")
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,8 @@ def read_entries(file: Path) -> list[Entry]:
     except SyntaxError as error:
         where = f"{file}, line {error.lineno}"
         raise UserError(f"scenario file {where} is not valid Python: {error.msg}; mend that line") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"scenario file {file} cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"scenario file {file} cannot be read: {error}; give a Python file") from error
     return list(_entries_of(tree, file))
 
 
@@ -111,15 +110,7 @@ def _called_name(call: ast.Call) -> str:
 
 def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
     where = f"{file}:{decorator.lineno}, scenario {node.name!r}"
-    header = {keyword.arg or "**": _literal(keyword.value, where) for keyword in decorator.keywords}
-    for argument in header:
-        if argument not in HEADER_ARGUMENTS:
-            raise UserError(f"{where}: @scenario takes no {argument!r}; it takes {', '.join(HEADER_ARGUMENTS)}")
-    if decorator.args or not isinstance(header.get("mesh"), dict) or not header["mesh"]:
-        raise UserError(f"{where}: @scenario needs its mesh by name; write @scenario(mesh={{'tp': 2}})")
-    quick_mesh = header.get("quick_mesh")
-    for mesh in (header["mesh"], quick_mesh or {}):
-        check_mesh_dims(mesh)
+    header = _header(decorator, where)
     params = {
         argument.arg: _literal(default, where)
         for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
@@ -127,19 +118,62 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
     }
     if node.args.args or node.args.posonlyargs or len(params) != len(node.args.kwonlyargs):
         raise UserError(f"{where}: every parameter must be keyword-only with a literal default; write def f(*, x=1)")
-    axes = {name: tuple(values) for name, values in dict(header.get("axes") or {}).items()}
-    quick = dict(header.get("quick") or {})
+    axes = {name: tuple(values) for name, values in header.get("axes", {}).items()}
+    quick = header.get("quick", {})
     for name in (*axes, *quick):
         if name not in params:
-            raise UserError(f"{where}: {name!r} is no parameter of the function ({nearest(name, params)})")
+            raise UserError(f"{where}: {name!r} is no parameter of the function ({nearest(str(name), params)})")
     summary = (ast.get_docstring(node) or "").partition("\n")[0]
-    tags = tuple(header.get("tags") or ())
-    return Entry(node.name, file.resolve(), dict(header["mesh"]), axes, quick, tags, summary, params, quick_mesh)
+    tags = tuple(header.get("tags", ()))
+    quick_mesh = header.get("quick_mesh")
+    return Entry(node.name, file.resolve(), header["mesh"], axes, quick, tags, summary, params, quick_mesh)
+
+
+def _header(decorator: ast.Call, where: str) -> dict[str, Any]:
+    """The arguments of @scenario(...), each of the type it must have; those that are not given are not there."""
+    header = {keyword.arg or "**": _literal(keyword.value, where) for keyword in decorator.keywords}
+    for argument, value in header.items():
+        if argument not in FITS:
+            raise UserError(f"{where}: @scenario takes no {argument!r}; it takes {', '.join(FITS)}")
+        fits, example = FITS[argument]
+        if not fits(value):
+            raise UserError(f"{where}: {argument}={value!r} cannot be used; write for example {argument}={example}")
+    if decorator.args or "mesh" not in header:
+        raise UserError(f"{where}: @scenario needs its mesh by name; write @scenario(mesh={{'tp': 2}})")
+    for name in ("mesh", "quick_mesh"):
+        check_mesh_dims(header.get(name, {}))
+    return header
+
+
+def _is_mesh(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(name, str) and type(size) is int and size > 0 for name, size in value.items())
+    )
+
+
+def _is_axes(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(values, list | tuple) and values for values in value.values())
+
+
+def _is_tags(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(tag, str) for tag in value)
+
+
+# Argument of @scenario to whether a value fits it, and an example of one that does.
+FITS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mesh": (_is_mesh, "{'dp_shard': 2, 'tp': 2}"),
+    "axes": (_is_axes, "{'rotate': ('allgather', 'alltoall')}"),
+    "quick": (lambda value: isinstance(value, dict), "{'dim': 64}"),
+    "quick_mesh": (_is_mesh, "{'tp': 2}"),
+    "tags": (_is_tags, "('tp', 'fsdp')"),
+}
 
 
 def _literal(node: ast.expr, where: str) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError as error:
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         text = ast.unparse(node)
         raise UserError(f"{where}: {text!r} is not a literal; headers and defaults are read, not run") from error

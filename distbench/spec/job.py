@@ -68,9 +68,11 @@ class Job:
         log_dir: where each rank's log goes.
         timeout_s: seconds without progress after which the launch is given up.
         started_at: seconds since the epoch when the command began.
+        is_call: `scenario` names no scenario but a function as `Scenario.calls` has them, and a variant its arguments.
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads, or None.
         done_ids: cases that an earlier launch of this job has recorded in the run file; not run again.
+        note: what a person is told before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
     """
 
@@ -87,9 +89,11 @@ class Job:
     log_dir: str
     timeout_s: float
     started_at: float
+    is_call: bool = False
     environment: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
+    note: str = ""
     trace_paths: bool = False
 
     def to_record(self) -> dict[str, Any]:

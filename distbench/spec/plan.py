@@ -103,6 +103,9 @@ class Scenario:
         redistributions: sweeps to time on their own.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
+        calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
+            `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
+            where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
         tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
             model's precision in a way of its own; None for the bound of the dtypes that FSDP's policy names.
     """
@@ -116,6 +119,7 @@ class Scenario:
     redistributions: tuple[Redistributions, ...] = ()
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     tolerance: float | None = None
 
 

@@ -33,7 +33,7 @@ def main(job_path: str) -> NoReturn:
     except (UserError, StorageFailed, RankFailed) as error:
         kinds: dict[type[Exception], str] = {UserError: "user", StorageFailed: "storage"}
         report_failure(log_dir, rank, kinds.get(type(error), "raised"), str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         report_failure(log_dir, rank, "raised", one_line(error))
     else:

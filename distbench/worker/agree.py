@@ -1,14 +1,17 @@
 """`python -m distbench.worker.agree`: do two methods see the same collectives of each step, on ranks that do not exist?
 
 Reads jobs as a JSON list on stdin; its last line of output is a JSON list, for each job one entry a step:
-{"case_id": id, "num_rows": collectives, "differences": sentences}, or {"case_id": id, "skipped": why}.
+{"case_id": id, "num_rows": collectives, "num_owned": those with a known owner, "counts": {"mesh dim and kind": number},
+"differences": sentences}, or {"case_id": id} with "skipped" or "failed": why.
 """
 
 import contextlib
 import json
 import sys
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +19,62 @@ import torch
 import torch.distributed as dist
 
 from distbench.spec import Job, Settings, UserError
+from distbench.worker.bench import Bench
+from distbench.worker.failure import one_line
 from distbench.worker.place import Place
 from distbench.worker.session import load_scenario, variant_label
 from distbench.worker.torch_internals import Forwarding, Skipped, fake_ranks
-from distbench.worker.trace import Row, StepTrace, differences
+from distbench.worker.trace import differences
 from distbench.worker.workloads.step import step_benches
 
 
-def answers(job: Job) -> Iterator[dict[str, Any]]:
-    """What the two methods see of each step of a job; none for a scenario without a model.
+def answers(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
+    """What the two methods see of each step of each job; nothing for a scenario without a model.
 
     Raises:
-        UserError: the scenario or its plan is declared wrongly.
-        Unsupported: torch is not the one we know.
+        UserError: a scenario or its plan is declared wrongly.
     """
-    for case_id, seen in traces(job):
-        if isinstance(seen, str):
-            yield {"case_id": case_id, "skipped": seen}
-        else:
-            forwarded, dispatched = seen
-            found = differences([row.what for row in forwarded], dispatched)
-            yield {"case_id": case_id, "num_rows": len(forwarded), "differences": found}
+    found: dict[int, list[dict[str, Any]]] = {}
+    meshes = [tuple(job.mesh.items()) for job in jobs]
+    # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
+    for shape in dict.fromkeys(meshes):
+        with fake_ranks(dict(shape)) as mesh:
+            assert dist.group.WORLD is not None
+            place = Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, jobs[0].settings.seed)
+            forwarding = Forwarding(mesh)
+            for index in [index for index, other in enumerate(meshes) if other == shape]:
+                found[index] = [*_of_job(jobs[index], place, forwarding)]
+    return [found[index] for index in range(len(jobs))]
 
 
-def traces(job: Job) -> Iterator[tuple[str, tuple[list[Row], list[Any]] | str]]:
-    """Case id, and what forwarding groups and the dispatch mode see on rank 0, or why the case is skipped."""
-    function = load_scenario(Path(job.file), job.scenario)
-    with fake_ranks(job.mesh) as mesh:
-        assert dist.group.WORLD is not None
-        place = Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, job.settings.seed)
-        forwarding = Forwarding(mesh)
+def _of_job(job: Job, place: Place, forwarding: Forwarding) -> Iterator[dict[str, Any]]:
+    try:
+        function = load_scenario(Path(job.file), job.scenario)
         for variant in job.variants:
             for bench in step_benches(function(**variant), variant_label(job, variant), place):
-                try:
-                    with bench.open() as prepared:
-                        assert isinstance(prepared.trace, StepTrace)
-                        _, [told] = prepared.trace.forwarded(forwarding, 1)
-                        yield bench.case.id, (told.rows, prepared.trace.dispatched())
-                except Skipped as reason:
-                    yield bench.case.id, str(reason)
+                yield {"case_id": bench.case.id, **_of_step(bench, forwarding)}
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        yield {"case_id": job.scenario, "failed": one_line(error)}
+
+
+def _of_step(bench: Bench, forwarding: Forwarding) -> dict[str, Any]:
+    try:
+        with bench.open() as prepared:
+            assert prepared.trace is not None
+            _, [told] = prepared.trace.forwarded(forwarding, 1)
+            dispatched = prepared.trace.dispatched()
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    forwarded = [row.what for row in told.rows]
+    return {
+        "num_rows": len(forwarded),
+        "num_owned": sum(row.owner_known for row in forwarded),
+        "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in forwarded),
+        "differences": differences(forwarded, dispatched),
+    }
 
 
 def main() -> None:
@@ -66,7 +86,7 @@ def main() -> None:
         warnings.simplefilter("ignore")
         try:
             jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in json.load(sys.stdin)]
-            found = [[*answers(job)] for job in jobs]
+            found = answers(jobs)
         except UserError as error:
             found = {"user_error": str(error)}
     print(json.dumps(found))

@@ -61,7 +61,9 @@ class Runner:
         ranks = Ranks(place.control, place.device)
         self._repeats = settings.iterations_per_sample
         self._meter = Meter(ranks, clock, settings, shared, teller.tell_samples)
-        self._tracing = Tracing(Forwarding(place.mesh), shared) if trace_paths else None
+        self._tracing: Tracing | None = None
+        if trace_paths:
+            self._tracing = Tracing(Forwarding(place.mesh), shared, alive=partial(teller.tell, "tracing"))
 
     def run(self, benches: Sequence[Bench]) -> None:
         """Measure every case, in order.
@@ -158,7 +160,7 @@ class Runner:
 
     def _trace(self, index: int, case_id: str, trace: Callable[[], dict[str, Any]]) -> None:
         """Append a case's trace; one that fails says so in its record, and costs only itself where all ranks failed."""
-        self._teller.tell("trace", id=case_id)
+        self._teller.tell("tracing")
         record = {"type": "trace", "case_id": case_id}
         try:
             self.save(record | trace())
@@ -171,7 +173,15 @@ class Runner:
                 self._agree(f"trace-{index}", message)
                 self._meet_again(message)
             finally:
-                self.save(record | {"error": message})
+                self.save(record | {"error": self._first_to_fail(f"trace-{index}", message)})
+
+    def _first_to_fail(self, what: str, message: str) -> str:
+        """What the rank said that failed alone and left, where one did; else what this rank says."""
+        if not self._store.check([GONE]):
+            return message
+        rank = self._store.get(GONE).decode()
+        key = f"distbench/failed/{what}/{rank}"
+        return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
 
     def _check(self, prepared: Prepared) -> str | None:
         message = prepared.check()

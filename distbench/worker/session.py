@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,10 +22,12 @@ from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.worker.bench import Bench
 from distbench.worker.environment import torch_facts
+from distbench.worker.failure import one_line
 from distbench.worker.place import Place
 from distbench.worker.runner import Runner
 from distbench.worker.stopwatch import Stopwatch
 from distbench.worker.workloads import benches_of
+from distbench.worker.workloads.call import scenario_of_call
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
@@ -72,18 +75,22 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     """Import the file as a script would be, its own folder first on the path, and take the function.
 
+    A file that lies in a package may also import from it relatively.
+
     Raises:
         UserError: the import raised.
     """
-    sys.path.insert(0, str(file.parent))
-    module_spec = importlib.util.spec_from_file_location(f"distbench_scenario_{file.stem}", file)
+    packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
+    sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
+    module_name = ".".join([*(folder.name for folder in reversed(packages)), f"distbench_scenario_{file.stem}"])
+    module_spec = importlib.util.spec_from_file_location(module_name, file)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"scenario file {file} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; mend it") from error
     function: Callable[..., Scenario] = getattr(module, name)
     return function
 
@@ -131,7 +138,7 @@ def all_benches(job: Job, function: Callable[..., Scenario], place: Place) -> li
     found: dict[str, Bench] = {}
     for variant in job.variants:
         label = variant_label(job, variant)
-        scenario = function(**variant)
+        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
         if not isinstance(scenario, Scenario):
             raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
         for bench in benches_of(scenario, label, place):

@@ -1,7 +1,7 @@
 """`python -m distbench.worker.signature JOB.json`: what each case of a job communicates, with no other ranks there.
 
 Prints one JSON object as the last line: {"torch": version, "cases": {case id: {"paths": [communication, ...],
-"peak_bytes": predicted, or null}}}, or {"user_error": sentence}.
+"peak_bytes": predicted, or null}}, "left_out": {case id: what it raises}}, or {"user_error": sentence}.
 """
 
 import contextlib
@@ -18,29 +18,42 @@ import torch.distributed as dist
 from distbench.spec import Job, ParallelPlan, UserError
 from distbench.worker.attribution import communications_of
 from distbench.worker.bench import Prepared
+from distbench.worker.failure import one_line
 from distbench.worker.place import Place
 from distbench.worker.session import all_benches, load_scenario
 from distbench.worker.torch_internals import Skipped, Unsupported, fake_ranks, tracked_peak_bytes
 from distbench.worker.workloads.step import Step
 
 
-def signature(job: Job) -> dict[str, dict[str, Any]]:
-    """Case id to what rank 0 communicates and holds in one call of it, the call before having set things up.
+def signature(job: Job) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Case id to what rank 0 communicates and holds in one call of it, and to what it raises where it cannot run.
+
+    The call before has set things up.
 
     Raises:
-        UserError: the scenario or its plan is declared wrongly.
-        Unsupported: torch is not the one we know.
+        UserError: the scenario or its plan is declared wrongly, or every case raises.
     """
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
         assert dist.group.WORLD is not None
         place = Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, job.settings.seed)
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
+        left_out: dict[str, str] = {}
         for bench in all_benches(job, function, place):
-            # A case with nothing to measure here communicates nothing either.
-            with contextlib.suppress(Skipped), bench.open() as prepared:
-                found[bench.case.id] = _of_case(prepared, place)
-        return found
+            try:
+                # A case with nothing to measure here communicates nothing either.
+                with contextlib.suppress(Skipped), bench.open() as prepared:
+                    found[bench.case.id] = _of_case(prepared, place)
+            except UserError:
+                raise
+            except Exception as error:
+                left_out[bench.case.id] = one_line(error)
+    if left_out and not found:
+        first, reason = next(iter(left_out.items()))
+        raise UserError(
+            f"no case runs on ranks that do not exist: {first} raises {reason}; see if distbench run runs it"
+        )
+    return found, left_out
 
 
 def _of_case(prepared: Prepared, place: Place) -> dict[str, Any]:
@@ -62,14 +75,19 @@ def _nothing() -> None:
 def main(job_path: str) -> None:
     """Print the signature, or why there is none."""
     torch.set_num_threads(1)
+    job = Job.load(Path(job_path))
     answer: dict[str, Any]
     # What a scenario prints or torch warns of is not the answer.
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            answer = {"torch": torch.__version__, "cases": signature(Job.load(Path(job_path)))}
+            cases, left_out = signature(job)
+            answer = {"torch": torch.__version__, "cases": cases, "left_out": left_out}
         except (UserError, Unsupported) as error:
             answer = {"user_error": str(error)}
+        except (Exception, SystemExit) as error:
+            told = f"it raises {one_line(error)}, on ranks that do not exist; see whether distbench run runs it"
+            answer = {"user_error": f"no signature of {job.scenario}: {told}"}
     print(json.dumps(answer))
 
 

@@ -33,6 +33,8 @@ COLUMNS = (
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
 NO_TIMES_ON_CUDA = "times are not taken on CUDA yet: the rows are the dispatch mode's, without issue and completion"
 
+NO_PREDICTION = "torch's memory tracker takes neither frozen parameters nor a second forward in one step"
+
 
 @dataclass(frozen=True)
 class Tracing:
@@ -41,10 +43,12 @@ class Tracing:
     Args:
         forwarding: the mesh's forwarding groups, kept from case to case.
         clock_shared: whether the ranks' monotonic clocks are one.
+        alive: called now and then, so that a long trace is not taken for a hang.
     """
 
     forwarding: Forwarding
     clock_shared: bool
+    alive: Callable[[], None] = lambda: None
 
 
 class Row(NamedTuple):
@@ -91,7 +95,8 @@ class StepTrace:
         if self.place.device.type == "cuda":
             return self._without_times(counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
-        overhead = _overhead(self.bare, forwarded, self.place, tracing.forwarding)
+        tracing.alive()
+        overhead = _overhead(self.bare, forwarded, self.place, tracing)
         dispatched = self.dispatched()
         found = differences([row.what for row in steps[0].rows], dispatched)
         agreement = {
@@ -118,7 +123,7 @@ class StepTrace:
 
     def dispatched(self) -> list[Communication]:
         """What the dispatch mode sees of the step itself."""
-        _run(self.bare, self.place)  # the first after building or checking sets things up, or clears them away
+        _run(self.bare, self.place)  # the first step sets things up
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.place, self.bare.model)
 
     def _without_times(self, counters: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +174,16 @@ def _nothing() -> None:
     """No phase is timed here."""
 
 
-def _overhead(bare: "Step", forwarded: "Step", place: Place, forwarding: Forwarding) -> dict[str, Any]:
+def _overhead(bare: "Step", forwarded: "Step", place: Place, tracing: Tracing) -> dict[str, Any]:
     """CPU seconds of bare and traced steps in turn, summed over ranks; who goes first changes each round."""
     bare_cpu, traced_cpu = [], []
+    _run(bare, place)  # the first step after checking still has what checking left behind
     for turn in range(ROUNDS):
+        tracing.alive()
         if turn % 2:
             bare_cpu.append(_run(bare, place))
-        with forwarding.on():
-            traced_cpu.append(traced(forwarded, place, forwarding).cpu_s)
+        with tracing.forwarding.on():
+            traced_cpu.append(traced(forwarded, place, tracing.forwarding).cpu_s)
         if not turn % 2:
             bare_cpu.append(_run(bare, place))
     by_rank = place.gather((bare_cpu, traced_cpu))
@@ -266,6 +273,7 @@ def _memory(bare: "Step", place: Place, counters: dict[str, Any]) -> dict[str, A
     predicted, reason = None, None
     try:
         predicted = tracked_peak_bytes(lambda: bare(_nothing), bare.model, *others)
+        reason = NO_PREDICTION if predicted is None else None
     except Exception as error:
         reason = f"torch's memory tracker: {one_line(error)}"
     of_ranks = place.gather((predicted, reason))

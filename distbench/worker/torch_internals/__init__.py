@@ -6,7 +6,7 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
-from distbench.worker.torch_internals.context_parallel import context_parallel
+from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (
     Label,
@@ -38,6 +38,7 @@ from distbench.worker.torch_internals.redistribution import (
     plan_path,
     planner,
 )
+from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
 
 __all__ = [
     "BACKEND_OPS",
@@ -47,10 +48,12 @@ __all__ = [
     "Issued",
     "Label",
     "Labels",
+    "NeedsValues",
     "OrderedPlacements",
     "OrderedTensor",
     "PathStep",
     "Probe",
+    "ShapesOnly",
     "Skipped",
     "Unsupported",
     "autograd_position",
@@ -73,6 +76,8 @@ __all__ = [
     "planner",
     "probe",
     "require",
+    "require_kernel",
     "strided_shard",
     "tracked_peak_bytes",
+    "whole_sequence",
 ]

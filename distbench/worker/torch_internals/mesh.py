@@ -52,6 +52,8 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """A CPU device mesh whose other ranks do not exist; this is rank 0. What is sent goes nowhere.
 
+    One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
+
     Args:
         mesh: mesh dim names to ranks, outermost first.
 
@@ -59,6 +61,7 @@ def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
         Unsupported: torch has no fake process group.
     """
     require("ranks that are not there")
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
@@ -66,6 +69,8 @@ def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
         yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
         dist.destroy_process_group()
+        # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.
+        _clear_sharding_prop_cache()
 
 
 @contextlib.contextmanager

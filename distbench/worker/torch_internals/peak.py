@@ -8,13 +8,14 @@ from torch import nn
 from distbench.worker.torch_internals.probe import require
 
 
-def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int:
+def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int | None:
     """Bytes of all tensors alive at the worst moment of one call, the model's and others' included.
 
-    It counts tensors, so it is the same every time, and less than what an allocator holds.
+    It counts tensors, so it is the same every time, and less than what an allocator holds. None where torch's tracker
+    fails: it supports neither frozen parameters nor a second forward in one call.
 
     Args:
-        call: what to run, once.
+        call: what to run, once; it must have run without the tracker, so that what it raises now is the tracker's.
         model: a module whose parameters live through it.
         others: optimizers and tensors that do as well.
 
@@ -26,7 +27,10 @@ def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: An
 
     tracker = MemTracker()
     tracker.track_external(model, *others)
-    with tracker:
-        call()
+    try:
+        with tracker:
+            call()
+    except RuntimeError:
+        return None
     snapshot: dict[Any, dict[Any, int]] = tracker.get_tracker_snapshot("peak")
     return sum(int(by_kind["Total"]) for by_kind in snapshot.values())

@@ -1,4 +1,4 @@
-"""What can be timed: collectives, redistributions and a laboratory of them, the steps of a cost profile, training."""
+"""What can be timed: collectives, redistributions and their laboratory, a profile's steps, training, users' calls."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ from distbench.spec import Scenario
 from distbench.worker.bench import Bench
 from distbench.worker.place import Place
 from distbench.worker.workloads.calibration import calibration_benches
+from distbench.worker.workloads.call import call_benches
 from distbench.worker.workloads.collective import collective_benches
 from distbench.worker.workloads.laboratory import laboratory_benches
 from distbench.worker.workloads.redistribution import redistribution_benches
@@ -25,6 +26,7 @@ def benches_of(scenario: Scenario, label: str, place: Place) -> Iterator[Bench]:
     yield from laboratory_benches(scenario, place)
     yield from calibration_benches(scenario, place)
     yield from step_benches(scenario, label, place)
+    yield from call_benches(scenario, label, place)
 
 
 __all__ = ["benches_of"]

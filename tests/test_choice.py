@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.planning import choose
+from distbench.choice import choose
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""Random layouts for whatever is checked on many of them: here and in the tests."""
+
+import random
+from collections.abc import Sequence
+
+from distbench.planning import State
+
+
+def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, reduce_ops: Sequence[str] = ()) -> State:
+    """Any placement on each mesh dim, the shard order shuffled.
+
+    Args:
+        rng: draws.
+        mesh_ndim: mesh dims.
+        tensor_ndim: tensor dims.
+        reduce_ops: of its Partials, each drawn from these; none, and there is no Partial.
+    """
+    orders: list[list[int]] = [[] for _ in range(tensor_ndim)]
+    partials = []
+    for mesh_dim in rng.sample(range(mesh_ndim), mesh_ndim):
+        choice = rng.randrange(tensor_ndim + (2 if reduce_ops else 1))
+        if choice < tensor_ndim:
+            orders[choice].append(mesh_dim)
+        elif choice > tensor_ndim:
+            partials.append((mesh_dim, rng.choice(reduce_ops)))
+    return State(mesh_ndim, tuple(map(tuple, orders)), tuple(sorted(partials)))

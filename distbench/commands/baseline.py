@@ -1,0 +1,72 @@
+"""The command `baseline`: saved, listed and shown."""
+
+from pathlib import Path
+
+import click
+
+from distbench.commands.files import expanded
+
+
+@click.group()
+def baseline() -> None:
+    """Save, list and show stored baselines: one value a launch, small enough for git.
+
+    \b
+    Example:
+      distbench baseline save runs/
+    """
+
+
+@baseline.command("save")
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+def save(paths: tuple[str, ...], out: Path) -> None:
+    """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
+
+    \b
+    Example:
+      distbench baseline save runs/ && git add results/baselines
+    """
+    from distbench.gate.baseline import save_baselines
+    from distbench.gate.launches import read_side
+
+    warnings: list[str] = []
+    launches = read_side(expanded(paths), "baseline", warnings)
+    for path in save_baselines(launches, out):
+        click.echo(f"baseline: {path}")
+    for warning in warnings:
+        click.echo(f"distbench: {warning}", err=True)
+
+
+@baseline.command("list")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+def list_baselines(out: Path) -> None:
+    """List stored baselines.
+
+    \b
+    Example:
+      distbench baseline list
+    """
+    from distbench.gate.baseline import FOLDER, baseline_files, describe
+    from distbench.report.layout import Table, text_of
+
+    rows = describe(baseline_files(out), out / FOLDER)
+    if not rows:
+        click.echo(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
+        return
+    columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
+    click.echo(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows)]))
+
+
+@baseline.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def show(file: Path) -> None:
+    """Show one stored baseline: where it comes from, and each case's spread between launches.
+
+    \b
+    Example:
+      distbench baseline show results/baselines/ci-runner/llama_2d-dp_shard-2-tp-2-cpu.json
+    """
+    from distbench.gate.show import baseline_page
+
+    click.echo(baseline_page(file))

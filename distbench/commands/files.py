@@ -1,0 +1,56 @@
+"""Files and folders as the command line names them: patterns expanded, what cannot be written refused in a sentence."""
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from distbench.spec.errors import UserError
+
+
+def expanded(paths: Sequence[str]) -> list[Path]:
+    """Patterns that a shell has not expanded are expanded here; what exists is taken by its name.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    found: list[Path] = []
+    for text in paths:
+        if Path(text).exists() or not glob.has_magic(text):
+            found.append(Path(text))
+            continue
+        matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        if not matches:
+            raise UserError(f"pattern {text!r} matches no file; give run files or a folder of them")
+        found += [Path(match) for match in matches]
+    return found
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was.
+
+    Raises:
+        UserError: there is no such folder, or the file cannot be opened.
+    """
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {path.parent}; make it, or give another file")
+    is_new = not path.exists()
+    try:
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written ({error.strerror}); give another file") from error
+    if is_new:
+        path.unlink()
+
+
+def write(path: Path, text: str, mode: str = "w") -> None:
+    """Write a text, or append it with mode "a".
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error

@@ -1,0 +1,56 @@
+"""`distbench gate --self-test`: the gate tried on launches of unchanged code, recorded or made now."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distbench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from distbench.gate.options import Options
+
+DEFAULT_RUN = ("collectives", "--quick")
+NUM_PAIRS = (5, 10)
+NUM_COMPARISONS = 200
+SEED = 20260101
+
+
+def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
+    """Print how often the gate would cry wolf and what it would find, here.
+
+    Args:
+        paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
+        num_launches: launches to make.
+        options: the gate's terms.
+
+    Raises:
+        UserError: too few launches, or one that could not work.
+    """
+    from distbench.ab.rehearsal import rehearse
+    from distbench.gate.quality.series import recorded
+    from distbench.gate.quality.show import table
+    from distbench.gate.quality.trial import Trial
+
+    least = 2 * min(NUM_PAIRS)
+    if num_launches < least:
+        raise UserError(f"--launches {num_launches} are too few: {min(NUM_PAIRS)} pairs take {least}")
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        folder = Path(paths[0])
+    else:
+        out = Path("results") / "self-test" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        folder = rehearse(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
+    trial = Trial(recorded(folder))
+    click.echo(
+        f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"
+        "samples of one case at a time; tail: one sample in ten takes three times as long. In percent of comparisons."
+    )
+    for num_pairs in NUM_PAIRS:
+        if trial.num_windows(num_pairs):
+            click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, options=options))
+    if trial.series.num_launches < 2 * max(NUM_PAIRS):
+        click.echo(
+            f"\n{max(NUM_PAIRS)} pairs take {2 * max(NUM_PAIRS)} launches; there are {trial.series.num_launches}."
+        )

@@ -1,0 +1,122 @@
+"""Users' own calls: what they are named, what they may return, what their checks say, and their table."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distbench.report import calls
+from distbench.report.frame import frame_of
+from distbench.results import Run
+from distbench.spec import Scenario, UserError
+from distbench.worker.bench import Prepared
+from distbench.worker.session import load_scenario
+from distbench.worker.workloads.call import call_benches, scenario_of_call
+
+PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))
+
+
+def nothing() -> None:
+    pass
+
+
+def opened(make: Callable[..., Any], label: str = "mine", **variant: Any) -> Prepared:
+    (bench,) = call_benches(scenario_of_call("mine", make, variant), label, PLACE)
+    with bench.open() as prepared:
+        return prepared
+
+
+def verdict(check: Callable[[], object]) -> str | None:
+    return opened(lambda mesh: (nothing, check)).check()
+
+
+def test_a_call_is_named_by_itself_its_variant_and_its_mesh() -> None:
+    scenario = Scenario(calls={"gather": lambda mesh: nothing, "ring": lambda mesh: nothing})
+    assert [bench.case.id for bench in call_benches(scenario, "mine/numel=4", PLACE)] == [
+        "call/gather/numel=4/dp_shard=2,tp=2",
+        "call/ring/numel=4/dp_shard=2,tp=2",
+    ]
+    assert next(bench.case.id for bench in call_benches(scenario, "mine", PLACE)) == "call/gather/dp_shard=2,tp=2"
+
+
+def test_the_function_gets_the_mesh_and_its_variant_and_its_call_is_what_is_timed() -> None:
+    seen: list[Any] = []
+    prepared = opened(lambda mesh, numel: lambda: seen.append((mesh, numel)), "mine/numel=4", numel=4)
+    assert seen == []
+    prepared.call(nothing)
+    assert seen == [(PLACE.mesh, 4)]
+    assert prepared.fields == {"group_size": 4, "mesh_dim": "dp_shardxtp", "counters": {"checked": False}}
+    assert prepared.check() is None
+
+
+@pytest.mark.parametrize("right", [None, True])
+def test_a_check_that_has_nothing_to_say_is_a_right_result(right: bool | None) -> None:
+    assert verdict(lambda: right) is None
+
+
+def test_a_check_says_what_is_wrong_in_its_own_words_or_where_its_assert_stands() -> None:
+    def asserts() -> None:
+        got, wanted = 3, 4
+        assert got == wanted
+
+    def asserts_with_words() -> None:
+        raise AssertionError("three are missing\nand more")
+
+    assert verdict(lambda: "off by one") == "off by one"
+    assert verdict(lambda: False) == "its check returned False"
+    line = asserts.__code__.co_firstlineno + 2
+    # pytest rewrites this file's asserts and so gives them a message; in a rank the source line stands there.
+    assert str(verdict(asserts)).endswith(f"(assert at test_calls.py:{line})")
+    assert str(verdict(asserts_with_words)).startswith("three are missing (assert at test_calls.py:")
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [(3.5, "returned float"), ((nothing, nothing, nothing), "a tuple of function, function"), ((nothing, 7), "int")],
+)
+def test_what_cannot_be_timed_is_told_in_one_sentence(made: object, named: str) -> None:
+    with pytest.raises(UserError, match=r"^call 'mine': its function returned .*return what shall be timed") as told:
+        opened(lambda mesh: made)
+    assert named in str(told.value)
+
+
+def test_a_check_that_answers_neither_yes_nor_no_is_refused() -> None:
+    with pytest.raises(UserError, match="its check returned int"):
+        verdict(lambda: 1)
+
+
+def test_the_report_shows_calls_that_are_ok() -> None:
+    cases = [
+        {
+            "type": "case",
+            "case": {"id": f"call/{name}/tp=2", "kind": "call", "params": {"call": name}},
+            "status": status,
+            "samples_s": [0.001, 0.002, 0.003],
+            "group_size": 2,
+            "stop_reason": "precise",
+        }
+        for name, status in (("gather", "ok"), ("ring", "wrong"))
+    ]
+    header = {"type": "run", "schema_version": 1, "run_id": "x", "job": {}, "environment": {}}
+    (table,) = calls.tables(frame_of([Run(Path("x.jsonl"), header, cases, None, [])]))
+    (row,) = table.rows
+    assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
+
+
+def test_a_file_in_a_package_may_import_its_neighbours_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    inner = tmp_path / "calls_outer" / "calls_inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    (inner.parent / "sizes.py").write_text("SMALL = 64")
+    (inner / "test_it.py").write_text(
+        "from ..sizes import SMALL\nfrom calls_outer import sizes\ndef bench(mesh): return SMALL, sizes.SMALL"
+    )
+    function: Any = load_scenario(inner / "test_it.py", "bench")
+    assert function(None) == (64, 64)

@@ -1,0 +1,260 @@
+"""The pytest plugin: what a test may ask for, what it gets, and docs/pytest.md executed on real ranks."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+import distbench.launch
+from distbench.launch import Outcome
+from distbench.pytest_plugin.case import MeasuredCase
+from distbench.pytest_plugin.fixture import Distbench
+from distbench.results import Case, CaseResult, append
+from distbench.spec import Job
+
+pytest_plugins = ("pytester",)
+PAGE = (ROOT / "docs" / "pytest.md").read_text()
+NAMES = [f"test_gather::bench_gather/numel={numel}/tp=2" for numel in (64, 65536)]
+PLUGINS = ("-p", "distbench.pytest_plugin", "-p", "no:cacheprovider")
+
+
+def bench(mesh: Any, numel: int = 4, *, op: str = "sum", shape: Any = None) -> Any:
+    """Nothing to time.
+
+    Never called: what would launch its ranks is replaced.
+    """
+
+
+class Item:
+    """As much of a test as the fixture looks at."""
+
+    config = object()
+    nodeid, name = "test_x.py::test_x", "test_x"
+
+    def __init__(self, **marker: Any) -> None:
+        self._marker = SimpleNamespace(args=(), kwargs=marker)
+        self.sections: list[tuple[str, str]] = []
+
+    def get_closest_marker(self, name: str) -> Any:
+        return self._marker if name == "distbench" else None
+
+    def add_report_section(self, when: str, key: str, content: str) -> None:
+        self.sections.append((key, content))
+
+
+Play = Callable[..., list[Job]]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    """`play(status, message, *results)`: launches end so; returns the list that their jobs will be in."""
+
+    def played(status: str, message: str, *results: CaseResult, log: str = "") -> list[Job]:
+        jobs: list[Job] = []
+
+        def launch(job: Job, joined: None, watcher: Any) -> Outcome:
+            jobs.append(job)
+            Path(job.log_dir).mkdir(parents=True)
+            (Path(job.log_dir) / "rank1.log").write_text(log)
+            for record in (HEADER, *(result.to_record() for result in results)):
+                append(Path(job.run_file), record)
+            return Outcome(job, status, message, num_by_status={result.status: 1 for result in results})
+
+        monkeypatch.setattr(distbench.launch, "launch", launch)
+        return jobs
+
+    yield played
+
+
+HEADER = {"type": "run", "schema_version": 1, "run_id": "x", "job": {}, "environment": {}}
+PARAMS = {"call": "bench", "variant": "numel=8", "mesh": "tp=2"}
+OK = CaseResult(
+    Case("call/bench/numel=8/tp=2", "call", PARAMS), "ok", [0.003, 0.001, 0.002], rank_median_s=[0.001, 0.002]
+)
+WRONG = replace(OK, status="wrong", error="rank 1: off by one")
+
+
+def test_a_function_becomes_a_job_and_its_run_file_cases(tmp_path: Path, play: Play) -> None:
+    jobs, unshown = play("complete", "", OK), []
+    (case,) = Distbench(Item(mesh={"tp": 2}, timeout_s=7, quick=True), tmp_path, unshown)(bench, 8)  # type: ignore[arg-type]
+    assert (case.id, case.status, case.median_s, case.ci_s) == (OK.case.id, "ok", 0.002, (0.001, 0.003))
+    assert case.rank_median_s == (0.001, 0.002) and case.run_file.parent.parent == tmp_path
+    assert unshown == [case] and case.line() == "call/bench/numel=8/tp=2: median 2 ms [1, 3], 3 samples"
+    (job,) = jobs
+    assert (job.scenario, job.file, job.is_call) == ("bench", str(Path(__file__).resolve()), True)
+    assert (job.variants, job.axes, job.mesh, job.device) == ([{"numel": 8}], ["numel"], {"tp": 2}, "cpu")
+    assert job.timeout_s == 7 and job.settings.max_case_s < 1
+
+
+def test_a_sweep_is_one_launch_of_all_combinations(tmp_path: Path, play: Play) -> None:
+    jobs = play("complete", "", OK)
+    Distbench(Item(), tmp_path, []).sweep(bench, numel=(1, 2), op=["sum", "max"])  # type: ignore[arg-type]
+    assert [tuple(variant.values()) for variant in jobs[0].variants] == [(1, "sum"), (1, "max"), (2, "sum"), (2, "max")]
+    with pytest.raises(pytest.fail.Exception, match=r"sweep\(numel=3\): give a list"):
+        Distbench(Item(), tmp_path, []).sweep(bench, numel=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "results", "says"),
+    [
+        ("complete", "", [WRONG], "call/bench/numel=8/tp=2 is wrong: rank 1: off by one"),
+        ("timeout", "set-up made no progress for 5 s", [], "set-up made no progress for 5 s\nnothing was measured; "),
+        ("complete", "1 case broke the launch: call/bench/numel=8/tp=2: rank 1 was killed by SIGKILL", [WRONG], None),
+    ],
+)
+def test_whatever_is_not_ok_fails_the_test(
+    tmp_path: Path, play: Play, status: str, message: str, results: list[CaseResult], says: str | None
+) -> None:
+    play(status, message, *results, log="what rank 1 said\n")
+    item: Any = Item()
+    with pytest.raises(pytest.fail.Exception) as failed:
+        Distbench(item, tmp_path, [])(bench)
+    text = str(failed.value)
+    assert text.startswith(says) if says else text == message
+    assert item.sections == [("rank1 of distbench", "what rank 1 said")]
+
+
+def test_a_pytest_benchmark_that_takes_no_rows_is_warned_about_and_costs_nothing(tmp_path: Path, play: Play) -> None:
+    play("complete", "", OK)
+    item: Any = Item()
+    item.config, told, unshown = SimpleNamespace(_benchmarksession=SimpleNamespace(disabled=False, skip=False)), [], []
+    item.warn = told.append
+    cases = Distbench(item, tmp_path, unshown)(bench)
+    assert unshown == cases and "takes no rows of distbench's" in str(told[0])
+
+
+def test_ctrl_c_ends_the_whole_session(tmp_path: Path, play: Play) -> None:
+    play("interrupted", "interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        Distbench(Item(), tmp_path, [])(bench)  # type: ignore[arg-type]
+
+
+def test_unless_asked_for_tests_are_skipped_with_a_reason(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile("def test_it(distbench): raise AssertionError\ndef test_other(): pass")
+    result = pytester.runpytest_inprocess(*PLUGINS, "-rs", "--strict-markers")
+    result.assert_outcomes(skipped=1, passed=1)
+    result.stdout.fnmatch_lines(["*launches gloo ranks and times them; give --distbench to run it"])
+    result.stdout.no_fnmatch_line("*= distbench =*")
+    result = pytester.runpytest_inprocess(*PLUGINS, "-m", "distbench", "--distbench")
+    result.assert_outcomes(failed=1, deselected=1)
+
+
+def test_where_pytest_benchmark_is_not_there_cases_are_printed_a_line_each(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(
+        f"""
+        from pathlib import Path
+        import distbench.launch
+        from distbench.launch import Outcome
+        from distbench.results import append
+
+        def launch(job, joined, watcher):
+            for record in {[HEADER, OK.to_record()]!r}:
+                Path(job.run_file).parent.mkdir(parents=True, exist_ok=True)
+                append(Path(job.run_file), record)
+            return Outcome(job, "complete")
+
+        distbench.launch.launch = launch
+        """
+    )
+    pytester.makepyfile("def bench(mesh): ...\ndef test_it(distbench): assert distbench(bench)[0].median_s == 0.002")
+    monkeypatch.setattr(distbench.launch, "launch", distbench.launch.launch)  # put back what the conftest replaces
+    result = pytester.runpytest_inprocess(*PLUGINS, "--distbench")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*= distbench =*", "call/bench/numel=8/tp=2: median 2 ms [[]1, 3], 3 samples"])
+
+
+DIES = """
+import os, signal
+import torch.distributed as dist
+
+def bench(mesh):
+    print("rank", dist.get_rank(), "is here")
+    def call():
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+    return call
+
+def test_it(distbench):
+    distbench(bench)
+
+def test_closure(distbench):
+    def bench(mesh): ...
+    distbench(bench)
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(folder, output) of one pytest run with the page's example and with a rank that dies."""
+    folder = tmp_path_factory.mktemp("executed")
+    found = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    (folder / "test_gather.py").write_text(found.group(1))
+    (folder / "test_dies.py").write_text(DIES)
+    command = [sys.executable, "-m", "pytest", *PLUGINS, "--strict-markers", "-W", "error"]
+    command += ["-p", "pytest_benchmark.plugin", "--benchmark-json=all.json", "--benchmark-autosave"]
+    done = subprocess.run(
+        [*command, "--distbench", "--distbench-out=kept"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 1 and "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+@pytest.mark.gloo
+def test_pytest_benchmark_shows_and_stores_the_samples_of_the_pages_example(executed: tuple[Path, str]) -> None:
+    folder, text = executed
+    run_files = (folder / "kept").rglob("*-bench_gather-*.jsonl")
+    cases = [json.loads(line) for path in run_files for line in path.read_text().splitlines()][1:-1]
+    assert all(name in text for name in NAMES)
+    rows = json.loads((folder / "all.json").read_text())["benchmarks"]
+    assert [row["name"] for row in rows] == NAMES
+    assert [row["stats"]["data"] for row in rows] == [case["samples_s"] for case in cases]
+    assert rows[0]["fullname"] == f"test_gather.py::{NAMES[0]}" and rows[0]["params"]["mesh"] == "tp=2"
+    assert rows[0]["extra_info"]["checked"] is True
+
+
+@pytest.mark.gloo
+def test_pytest_benchmarks_own_command_reads_what_was_stored(executed: tuple[Path, str]) -> None:
+    folder, _ = executed
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", "--csv=table", "--columns=median,rounds"]
+    compared = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert compared.returncode == 0 and all(name in compared.stdout for name in NAMES), compared.stderr
+    rows = json.loads((folder / "all.json").read_text())["benchmarks"]
+    lines = (folder / "table.csv").read_text().splitlines()[1:]
+    assert sorted(int(line.rpartition(",")[2]) for line in lines) == sorted(row["stats"]["rounds"] for row in rows)
+
+
+@pytest.mark.gloo
+def test_a_rank_that_dies_fails_its_test_with_the_launchs_sentence_and_its_log(executed: tuple[Path, str]) -> None:
+    _, text = executed
+    assert re.search(r"^1 case broke .*: call/bench/dp_shard=2: rank 1 was killed by SIGKILL; its log is", text, re.M)
+    assert "rank 1 is here" in text and "which ranks in other processes cannot find" in text
+    assert "another exception" not in text
+
+
+def test_a_measured_case_reads_a_record_that_holds_little() -> None:
+    record = {"case": {"id": "call/x/tp=2"}, "status": "aborted", "error": "killed"}
+    case = MeasuredCase.of(record, Path("x.jsonl"))
+    assert (case.samples_s, case.params, case.error) == ((), {}, "killed") and case.median_s != case.median_s

@@ -1,0 +1,227 @@
+"""run --trace-paths: rows from what was told, two methods that must agree, and one launch on real gloo ranks."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from conftest import DATA, ROOT
+
+from distbench.ask_child import ask_child
+from distbench.cli import main
+from distbench.display import Quiet
+from distbench.launch import Request, jobs_of, launch
+from distbench.results import read_run
+from distbench.spec import Job, list_entries
+from distbench.worker.attribution import Communication
+from distbench.worker.place import Place
+from distbench.worker.session import load_scenario
+from distbench.worker.torch_internals import Forwarding, Unsupported, fake_ranks, require
+from distbench.worker.trace import COLUMNS, PHASE_COLUMNS, Row, StepTrace, Traced, Tracing, differences, tables
+from distbench.worker.workloads.step import Step
+
+PHASES = ("forward", "backward")
+
+
+def seen(kind: str, group: str = "0,1", payload_bytes: int = 64, phase: str = "forward") -> Communication:
+    size = len(group.split(","))
+    known = ("f32", payload_bytes, "layers.0", True, "", None, group)
+    return Communication(phase, "tp", kind, "op", "tp", size, *known)
+
+
+def told(start_s: float) -> Traced:
+    """A step that began at `start_s`: two collectives over one group, one over another, one after the other."""
+    rows = [
+        Row(seen("all_gather"), start_s + 1, start_s + 2),
+        Row(seen("reduce_scatter", "0,2", phase="backward"), start_s + 4, start_s + 6),
+        Row(seen("all_reduce", phase="backward"), start_s + 7, None),
+    ]
+    return Traced(start_s, [start_s + 3, start_s + 9], 0.1, rows)
+
+
+def table(ranks: Sequence[Traced], clock_shared: bool) -> dict[str, Any]:
+    place: Any = SimpleNamespace(backend="gloo", gather=lambda own: [[one] for one in ranks])
+    return tables([ranks[0]], PHASES, place, clock_shared)
+
+
+def test_a_trace_has_a_row_a_collective_with_its_sequence_number_bytes_and_the_backends_own_op() -> None:
+    found = table([told(100.0)], clock_shared=True)
+    assert found["columns"] == COLUMNS and found["steps_s"] == [9.0]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in found["rows"]]
+    assert [(row["group"], row["seq"]) for row in rows] == [("0,1", 0), ("0,2", 0), ("0,1", 1)]
+    assert [row["backend_op"] for row in rows] == ["all_gather", "all_reduce", "all_reduce"]
+    assert [row["wire_bytes"] for row in rows] == [32, 32, 64]
+    assert [(row["issued_s"], row["completed_s"]) for row in rows] == [(1, 2), (4, 6), (7, None)]
+    assert {row["exposed_s"] for row in rows} == {None}
+    assert found["phases"] == {"columns": PHASE_COLUMNS, "rows": [[0, 0, "forward", 0, 3], [0, 0, "backward", 3, 9]]}
+
+
+def test_moments_count_from_the_last_rank_in_only_where_ranks_share_a_clock() -> None:
+    ranks = [told(100.0), told(102.0)]
+    shared, apart = (table(ranks, clock_shared) for clock_shared in (True, False))
+    issued = COLUMNS.index("issued_s")
+    assert [row[issued] for row in shared["rows"]] == [-1, 2, 5, 1, 4, 7]
+    assert [row[issued] for row in apart["rows"]] == [1, 4, 7, 1, 4, 7]
+
+
+def test_two_methods_that_saw_different_things_are_told_apart() -> None:
+    rows = [seen("all_gather"), seen("all_reduce"), seen("all_gather", "2,3")]
+    assert differences(rows, rows) == []
+    [missing] = differences(rows, [rows[0], rows[2]])
+    assert missing == (
+        "after 1 collectives the forwarding groups saw all_reduce over ranks 0,1 of 64 B, the dispatch mode saw nothing"
+    )
+    for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), seen("broadcast")):
+        assert len(differences(rows, [rows[0], other, rows[2]])) == 1
+    assert differences(rows, [rows[1], rows[0], rows[2]])  # the order counts
+
+
+# Some variants of the scenarios that have many; distbench doctor --paths goes through all of them.
+KNOBS = {"knob=reshard_to_2", "knob=hybrid", "knob=largest_dim", "knob=accumulate", "knob=gather_int8"}
+STYLES = {"style=sequence", "style=vocabulary", "style=loss_parallel", "style=callable"}
+RECOMPUTED = {"checkpoint=blocks,compile_backend=aot_eager"}
+SOME = {"fsdp_knobs": KNOBS, "tp_styles": STYLES, "recompute": RECOMPUTED}
+
+
+def variants_of_interest(job: Job) -> Job:
+    names = SOME.get(job.scenario)
+    labels = [",".join(f"{name}={variant[name]}" for name in job.axes) for variant in job.variants]
+    chosen = [variant for variant, label in zip(job.variants, labels, strict=True) if not names or label in names]
+    return replace(job, variants=chosen)
+
+
+def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_of_four_blocks() -> None:
+    names = [entry.name for entry in list_entries() if not {"laboratory", "calibrate"} & set(entry.tags)]
+    jobs = [variants_of_interest(job) for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None)]
+    sizes = ("dim=64", "hidden=256", "sequence=32", "num_layers=4")
+    jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
+    found = ask_child("distbench.worker.agree", given=[job.to_record() for job in jobs], timeout_s=300)
+    cases = {case["case_id"]: case for job in found for case in job}
+    assert {name: case for name, case in cases.items() if case["differences"]} == {}
+    scenarios = {case.split("/")[2] for case in cases}
+    assert scenarios == set(names) - {"collectives", "redistribute"}
+    llamas = [case for name, case in cases.items() if name.split("/")[2] in ("llama_2d", "llama_3d")]
+    assert len(llamas) == 3 and all(case["num_owned"] == case["num_rows"] > 30 for case in llamas)
+    # What was counted by other means: 4 blocks, TP with sequence parallel x FSDP2 on 2x2.
+    tp = {"tp all_gather": 19, "tp reduce_scatter": 18, "tp all_reduce": 9}
+    assert found[-1][0]["counts"] == {**tp, "dp_shard all_gather": 9, "dp_shard reduce_scatter": 5}
+
+
+class Alone(Place):
+    """Rank 0 where what the others would say is not asked for."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def test_on_cuda_the_rows_come_from_the_dispatch_mode_and_have_no_times() -> None:
+    """The step itself runs on CPU ranks that do not exist; only what is recorded depends on the device."""
+    function = load_scenario(DATA / "traced.py", "traced")
+    with fake_ranks({"dp_shard": 2}) as mesh:
+        assert dist.group.WORLD is not None
+        place = Alone(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        step = Step(function(), place)
+        cuda = replace(place, device=torch.device("cuda"), backend="nccl")
+        trace = StepTrace(step, lambda: step, cuda).record(
+            Tracing(Forwarding(mesh), False), {"peak_allocated_bytes": 7}
+        )
+    rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+    assert Counter(row["kind"] for row in rows) == {"all_gather": 4, "reduce_scatter": 2}
+    assert {row["owner"] for row in rows} == {"layers.0", "layers.1"}
+    assert {row[name] for row in rows for name in ("issued_s", "completed_s", "exposed_s")} == {None}
+    assert [row["backend_op"] for row in rows] == [row["kind"] for row in rows]
+    assert trace["method"] == "dispatch mode" and "not taken on CUDA yet" in trace["exposed_reason"]
+    assert trace["memory"]["measured_peak_bytes"] == 7 and trace["overhead"]["ratio"] is None
+    assert trace["steps_s"] == [] and trace["phases"]["rows"] == []
+
+
+def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def ask_child(module: str, *, given: Any, timeout_s: float, failure: str) -> Any:
+        asked.update(module=module, scenarios=[record["scenario"] for record in given])
+        same = {"case_id": "step/a", "num_rows": 3, "differences": []}
+        return [[same], [{"case_id": "step/b", "num_rows": 4, "differences": ["after 1 collectives ..."]}]]
+
+    monkeypatch.setattr("distbench.doctor.ask_child", ask_child)
+    done = CliRunner().invoke(main, ["doctor", "--paths", "llama_2d", "tp_mlp"])
+    assert asked == {"module": "distbench.worker.agree", "scenarios": ["llama_2d", "tp_mlp"]}
+    assert done.exit_code == 1
+    assert done.output.splitlines()[:3] == [
+        "agreed    step/a: 3 collectives",
+        "DIFFERENT step/b: 4 collectives",
+        "          -> after 1 collectives ...",
+    ]
+    refused = CliRunner().invoke(main, ["doctor", "llama_2d"])
+    assert refused.exit_code == 2 and "distbench doctor --paths llama_2d" in refused.output
+
+
+@pytest.mark.gloo
+def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    request = Request((f"{DATA}/traced.py",), device="cpu", quick=True, out=tmp_path, timeout_s=120, trace_paths=True)
+    [job] = jobs_of(replace(request, started_at=time.time()), None)
+    job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(ROOT))
+        outcome = launch(job, None, Quiet())
+    assert outcome.exit_code == 0, outcome.message
+    run = read_run(Path(job.run_file))
+    assert run.warnings == [] and [record["status"] for record in run.cases] == ["ok", "ok"]
+    assert all(len(record["samples_s"]) >= 2 for record in run.cases)
+    failed, trace = run.traces
+    assert "this loss wants torch's own groups" in failed["error"]
+    assert trace["case_id"] == run.cases[1]["case"]["id"]
+    a_trace_is_whole(trace)
+
+
+def a_trace_is_whole(trace: dict[str, Any]) -> None:
+    rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+    # Two units on two ranks in three steps: gathered in forward and again in backward, and their gradients scattered.
+    assert Counter(row["kind"] for row in rows) == {"all_gather": 4 * 2 * 3, "reduce_scatter": 2 * 2 * 3}
+    ends = {(rank, step): end for rank, step, _, _, end in trace["phases"]["rows"]}
+    for row in rows:
+        assert row["issued_s"] < row["completed_s"] <= ends[row["rank"], row["step"]]
+        assert row["owner"] in ("layers.0", "layers.1") and row["source"] == "fsdp" and row["mesh_dim"] == "dp_shard"
+        assert (row["group"], row["group_size"], row["wire_bytes"]) == ("0,1", 2, row["payload_bytes"] / 2)
+    key = lambda row: (row["step"], row["group"], row["seq"])  # noqa: E731
+    for _, matched in groupby(sorted(rows, key=lambda row: (key(row), row["rank"])), key):
+        one, other = matched
+        assert (one["rank"], other["rank"]) == (0, 1)
+        assert [one[name] for name in COLUMNS[3:12]] == [other[name] for name in COLUMNS[3:12]]
+        # They are the same collective: neither rank is done before the other has begun.
+        assert max(one["issued_s"], other["issued_s"]) <= min(one["completed_s"], other["completed_s"])
+    of_rank = [row["issued_s"] for row in rows if (row["rank"], row["step"]) == (0, 0)]
+    assert all(before < after for before, after in pairwise(of_rank))
+    assert len(trace["steps_s"]) == 3 and trace["clock_shared"] is True
+    assert len(trace["overhead"]["bare_cpu_s"]) == trace["overhead"]["rounds"] and trace["overhead"]["ratio"] > 0
+    assert trace["agreement"] == {"method": "dispatch mode", "num_rows": 6, "differences": []}
+    assert trace["memory"]["predicted_peak_bytes"] > 2 * 2 * 17 * 16
+
+
+def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path) -> None:
+    from distbench.commands.run import _of_traces
+    from distbench.results import Case, CaseResult, append
+
+    file = tmp_path / "run.jsonl"
+    append(file, {"type": "run", "schema_version": 1})
+    append(file, CaseResult(Case("collective/x", "collective"), "ok").to_record())
+    assert _of_traces(file) == "--trace-paths has nothing to trace: no case of this scenario is a step"
+    append(file, CaseResult(Case("step/x", "step"), "ok").to_record())
+    append(file, {"type": "trace", "case_id": "step/x", "error": "RuntimeError: no"})
+    assert _of_traces(file) == "no step was traced; step/x was not traced: RuntimeError: no"
+
+
+def test_this_torch_has_what_forwarding_leans_on() -> None:
+    require("process groups that forward")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delattr(torch._C._distributed_c10d, "PythonCallbackWork")
+        with pytest.raises(Unsupported, match=r"process groups that forward: torch .* has no .*PythonCallbackWork"):
+            require("process groups that forward")
