@@ -4,6 +4,7 @@ import pytest
 
 from distbench.worker.attribution import Communication
 from distbench.worker.kernels import Ran, collectives_among, matched, phases_among
+from distbench.worker.profiled import told
 
 
 def kernel(name: str, ts: float, dur: float, **args: object) -> dict[str, object]:
@@ -11,7 +12,14 @@ def kernel(name: str, ts: float, dur: float, **args: object) -> dict[str, object
 
 
 def nccl(collective: str, group: str, ts: float, dur: float) -> dict[str, object]:
-    told = {"Collective name": collective, "Process Group Name": group, "In msg nelems": 4, "Group size": 2}
+    told = {
+        "Collective name": collective,
+        "Process Group Name": group,
+        "In msg nelems": 4,
+        "Out msg nelems": 8,
+        "Group size": 2,
+        "dtype": "Float",
+    }
     return kernel("ncclDevKernel_WhateverItIsCalledNow", ts, dur, **told)
 
 
@@ -83,3 +91,22 @@ def test_another_order_within_a_group_is_told() -> None:
     kernels = [Ran("all_gather", "1", 0.0, 1.0, 1.0), Ran("reduce_scatter", "1", 2.0, 3.0, 1.0)]
     found, why = matched([row("reduce_scatter", "0,1"), row("all_gather", "0,1")], kernels, GROUPS)
     assert found == [None, None] and why is not None and "another order" in why
+
+
+STEP = [row("all_gather", "0,1"), row("all_reduce", "0,2"), row("reduce_scatter", "0,1"), row("all_reduce", "0,2")]
+
+
+def test_a_profiled_step_has_the_devices_times_and_the_second_methods_bytes() -> None:
+    step = told(EVENTS, ["forward", "backward"], 0.5, STEP, GROUPS)
+    assert step.reason is None
+    assert step.traced.start_s == pytest.approx(0.0) and step.traced.ends_s == pytest.approx([170e-6, 220e-6])
+    first = step.traced.rows[0]
+    assert (first.issued_s, first.completed_s, first.exposed_s) == pytest.approx((50e-6, 150e-6, 40e-6))
+    # Four floats in, of which a gather makes eight: 32 bytes, where the row says 16 as all the others do.
+    assert step.differences == ["all_gather over ranks 0,1 of 16 B; its kernel moved 32 B"]
+
+
+def test_phases_that_the_device_did_not_run_leave_the_rows_without_times() -> None:
+    step = told(EVENTS, ["forward", "backward", "optimizer"], 0.5, STEP, GROUPS)
+    assert step.reason is not None and "optimizer" in step.reason
+    assert [one.issued_s for one in step.traced.rows] == [None] * 4 and step.traced.ends_s == []

@@ -33,6 +33,8 @@ KINDS = {
     "send": "send",
     "recv": "recv",
 }
+# The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
+DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
 Event = Mapping[str, Any]
 Span = tuple[float, float]
 
@@ -46,6 +48,7 @@ class Ran(NamedTuple):
         begun_s: seconds of the profiler's clock.
         ended_s: likewise.
         exposed_s: how long it ran while no other kernel or copy did.
+        payload_bytes: nccl-tests' S by the profiler's count, None where it does not say.
     """
 
     kind: str
@@ -53,6 +56,7 @@ class Ran(NamedTuple):
     begun_s: float
     ended_s: float
     exposed_s: float
+    payload_bytes: int | None = None
 
 
 def collectives_among(events: Iterable[Event]) -> list[Ran]:
@@ -69,9 +73,8 @@ def collectives_among(events: Iterable[Event]) -> list[Ran]:
         if name is not None:
             begun, ended = _span(event)
             group = str(event["args"].get("Process Group Name", ""))
-            found.append(
-                Ran(KINDS.get(name, name), group, begun, ended, ended - begun - overlap((begun, ended), covered))
-            )
+            kind, exposed = KINDS.get(name, name), ended - begun - overlap((begun, ended), covered)
+            found.append(Ran(kind, group, begun, ended, exposed, _payload_bytes(kind, event["args"])))
     return sorted(found, key=lambda ran: ran.begun_s)
 
 
@@ -89,6 +92,12 @@ def _collective(event: Event) -> str | None:
     """The collective's name that the profiler wrote beside a kernel; None for any other."""
     name = event.get("args", {}).get("Collective name")
     return str(name) if name and event.get("cat") == KERNEL else None
+
+
+def _payload_bytes(kind: str, told: Mapping[str, Any]) -> int | None:
+    numel = told.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
+    itemsize = DTYPE_BYTES.get(str(told.get("dtype")))
+    return int(numel) * itemsize if numel is not None and itemsize is not None else None
 
 
 def _span(event: Event) -> Span:
@@ -140,7 +149,16 @@ def matched(
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
     found = [waiting[row.group].pop() if row.group_size > 1 else None for row in rows]
-    for row, ran in zip(rows, found, strict=True):
-        if ran is not None and ran.kind != row.kind:
+    for row, its in zip(rows, found, strict=True):
+        if its is not None and its.kind != row.kind:
             return [None] * len(rows), f"kernels of {row.group} ran in another order than they were issued"
     return found, None
+
+
+def differing_bytes(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
+    """Where a row and its kernel do not move as much, as sentences; bytes that the profiler does not tell agree."""
+    return [
+        f"{row.kind} over ranks {row.group} of {row.payload_bytes} B; its kernel moved {ran.payload_bytes} B"
+        for row, ran in zip(rows, kernels, strict=True)
+        if ran is not None and ran.payload_bytes not in (None, row.payload_bytes)
+    ]
