@@ -22,6 +22,7 @@ from distbench.worker.torch_internals.mesh import (
     flatten_mesh,
     hybrid_mesh,
     is_strided_shard,
+    ranks_by_group_name,
     strided_shard,
 )
 from distbench.worker.torch_internals.native import native_all_to_all
@@ -75,6 +76,7 @@ __all__ = [
     "plan_path",
     "planner",
     "probe",
+    "ranks_by_group_name",
     "require",
     "require_kernel",
     "strided_shard",

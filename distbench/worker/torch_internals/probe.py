@@ -148,6 +148,7 @@ INTERNALS = (
         "Partial._partition_value",
         ("tensor", "mesh", "mesh_dim"),
     ),
+    Internal("process groups by name", "torch.distributed.distributed_c10d", "_world.pg_map"),
     Internal("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     Internal("context parallel", CP, "context_parallel", ("mesh", "buffers", "buffer_seq_dims")),
     Internal("context parallel", CP, "set_rotate_method", ("rotate_method",)),
