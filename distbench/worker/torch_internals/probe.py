@@ -125,6 +125,18 @@ INTERNALS = (
     ),
     Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.track_external"),
     Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.get_tracker_snapshot"),
+    Internal(
+        "predicted peak memory",
+        "torch.distributed._tools.mem_tracker",
+        "MemTracker._track_module_params_and_buffers",
+        ("module", "install_grad_hooks"),
+    ),
+    Internal(
+        "predicted peak memory",
+        "torch.distributed._tools.mem_tracker",
+        "MemTracker._pre_fw_hook",
+        ("module", "inputs"),
+    ),
     Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     *(
