@@ -12,10 +12,11 @@ from click.testing import CliRunner, Result
 from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
+from distbench.ci import MAX_ANNOTATIONS
 from distbench.cli import main
 from distbench.commands.gate import sides_of
 from distbench.gate import page
-from distbench.gate.ci import MAX_ANNOTATIONS, annotations
+from distbench.gate.ci import annotations
 from distbench.gate.options import Options
 from distbench.gate.verdict import CaseVerdict, Gated, MetricVerdict
 from distbench.spec.errors import UserError

@@ -1,7 +1,8 @@
 """The command `gate`: arguments to calls, results to text and exit codes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,9 +85,9 @@ def gate(
     """
     if not paths and not try_itself:
         raise UserError("gate compares two sides: distbench gate BASELINE... vs CANDIDATE...")
+    put_out = partial(_put_out, form=form, targets=_targets(write_to), github=github)
     if signature or update:
-        _gate_signatures(ctx, paths, signature, update)
-        return
+        ctx.exit(_gate_signatures(paths, signature, update, put_out))
     from distbench.gate.comparable import check_allowed
     from distbench.gate.options import Options, tolerances_of
 
@@ -101,13 +102,8 @@ def gate(
     if try_itself:
         self_test(paths, launches, options)
         return
-    targets = _targets(write_to)
     gated = _judged(paths, options)
-    click.echo(_rendered(gated, form, strict))
-    for one, path in targets:
-        write(path, _rendered(gated, one, strict) + "\n")
-    if github:
-        _tell_github(gated, strict, with_annotations=form != "github")
+    put_out(lambda one: _rendered(gated, one, strict))
     ctx.exit(gated.exit_code(strict))
 
 
@@ -120,16 +116,26 @@ def _judged(paths: Sequence[str], options: "Options") -> "Gated":
     return judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
 
 
-def _tell_github(gated: "Gated", strict: bool, with_annotations: bool) -> None:
-    if with_annotations:
-        click.echo(_rendered(gated, "github", strict))
+def _put_out(render: Callable[[str], str], form: str, targets: Sequence[tuple[str, Path]], github: bool) -> None:
+    """Print and write what was found, in each form that was asked for."""
+    click.echo(render(form))
+    for one, path in targets:
+        write(path, render(one) + "\n")
+    if not github:
+        return
+    if form != "github":
+        click.echo(render("github"))
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        write(Path(summary), _rendered(gated, "markdown", strict) + "\n", "a")
+        write(Path(summary), render("markdown") + "\n", "a")
 
 
-def _gate_signatures(ctx: click.Context, paths: tuple[str, ...], signature: bool, update: bool) -> None:
+def _gate_signatures(
+    paths: tuple[str, ...], signature: bool, update: bool, put_out: Callable[[Callable[[str], str]], None]
+) -> int:
+    """Compare signatures or make the new ones the baseline; the exit code."""
     from distbench.signature.gate import compare
     from distbench.signature.gate import update as make_baseline
+    from distbench.signature.show import rendered
 
     if not signature:
         raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
@@ -139,12 +145,12 @@ def _gate_signatures(ctx: click.Context, paths: tuple[str, ...], signature: bool
     if update:
         written = make_baseline(base, new)
         click.echo("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
-        return
+        return 0
     found = compare(base, new)
-    click.echo(found.text())
-    if found.changed:
+    put_out(partial(rendered, found))
+    if found.exit_code:
         click.echo(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
-    ctx.exit(found.exit_code)
+    return found.exit_code
 
 
 def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:

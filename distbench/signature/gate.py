@@ -17,13 +17,13 @@ class Compared:
     Args:
         changed: file name to what differs in it, one sentence a path.
         uncompared: sentences on files that could not be compared, or stand on one side only.
-        num_same: files without a difference.
+        same: names of the files without a difference.
         num_paths: paths in those files; 0 means that nothing was compared.
     """
 
     changed: dict[str, list[str]] = field(default_factory=dict)
     uncompared: list[str] = field(default_factory=list)
-    num_same: int = 0
+    same: tuple[str, ...] = ()
     num_paths: int = 0
 
     @property
@@ -33,18 +33,12 @@ class Compared:
             return 1
         return 4 if self.uncompared or not self.num_paths else 0
 
-    def text(self) -> str:
-        """For a person: the worst first."""
-        lines = []
-        for name, sentences in self.changed.items():
-            lines += [f"{name}: {len(sentences)} differences", *(f"  {sentence}" for sentence in sentences)]
-        lines += self.uncompared
+    @property
+    def headline(self) -> str:
+        """The verdict, and of how many."""
         word = {0: "PASS", 1: "FAIL", 4: "NO VERDICT"}[self.exit_code]
-        counted = f"{self.num_same} of {self.num_same + len(self.changed)} signatures as in the baseline"
-        lines.append(
-            f"{word}: {counted}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
-        )
-        return "\n".join(lines)
+        counted = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures as in the baseline"
+        return f"{word}: {counted}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
 
 
 def compare(base: Path, new: Path) -> Compared:
@@ -67,7 +61,7 @@ def compare(base: Path, new: Path) -> Compared:
 
 
 def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -> Compared:
-    changed, uncompared, num_same, num_paths = {}, list(alone), 0, 0
+    changed, uncompared, same, num_paths = {}, list(alone), [], 0
     for name, (before, after) in pairs.items():
         reason = incomparable(before, after)
         if reason:
@@ -78,8 +72,8 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
         if found:
             changed[name] = found
         else:
-            num_same += 1
-    return Compared(changed, uncompared, num_same, num_paths)
+            same.append(name)
+    return Compared(changed, uncompared, tuple(same), num_paths)
 
 
 def update(base: Path, new: Path) -> list[Path]:
