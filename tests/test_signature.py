@@ -1,19 +1,23 @@
 """Communication signatures: the text, the differences, and what real plans communicate on ranks that do not exist."""
 
 import contextlib
+import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path as FilePath
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner
-from conftest import DATA
+from click.testing import CliRunner, Result
+from conftest import DATA, ROOT
 
 from distbench.cli import main
 from distbench.launch import Request, jobs_of
 from distbench.results import Case
-from distbench.signature import Path, Signature, counted, differences, incomparable, parse
-from distbench.spec import UserError
+from distbench.signature import Path, Signature, counted, differences, incomparable, load, parse, signatures_of
+from distbench.spec import UserError, parse_mesh
 
 GATHER = Path("forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention", "S(1)->R", True)
 REDUCE = Path("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "bf16", 512, "(root)")
@@ -82,10 +86,33 @@ def test_other_scenarios_and_meshes_are_not_compared() -> None:
     assert "scenario" in str(incomparable(base, Signature("other", MESH, "2.13.0", {})))
 
 
-def signature_written(*arguments: str) -> Signature:
-    done = CliRunner().invoke(main, ["signature", *arguments])
-    assert done.exit_code == 0, done.output
-    return parse(done.stdout, "printed")
+def job_of(scenario: str, *choices: str, mesh: str = "", quick: bool = False) -> Any:
+    asked = parse_mesh(mesh) if mesh else None
+    [job] = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, full_mesh=True), None)
+    return job
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, Signature]:
+    """Signatures of real plans, asked of one child process."""
+    jobs = {
+        "first": job_of("llama_2d", quick=True),
+        "changes": job_of(str(DATA / "plan_changes.py")),
+        "llama_2d": job_of("llama_2d", "dim=128", "hidden=512", "sequence=64"),
+        "4096 ranks": job_of("llama_2d", "batch=512", mesh="dp_shard=512,tp=8", quick=True),
+        "last": job_of("llama_2d", quick=True),
+    }
+    found = dict(zip(jobs, signatures_of(list(jobs.values())), strict=True))
+    assert not any(left_out for _, left_out in found.values())
+    return {name: one for name, (one, _) in found.items()}
+
+
+def test_what_another_scenario_left_behind_changes_nothing(written: dict[str, Signature]) -> None:
+    """Equal meshes share DTensor's caches; the baseline was written by another process, after other scenarios."""
+    assert written["first"] == written["last"]
+    base = load(ROOT / "signatures" / "llama_2d.signature")
+    if base.torch == written["first"].torch:
+        assert differences(base, written["first"]) == []
 
 
 class Bench:
@@ -116,7 +143,7 @@ def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(monkeypa
 
 
 @pytest.mark.filterwarnings("ignore:global module forward hook")
-def test_a_model_that_torchs_tracker_cannot_follow_has_no_predicted_peak() -> None:
+def test_frozen_parameters_and_a_second_forward_have_a_predicted_peak_which_torchs_tracker_refuses() -> None:
     import torch
 
     from distbench.worker.torch_internals import tracked_peak_bytes
@@ -125,8 +152,10 @@ def test_a_model_that_torchs_tracker_cannot_follow_has_no_predicted_peak() -> No
     once = tracked_peak_bytes(lambda: model(given).sum().backward(), model)
     # At least the parameters and their gradients, 4 bytes an element.
     assert once is not None and once >= 2 * 20 * 4
-    assert tracked_peak_bytes(lambda: [model(given).sum().backward() for _ in range(2)], model) is None
-    assert tracked_peak_bytes(lambda: model(given), model.requires_grad_(False)) is None
+    twice = tracked_peak_bytes(lambda: [model(given).sum().backward() for _ in range(2)], model)
+    assert twice is not None and twice >= once
+    frozen = tracked_peak_bytes(lambda: model(given), model.requires_grad_(False))
+    assert frozen is not None and frozen >= 20 * 4
 
 
 def total(counts: Counter[Path]) -> Counter[tuple[str, str]]:
@@ -136,9 +165,9 @@ def total(counts: Counter[Path]) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned() -> None:
+def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned(written: dict[str, Signature]) -> None:
     """What was counted by other means on such a model: 4 blocks, TP with sequence parallel x FSDP2 on 2x2."""
-    found = signature_written("llama_2d", "--set", "dim=128", "--set", "hidden=512", "--set", "sequence=64")
+    found = written["llama_2d"]
     [counts] = found.cases.values()
     assert total(Counter(counts)) == {
         ("tp", "all_gather"): 19,
@@ -159,17 +188,20 @@ def test_the_sixty_collectives_of_a_step_with_tp_and_fsdp_are_found_and_owned() 
     assert peak > 4 * 4 * num_parameters / 4
 
 
-def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module() -> None:
-    found = signature_written(str(DATA / "plan_changes.py"))
-    by_change = {case.partition("change=")[2]: counts for case, counts in found.cases.items()}
+def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module(written: dict[str, Signature]) -> None:
+    sys.path.insert(0, str(DATA))
+    from plan_changes import CHANGES, NAMED
+
+    by_change = {case.partition("change=")[2]: counts for case, counts in written["changes"].cases.items()}
     plain = by_change.pop("none")
-    assert len(by_change) == 20
+    assert len(by_change) == 20 and set(by_change) == set(NAMED) == set(CHANGES)
     said = {
         change: differences(signature_of(dict(plain)), signature_of(dict(counts)))
         for change, counts in by_change.items()
     }
-    assert all(said.values()), [change for change, texts in said.items() if not texts]
-    # The module whose plan was changed is named, and what became of it.
+    for change, module in NAMED.items():
+        assert any(text.startswith(f"step/x: {module}, ") for text in said[change]), (change, said[change])
+    # And what became of it, where torch's own documentation says what that is.
     for change, says in {
         "SequenceParallel dropped before attention": "layers.*.attention_norm, backward: -2 all_reduce over tp",
         "SequenceParallel dropped at the end": "norm, backward: -1 all_reduce over tp",
@@ -182,17 +214,33 @@ def test_every_seeded_change_of_a_plan_is_seen_and_names_its_module() -> None:
         assert any(says in text for text in said[change]), said[change]
 
 
-def test_the_world_may_be_of_any_size() -> None:
-    found = signature_written("llama_2d", "--mesh", "dp_shard=512,tp=8", "--quick", "--set", "batch=512")
-    [counts] = found.cases.values()
+def test_the_world_may_be_of_any_size(written: dict[str, Signature]) -> None:
+    [counts] = written["4096 ranks"].cases.values()
     assert {(path.mesh_dim, path.group_size) for path in counts} == {("dp_shard", 512), ("tp", 8)}
 
 
-def test_a_plan_that_cannot_work_is_a_sentence(tmp_path: FilePath) -> None:
-    done = CliRunner().invoke(main, ["signature", "llama_2d", "--mesh", "tp=3"])
-    assert done.exit_code == 2 and "tp" in done.output and "Traceback" not in done.output
-    done = CliRunner().invoke(main, ["signature", "tp_mlp", "-o", str(tmp_path / "no" / "file")])
-    assert done.exit_code == 2 and "cannot be written" in done.output
+def signature_command(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["signature", *map(str, arguments)])
+
+
+def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sentence(tmp_path: FilePath) -> None:
+    done = signature_command("llama_2d", "tp_mlp", "--mesh", "tp=3", "-o", tmp_path / "new")
+    assert done.exit_code == 2 and done.output.count("tp") > 1 and "Traceback" not in done.output
+    assert len(done.output.splitlines()) == 1 and "llama_2d" in done.output and "tp_mlp" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tp_mlp", "-o", "no/file"], "no folder"),
+        (["tp_mlp", "tp_attention"], "-o FOLDER"),
+        (["tp_mlp", "tp_attention", "-o", __file__], "is no folder and cannot be made"),
+        ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),
+    ],
+)
+def test_where_signatures_cannot_go_is_told_before_any_is_made(arguments: list[str], says: str) -> None:
+    done = signature_command(*arguments)
+    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
 
 
 def test_communications_are_counted_by_path_with_layers_folded() -> None:
@@ -258,3 +306,44 @@ def test_folders_of_signatures_are_compared_by_name(tmp_path: FilePath) -> None:
     (sides[1] / "three.signature").write_text(signature_of({REDUCE: 1}).to_text())
     gate(*sides, "--update")
     assert (sides[0] / "three.signature").exists()
+
+
+def test_what_ci_reads_of_the_exact_gate(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file is the same, one differs in two paths, and one is missing on either side."""
+    sides, summary = [tmp_path / "base", tmp_path / "new"], tmp_path / "summary.md"
+    for side, counts in zip(sides, ({GATHER: 1, REDUCE: 1}, {GATHER: 3}), strict=True):
+        side.mkdir()
+        (side / "same.signature").write_text(signature_of({GATHER: 1}).to_text())
+        (side / "changed.signature").write_text(signature_of(counts).to_text())
+        (side / f"{side.name}.signature").write_text(signature_of({REDUCE: 1}).to_text())
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    code, output = gate(
+        *sides, "--github", "--write", f"junit={tmp_path / 'x.xml'}", "--write", f"json={tmp_path / 'j'}"
+    )
+    assert code == 1
+    errors = [line for line in output.splitlines() if line.startswith("::error title=")]
+    assert len(errors) == 4 and "title=changed.signature::step/x: (root), backward: -1 reduce_scatter" in output
+    tags = {
+        one.get("name"): [child.tag for child in one] for one in ElementTree.parse(tmp_path / "x.xml").iter("testcase")
+    }
+    assert tags == {
+        "changed.signature": ["failure"],
+        "same.signature": ["system-out"],
+        "base.signature": ["error"],
+        "new.signature": ["error"],
+    }
+    found = json.loads((tmp_path / "j").read_text())
+    assert found["exit_code"] == 1 and found["same"] == ["same.signature"]
+    assert [len(texts) for texts in found["changed"].values()] == [2] and len(found["uncompared"]) == 2
+    page = summary.read_text()
+    assert page.startswith("# exact gate: FAIL: 1 of 2 signatures") and page.count("\n- ") == 4
+
+
+def test_an_exact_gate_that_compared_nothing_is_an_error_for_ci_too(tmp_path: FilePath) -> None:
+    one = tmp_path / "one.signature"
+    one.write_text(signature_of({}).to_text())
+    code, output = gate(one, one, "--format", "junit")
+    assert code == 4
+    root = ElementTree.fromstring(output[output.index("<testsuites") : output.index("</testsuites>") + 13])
+    assert [suite.get("errors") for suite in root] == ["1"]
+    assert gate(one, one, "--format", "github")[1].startswith("::error title=distbench gate::NO VERDICT")

@@ -1,5 +1,6 @@
-"""`distbench signature`: a scenario to its signature file."""
+"""`distbench signature`: scenarios to their signature files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -10,36 +11,59 @@ from distbench.spec.errors import UserError
 
 
 @click.command()
-@click.argument("scenario")
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
 @click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, of any size: no rank is started. Default: the scenario's own.")
-@click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
-@click.option("-o", "output", type=click.Path(path_type=Path), help="The signature's file; none, it is printed.")
-def signature(scenario: str, choices: tuple[str, ...], mesh: str | None, quick: bool, output: Path | None) -> None:
-    """Write what a scenario communicates: each path's phase, mesh dim, bytes, module and redistribution.
+@click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
+@click.option(
+    "-o", "output", type=click.Path(path_type=Path), help="A file, or a folder for one file a scenario. Default: print."
+)
+def signature(
+    scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool, output: Path | None
+) -> None:
+    """Write what scenarios communicate: each path's phase, mesh dim, bytes, module and redistribution.
 
     It is exact, the same on every machine, and made for git: distbench gate --signature compares two of them.
 
     \b
-    Example:
+    Examples:
       distbench signature llama_2d --mesh dp_shard=64,tp=8 -o llama_2d.signature
+      distbench signature bench.py tp_mlp --quick -o signatures
     """
     from distbench.launch import Request, jobs_of
-    from distbench.signature import signature_of
+    from distbench.signature import signatures_of
     from distbench.spec import parse_mesh
 
-    if output is not None:
-        check_writable(output, "-o")
     asked = parse_mesh(mesh) if mesh else None
-    jobs = jobs_of(Request((scenario,), choices, asked, device="cpu", quick=quick, started_at=STARTED_AT), None)
-    if len(jobs) > 1:
-        raise UserError(f"{scenario} holds {len(jobs)} scenarios, a signature is of one; give FILE::NAME")
-    found, left_out = signature_of(jobs[0])
-    for case_id, reason in left_out.items():
-        click.echo(f"distbench: left out: {case_id} raises {reason}", err=True)
-    text = found.to_text()
+    request = Request(scenarios, choices, asked, device="cpu", quick=quick, started_at=STARTED_AT, full_mesh=True)
+    jobs = jobs_of(request, None)
+    files = _files([job.scenario for job in jobs], output)
+    texts = []
+    for found, left_out in signatures_of(jobs):
+        texts.append(found.to_text())
+        for case_id, reason in left_out.items():
+            click.echo(f"distbench: left out: {case_id} raises {reason}", err=True)
+    if not files:
+        click.echo(texts[0], nl=False)
+    for file, text in zip(files, texts, strict=False):
+        write(file, text)
+        click.echo(f"signature: {file}", err=True)
+
+
+def _files(names: Sequence[str], output: Path | None) -> list[Path]:
+    """Where each scenario's signature goes, known to be writable in time; none where it is printed."""
+    from distbench.signature.gate import SUFFIX
+
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"two files hold a scenario {min(twice)}; write their signatures apart: FILE::NAME -o FILE")
+    if len(names) == 1 and (output is None or not output.is_dir()):
+        if output is not None:
+            check_writable(output, "-o")
+        return [output] if output is not None else []
     if output is None:
-        click.echo(text, nl=False)
-        return
-    write(output, text)
-    click.echo(f"signature: {output}", err=True)
+        raise UserError(f"{len(names)} scenarios are given, a signature is of one; give a folder for them: -o FOLDER")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"-o {output} is no folder and cannot be made: {error.strerror}; give another") from error
+    return [output / f"{name}{SUFFIX}" for name in names]

@@ -38,6 +38,7 @@ class Request:
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
         trace_paths: whether each step is traced after it was timed and checked.
+        full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, more of them cost nothing.
     """
 
     targets: tuple[str, ...]
@@ -52,6 +53,7 @@ class Request:
     started_at: float = 0.0
     profile: Path | None = None
     trace_paths: bool = False
+    full_mesh: bool = False
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
@@ -112,7 +114,7 @@ def _job(
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])
     settings = Settings.quick() if request.quick else Settings()
-    if request.quick and entry.quick_mesh:
+    if request.quick and entry.quick_mesh and not request.full_mesh:
         entry = replace(entry, mesh=entry.quick_mesh)
     mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)
     profile, note = request.profile, ""

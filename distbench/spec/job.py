@@ -103,7 +103,11 @@ class Job:
     @classmethod
     def load(cls, path: Path) -> "Job":
         """The job that `save` wrote."""
-        record = json.loads(path.read_text(encoding="utf-8"))
+        return cls.from_record(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Job":
+        """The job that `to_record` gave."""
         return cls(**{**record, "settings": Settings(**record["settings"])})
 
     def save(self, path: Path) -> None:

@@ -1,11 +1,13 @@
-"""`python -m distbench.worker.signature JOB.json`: what each case of a job communicates, with no other ranks there.
+"""`python -m distbench.worker.signature`: what each case of some jobs communicates, with no other ranks there.
 
-Prints one JSON object as the last line: {"torch": version, "cases": {case id: {"paths": [communication, ...],
-"peak_bytes": predicted, or null}}, "left_out": {case id: what it raises}}, or {"user_error": sentence}.
+Reads jobs as a JSON list on stdin. Prints a JSON list as the last line, one object a job: {"torch": version, "cases":
+{case id: {"paths": [communication, ...], "peak_bytes": predicted, or null}}, "left_out": {case id: what it raises}}, or
+{"user_error": sentence}.
 """
 
 import contextlib
 import json
+import os
 import sys
 import warnings
 from dataclasses import asdict
@@ -19,9 +21,10 @@ from distbench.spec import Job, ParallelPlan, UserError
 from distbench.worker.attribution import communications_of
 from distbench.worker.bench import Prepared
 from distbench.worker.failure import one_line
+from distbench.worker.forked import answers_of
 from distbench.worker.place import Place
 from distbench.worker.session import all_benches, load_scenario
-from distbench.worker.torch_internals import Skipped, Unsupported, fake_ranks, tracked_peak_bytes
+from distbench.worker.torch_internals import Skipped, fake_ranks, tracked_peak_bytes
 from distbench.worker.workloads.step import Step
 
 
@@ -72,24 +75,21 @@ def _nothing() -> None:
     """No phase is timed here."""
 
 
-def main(job_path: str) -> None:
-    """Print the signature, or why there is none."""
+def main() -> None:
+    """Print the signature of every job on stdin, or why it has none."""
     torch.set_num_threads(1)
-    job = Job.load(Path(job_path))
-    answer: dict[str, Any]
+    jobs = [Job.from_record(record) for record in json.load(sys.stdin)]
     # What a scenario prints or torch warns of is not the answer.
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            cases, left_out = signature(job)
-            answer = {"torch": torch.__version__, "cases": cases, "left_out": left_out}
-        except (UserError, Unsupported) as error:
-            answer = {"user_error": str(error)}
-        except (Exception, SystemExit) as error:
-            told = f"it raises {one_line(error)}, on ranks that do not exist; see whether distbench run runs it"
-            answer = {"user_error": f"no signature of {job.scenario}: {told}"}
-    print(json.dumps(answer))
+        answers = answers_of(_answer, jobs, len(os.sched_getaffinity(0)))
+    print(json.dumps(answers))
+
+
+def _answer(job: Job) -> dict[str, Any]:
+    cases, left_out = signature(job)
+    return {"torch": torch.__version__, "cases": cases, "left_out": left_out}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

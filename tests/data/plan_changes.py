@@ -75,6 +75,29 @@ SIZES = {
     "a longer sequence": {"sequence": 64},
 }
 CHANGES = (*FSDP, *TP, *SIZES)
+# The module whose communication each change changes, layers folded.
+NAMED = {
+    "reshard_after_forward False": "layers.*",
+    "parameters gathered in bf16": "layers.*",
+    "gradients reduced in bf16": "layers.*",
+    "no layer wrapped": "layers.*",
+    "the output wrapped too": "output",
+    "halves of layers wrapped": "layers.*.feed_forward",
+    "SequenceParallel dropped before attention": "layers.*.attention_norm",
+    "SequenceParallel dropped before feed_forward": "layers.*.ffn_norm",
+    "SequenceParallel dropped at the end": "norm",
+    "the output replicated": "output",
+    "the embedding sharded by column": "tok_embeddings",
+    "three gathers before attention": "layers.*.attention.wq",
+    "two gathers before feed_forward": "layers.*.feed_forward.w1",
+    "one layer's feed_forward gathers twice": "layers.*.feed_forward.w1",
+    "the last norm redistributed": "norm",
+    "wo scatters by a replica": "layers.*.attention.wo",
+    "a wider model": "layers.*.attention",
+    "a wider hidden layer": "layers.*",
+    "another layer": "layers.*.attention",
+    "a longer sequence": "layers.*.attention",
+}
 
 
 @scenario(

@@ -17,7 +17,7 @@ def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: An
     """Bytes of all tensors alive at the worst moment of one call, the model's and others' included.
 
     It counts tensors, so it is the same every time, and less than what an allocator holds. None where torch's tracker
-    fails: it supports neither frozen parameters nor a second forward in one call.
+    fails.
 
     Args:
         call: what to run, once; it must have run without the tracker, so that what it raises now is the tracker's.
