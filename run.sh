@@ -11,6 +11,7 @@ usage() {
 ./run.sh             set up, run every shipped scenario in its quick size, print the report
 ./run.sh test        set up and run the tests (further words go to pytest)
 ./run.sh check       set up and check format, lint and types
+./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
 ./run.sh bench       set up and run the project's own benchmarks
 ./run.sh ANYTHING    set up and run `distbench ANYTHING`
 TEXT
@@ -36,14 +37,25 @@ set_up() {
 }
 
 # Every scenario but the one that `distbench calibrate` runs (it feeds a profile, and has no table of its own) and the
-# laboratory (it records what torch gets wrong, and so never ends with 0).
+# laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here).
+shipped() {
+    "$python" -m distbench list --json | "$python" -c \
+        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory"} & set(row["tags"])]'
+}
+
 quick_start() {
     local code=0
-    mapfile -t names < <("$python" -m distbench list --json | "$python" -c \
-        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory"} & set(row["tags"])]')
+    mapfile -t names < <(shipped)
     "$python" -m distbench run "${names[@]}" --quick || code=$?
     "$python" -m distbench report --plots results/plots
     return "$code"
+}
+
+signatures() {
+    mapfile -t names < <(shipped)
+    rm -rf build/signatures
+    "$python" -m distbench signature "${names[@]}" --quick -o build/signatures
+    "$python" -m distbench gate --signature signatures build/signatures "$@"
 }
 
 case "${1-}" in
@@ -51,6 +63,7 @@ case "${1-}" in
     help) usage ;;
     test) set_up && shift && exec "$python" -m pytest "$@" ;;
     check) set_up && "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
+    signatures) set_up && shift && signatures "$@" ;;
     bench) set_up && shift && exec "$python" -m benchmarks "$@" ;;
     *) set_up && exec "$python" -m distbench "$@" ;;
 esac
