@@ -1,0 +1,103 @@
+"""The exact gate on a loaded machine: no false alarm in many reruns, and every seeded change of a plan seen.
+
+`python -m benchmarks.bench_signature --reruns 200` reruns the shipped scenarios, each in a process of its own, against
+their baselines in `signatures/`; each round of scenarios is a command of its own, and so has another hash seed. Busy
+processes run beside it all the time.
+"""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from distbench.signature import differences, load
+from distbench.signature.gate import SUFFIX, compare
+from distbench.signature.paths import Signature
+
+ROOT = Path(__file__).parent.parent
+BASELINES, CHANGES = ROOT / "signatures", ROOT / "tests" / "data" / "plan_changes.py"
+RERUNS, NUM_BUSY, NUM_CHANGES = 24, 4, 20
+# It ends by itself when the benchmark is gone, however that ended.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+def main(num_reruns: int = RERUNS) -> list[tuple[str, float, float]]:
+    """Rows for the benchmark table."""
+    with tempfile.TemporaryDirectory() as folder, busy(NUM_BUSY):
+        alarms = false_alarms(num_reruns, Path(folder))
+        seen, named = changes_seen(Path(folder))
+    return [
+        (f"false alarms of {num_reruns} reruns beside {NUM_BUSY} busy processes", float(alarms), 0.0),
+        (f"seeded plan changes seen, of {NUM_CHANGES}", float(seen), -float(NUM_CHANGES)),
+        (f"seeded plan changes whose module is named, of {NUM_CHANGES}", float(named), -float(NUM_CHANGES)),
+    ]
+
+
+@contextlib.contextmanager
+def busy(num_processes: int) -> Iterator[None]:
+    """That many processes that keep a CPU busy each, as far as there are CPUs."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(num_processes)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def write_signatures(scenarios: Sequence[str], folder: Path, *options: str) -> None:
+    """One `distbench signature` command."""
+    command = [sys.executable, "-m", "distbench", "signature", *scenarios, *options, "-o", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+
+
+def false_alarms(num_reruns: int, folder: Path) -> int:
+    """How many of so many reruns are not as their baseline, round by round over all scenarios with a baseline."""
+    names = sorted(path.stem for path in BASELINES.glob(f"*{SUFFIX}"))
+    alarms = 0
+    for start in range(0, num_reruns, len(names)):
+        chosen = names[: num_reruns - start]
+        write_signatures(chosen, folder / "new", "--quick")
+        for name in chosen:
+            found = compare(BASELINES / f"{name}{SUFFIX}", folder / "new" / f"{name}{SUFFIX}")
+            if found.exit_code:
+                alarms += 1
+                print(f"false alarm: {found.text()}", file=sys.stderr)
+        print(f"  {start + len(chosen)} reruns, {alarms} false alarms", file=sys.stderr, flush=True)
+    return alarms
+
+
+def changes_seen(folder: Path) -> tuple[int, int]:
+    """(seen at all, seen with the changed module named) of the seeded changes."""
+    sys.path.insert(0, str(CHANGES.parent))
+    from plan_changes import NAMED
+
+    (folder / "changes").mkdir()
+    write_signatures([str(CHANGES)], folder / "changes")
+    found = load(folder / "changes" / f"plan_changes{SUFFIX}")
+    said = {change: texts for change, texts in said_of(found).items() if texts}
+    named = [change for change, texts in said.items() if any(f": {NAMED[change]}, " in text for text in texts)]
+    return len(said), len(named)
+
+
+def said_of(found: Signature) -> dict[str, list[str]]:
+    """Change to how its case differs from the case without a change."""
+    by_change = {case.partition("change=")[2]: counts for case, counts in found.cases.items()}
+    plain = by_change.pop("none")
+
+    def one(counts: object) -> Signature:
+        return Signature("plan", found.mesh, found.torch, {"step": counts})  # type: ignore[dict-item]
+
+    return {change: differences(one(plain), one(counts)) for change, counts in by_change.items()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--reruns", type=int, default=RERUNS)
+    for name, measured, allowed in main(parser.parse_args().reruns):
+        print(f"{name}: {measured:g} (allowed {allowed:g})")
