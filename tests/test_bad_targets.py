@@ -16,7 +16,7 @@ COMMANDS = (
     ["calibrate", "-o", "FOLDER"],
     ["calibrate", "-o", "FILE/x"],
     ["calibrate", "--plots", "FILE/x"],
-    ["signature", "llama_2d", "-o", "FOLDER"],
+    ["signature", "llama_2d", "tp_mlp", "-o", "FILE"],
     ["signature", "llama_2d", "-o", "FILE/x"],
     ["export", "bmf", RUN, "-o", "FOLDER"],
     ["baseline", "save", RUN, "--out", "FILE/x"],

@@ -273,7 +273,8 @@ def test_the_exact_gate_passes_the_same_and_fails_on_any_difference(tmp_path: Fi
     base, new = tmp_path / "base.signature", tmp_path / "new.signature"
     base.write_text(signature_of({GATHER: 4}).to_text())
     new.write_text(signature_of({GATHER: 4}).to_text().replace("torch 2.13.0", "torch 2.14.0"))
-    assert gate(base, new) == (0, "PASS: 1 of 1 signatures as in the baseline\n")
+    torches = "torch: 2.13.0 in the baseline, 2.14.0 in the candidate"
+    assert gate(base, new) == (0, f"{torches}\nPASS: 1 of 1 signatures as in the baseline\n")
     new.write_text(signature_of({GATHER: 5}).to_text())
     code, output = gate(base, new)
     assert code == 1 and "layers.*.attention, forward: +1 all_gather over tp (tp), 8.4 MB f32" in output

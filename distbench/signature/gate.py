@@ -19,12 +19,14 @@ class Compared:
         uncompared: sentences on files that could not be compared, or stand on one side only.
         same: names of the files without a difference.
         num_paths: paths in those files; 0 means that nothing was compared.
+        shown: what differs and is not compared.
     """
 
     changed: dict[str, list[str]] = field(default_factory=dict)
     uncompared: list[str] = field(default_factory=list)
     same: tuple[str, ...] = ()
     num_paths: int = 0
+    shown: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -73,7 +75,9 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
             changed[name] = found
         else:
             same.append(name)
-    return Compared(changed, uncompared, tuple(same), num_paths)
+    torches = {(before.torch, after.torch): None for before, after in pairs.values() if before.torch != after.torch}
+    shown = tuple(f"torch: {before} in the baseline, {after} in the candidate" for before, after in torches)
+    return Compared(changed, uncompared, tuple(same), num_paths, shown)
 
 
 def update(base: Path, new: Path) -> list[Path]:

@@ -21,7 +21,7 @@ def text(found: Compared) -> str:
     for name, sentences in found.changed.items():
         count = "1 difference" if len(sentences) == 1 else f"{len(sentences)} differences"
         lines += [f"{name}: {count}", *(f"  {sentence}" for sentence in sentences)]
-    return "\n".join([*lines, *found.uncompared, found.headline])
+    return "\n".join([*lines, *found.uncompared, *found.shown, found.headline])
 
 
 def markdown(found: Compared) -> str:
@@ -33,7 +33,8 @@ def markdown(found: Compared) -> str:
     num_sentences = sum(map(len, found.changed.values()))
     if num_sentences > MAX_SENTENCES:
         lines += ["", f"... {num_sentences - MAX_SENTENCES} more: {TOOL} --signature --format json"]
-    lines += ["", *(f"- {sentence}" for sentence in found.uncompared)] if found.uncompared else []
+    told = (*found.uncompared, *found.shown)
+    lines += ["", *(f"- {sentence}" for sentence in told)] if told else []
     return "\n".join(lines)
 
 
