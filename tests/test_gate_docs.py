@@ -4,17 +4,25 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 PAGE = (ROOT / "docs" / "ci.md").read_text()
-# Stands in for the command: `run` writes a run file as a launch of the code in the working folder would, at once.
+# Stands in for the command: `run` writes a run file as a launch of the code in the working folder would, at once, and
+# `signature` what that code would communicate.
 STAND_IN = """#!{python}
 import pathlib, sys, time
 sys.path[:0] = [{root!r}, {tests!r}]
 from gate_runs import CASE, case, records, steady, write
+if sys.argv[1] == "signature":
+    folder = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+    folder.mkdir(exist_ok=True)
+    text = pathlib.Path("plan").read_text()
+    (folder / "train.signature").write_text({signature!r} + text)
+    sys.exit()
 if sys.argv[1] != "run":
     from distbench.cli import main
     main()
@@ -24,6 +32,18 @@ seconds = float(pathlib.Path("speed").read_text())
 lines = records(f"{{out.name}}-{{place}}", time.time(), {{CASE: case(steady(seconds, place))}}, load_at_start=None)
 write(out / f"{{place:02}}.jsonl", lines)
 """
+SIGNATURE = "distbench signature, version 1\nscenario train\nmesh tp=2\ntorch 2.13.0\n\n[step/x]\n"
+GATHER = "x forward tp all_gather over tp (2), f32, 8192 B: layers.*.wq, implicit S(1)->R\n"
+
+
+def stand_in(folder: Path) -> Path:
+    """The command `distbench` of a CI job, in a folder of its own."""
+    folder.mkdir()
+    bench = folder / "distbench"
+    tests = str(ROOT / "tests")
+    bench.write_text(STAND_IN.format(python=sys.executable, root=str(ROOT), tests=tests, signature=SIGNATURE))
+    bench.chmod(0o755)
+    return bench
 
 
 def block(title: str) -> str:
@@ -73,10 +93,7 @@ def repository(folder: Path, before: str, after: str) -> str:
 def test_the_jobs_on_the_page_do_what_it_says(
     tmp_path: Path, script: object, base: str, after: str, exit_code: int
 ) -> None:
-    bench = tmp_path / "bin" / "distbench"
-    bench.parent.mkdir()
-    bench.write_text(STAND_IN.format(python=sys.executable, root=str(ROOT), tests=str(ROOT / "tests")))
-    bench.chmod(0o755)
+    bench = stand_in(tmp_path / "bin")
     commit = repository(tmp_path / "code", "0.001", after)
     summary = tmp_path / "summary.md"
     variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", base: commit, "RUNNER_TEMP": str(tmp_path / "out")}
@@ -93,6 +110,54 @@ def test_the_jobs_on_the_page_do_what_it_says(
     assert "10 pairs of launches that took turns" in done.stdout
     assert (tmp_path / "code" / "gate.xml").exists()
     assert summary.exists() == (base == "BASE")
+
+
+def ten_lines() -> tuple[str, str]:
+    """(what is done once, what CI does) of the path at the top."""
+    once = re.search(r"^## Ten lines\n.*?^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    steps = re.findall(r"^      - run: (distbench .*)$", block("Ten lines"), re.MULTILINE)
+    assert once and len(steps) == 2 and len(block("Ten lines").splitlines()) == 10
+    return once.group(1), "\n".join(steps)
+
+
+@pytest.mark.parametrize(
+    ("num_gathers", "seconds", "says"),
+    [
+        ("2", "0.001", "::error title=train.signature::step/x: layers.*.wq, forward: +1 all_gather over tp"),
+        ("1", "0.0013", "FAIL: 1 regression"),
+        ("1", "0.001", "PASS: 1 pass"),
+    ],
+)
+def test_the_ten_lines_end_in_a_red_cross_where_they_should(
+    tmp_path: Path, num_gathers: str, seconds: str, says: str
+) -> None:
+    """On a pull request whose change communicates more, is slower, or is neither."""
+    once, steps = ten_lines()
+    bench, code = stand_in(tmp_path / "bin"), tmp_path / "code"
+    package = code / "distbench"
+    package.mkdir(parents=True)
+    # What ab launches in a revision's folder is the distbench that it finds there.
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(bench.read_text())
+    script = f"""
+        git init -q; echo '1 {GATHER}' | tr -s '\n' > plan; echo 0.001 > speed; touch bench.py
+        {once}
+        git add -A; git commit -qm base; git update-ref refs/remotes/origin/main HEAD
+        echo '{num_gathers} {GATHER}' | tr -s '\n' > plan; echo {seconds} > speed
+        {steps}
+    """
+    who = {f"GIT_{role}_{what}": "x@x.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", "GITHUB_BASE_REF": "main", **who}
+    done = subprocess.run(
+        ["bash", "-e", "-c", textwrap.dedent(script)],
+        cwd=code,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == (not says.startswith("PASS")), done.stdout + done.stderr
+    assert says in done.stdout, done.stdout + done.stderr
 
 
 def test_the_page_lists_every_field_and_every_verdict() -> None:
