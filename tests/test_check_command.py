@@ -1,10 +1,20 @@
 """`distbench check`: plans on meshes of any size, every problem at once, without ranks."""
 
+import contextlib
+import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
+import pytest
+from click.testing import CliRunner, Result
 from conftest import DATA, ROOT, run_cli
+
+import distbench.check
+from distbench.cli import main
+from distbench.spec import Job
 
 BROKEN = '''
 import torch
@@ -45,9 +55,29 @@ def forgets() -> Scenario:
 '''
 
 
-def test_every_problem_of_every_scenario_is_listed_with_what_would_work() -> None:
-    done = run_cli("check", str(DATA / "bad_plans.py"))
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+def asked_here(module: str, *, given: Any, timeout_s: float, failure: str) -> Any:
+    """What the child process would answer, without what a second import of torch costs."""
+    from distbench.worker.check import answers
+
+    assert module == "distbench.worker.check"
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+        warnings.simplefilter("ignore")
+        found = [[*answers(Job.from_record(record))] for record in json.loads(json.dumps(given))]
+    return json.loads(json.dumps(found))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distbench.check, "ask_child", asked_here)
+
+
+def check(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["check", *arguments])
+
+
+def test_every_problem_of_every_scenario_is_listed_with_what_would_work(here: None) -> None:
+    done = check(str(DATA / "bad_plans.py"))
+    assert done.exit_code == 2 and "Traceback" not in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "unmatched on tp=2 (2 ranks): 1 problem" and "(nearest: up_proj" in lines[1]
     assert lines[2] == "undividable on tp=2 (2 ranks): 3 problems"
@@ -55,18 +85,18 @@ def test_every_problem_of_every_scenario_is_listed_with_what_would_work() -> Non
     assert lines[5].endswith("sizes that work: 1, 3, 5, 15; --mesh tp=1 works")
 
 
-def test_the_mesh_that_a_problem_names_does_work() -> None:
-    refused = run_cli("check", "tp_mlp", "--mesh", "tp=12", "--set", "sequence_parallel=False")
-    assert refused.returncode == 2
+def test_the_mesh_that_a_problem_names_does_work(here: None) -> None:
+    refused = check("tp_mlp", "--mesh", "tp=12", "--set", "sequence_parallel=False")
+    assert refused.exit_code == 2
     (named,) = {line.rpartition("--mesh ")[2].split(" ")[0] for line in refused.stdout.splitlines() if "--mesh" in line}
-    assert run_cli("check", "tp_mlp", "--mesh", named).returncode == 0
+    assert check("tp_mlp", "--mesh", named).exit_code == 0
 
 
-def test_what_torch_refuses_is_told_for_the_variant_it_concerns(tmp_path: Path) -> None:
+def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(BROKEN)
-    done = run_cli("check", str(file))
-    assert done.returncode == 2
+    done = check(str(file))
+    assert done.exit_code == 2
     assert done.stdout.splitlines() == [
         "broken on dp_shard=2,tp=2 (4 ranks): 2 problems",
         "  - torch refuses the plan: RuntimeError: no such layer [microbatches=1]",
@@ -119,8 +149,8 @@ def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does() -> None:
     assert "--mesh" not in loss and none.endswith("; a step runs")
 
 
-def test_bytes_of_a_rank_are_those_of_its_shards() -> None:
-    done = run_cli("check", "tp_mlp", "--quick", "--mesh", "tp=4", "--set", "sequence_parallel=False")
+def test_bytes_of_a_rank_are_those_of_its_shards(here: None) -> None:
+    done = check("tp_mlp", "--quick", "--mesh", "tp=4", "--set", "sequence_parallel=False")
     # Three matrices of 256 x 1024, a quarter of each on a rank, 4 bytes an element.
     expected = 3 * 256 * 1024
     assert f"{expected / 1e6:.3g} M parameters, {expected / 1e6:.3g} MB of them on a rank" in done.stdout
