@@ -55,23 +55,22 @@ def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(
     assert_nothing_runs(tmp_path)
 
 
-def test_a_case_that_every_rank_refuses_costs_only_itself(cli: Cli, tmp_path: Path) -> None:
-    done = run_misdeed(cli, tmp_path, "raise_everywhere")
+def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselves(cli: Cli, tmp_path: Path) -> None:
+    """One launch: of each misdeed's two cases the first goes wrong."""
+    done = run_misdeed(cli, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4")
     assert done.returncode == 1, done.stderr
-    assert outcome_of(tmp_path) == ["ok", "ok", "raised", "ok", "ok"]
-    assert footer_of(tmp_path)["status"] == "complete"
+    (file,) = run_files(tmp_path)
+    cases = [(record["case"]["params"]["variant"], record["status"]) for record in read_run(file).cases]
+    assert dict(cases) == {
+        f"case={case},misdeed={misdeed}": status if case == 3 else "ok"
+        for misdeed, status in (("raise_everywhere", "raised"), ("wrong", "wrong"), ("nan", "wrong"))
+        for case in (3, 4)
+    }
+    # After each of them something went on.
+    assert [status for _, status in cases][-1] == "ok" and footer_of(tmp_path)["status"] == "complete"
+    assert footer_of(tmp_path)["num_relaunches"] == 0
     shown = cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
-
-
-@pytest.mark.parametrize("misdeed", ["wrong", "nan"])
-def test_a_step_that_differs_from_one_device_is_wrong_and_the_rest_go_on(
-    cli: Cli, tmp_path: Path, misdeed: str
-) -> None:
-    done = run_misdeed(cli, tmp_path, misdeed)
-    assert done.returncode == 1, done.stderr
-    assert outcome_of(tmp_path) == ["ok", "ok", "wrong", "ok", "ok"]
-    assert footer_of(tmp_path)["status"] == "complete"
 
 
 def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path) -> None:
