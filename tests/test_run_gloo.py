@@ -161,10 +161,10 @@ def test_what_gloo_really_runs_is_what_we_say_it_runs(tmp_path: Path) -> None:
     assert {op: BACKEND_OPS.get(("gloo", op), op) for op in spans} == {op: names[0] for op, names in spans.items()}
 
 
-def test_under_torchrun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
+def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_recorded_as_such(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "distbench"]
     done = subprocess.run(
-        [*command, "run", str(DATA / "tiny.py"), "--quick", "--out", str(tmp_path)],
+        [*command, "run", str(DATA / "tiny.py"), "--quick", "--pipelined", "10", "--out", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -176,6 +176,7 @@ def test_under_torchrun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
     run = read_run(file)
     assert [record["status"] for record in run.cases] == ["ok"]
     assert run.header["environment"]["world_size"] == 2 and run.footer is not None
+    assert run.header["job"]["settings"]["iterations_per_sample"] == 10
 
 
 def test_under_srun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
@@ -197,13 +198,6 @@ def test_under_srun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
     assert [process.returncode for process in ranks] == [0, 0], errors
     (file,) = run_files(tmp_path)
     assert read_run(file).header["environment"]["world_size"] == 2
-
-
-def test_pipelined_samples_are_recorded_as_such(tmp_path: Path) -> None:
-    done = run_cli("run", str(DATA / "tiny.py"), "--quick", "--pipelined", "10", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    (file,) = run_files(tmp_path)
-    assert read_run(file).header["job"]["settings"]["iterations_per_sample"] == 10
 
 
 def test_the_scenario_in_the_readme_is_this_file_and_runs(tmp_path: Path) -> None:
