@@ -123,6 +123,8 @@ class Step:
             if self.kept_outputs is not None:
                 self.kept_outputs.append(output.detach())
             loss: Any = self._loss(output, targets)
+            # Held through backward, it would raise the step's peak of memory.
+            del output
             stamp()
             (loss / len(self._microbatches) if len(self._microbatches) > 1 else loss).backward()
             stamp()
