@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from click.testing import CliRunner
 from conftest import DATA, ROOT
 
@@ -24,7 +25,7 @@ from distbench.spec import Job, list_entries
 from distbench.worker.attribution import Communication
 from distbench.worker.place import Place
 from distbench.worker.session import load_scenario
-from distbench.worker.torch_internals import Forwarding, Unsupported, fake_ranks, require
+from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
 from distbench.worker.trace import COLUMNS, PHASE_COLUMNS, Row, StepTrace, Traced, Tracing, differences, tables
 from distbench.worker.workloads.step import Step
 
@@ -113,6 +114,51 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     # What was counted by other means: 4 blocks, TP with sequence parallel x FSDP2 on 2x2.
     tp = {"tp all_gather": 19, "tp reduce_scatter": 18, "tp all_reduce": 9}
     assert found[-1][0]["counts"] == {**tp, "dp_shard all_gather": 9, "dp_shard reduce_scatter": 5}
+
+
+def every_collective(mesh: Any) -> None:
+    group, one, two = mesh.get_group(), torch.ones(2), torch.ones(4)
+    found: Any = functional.all_gather_into_tensor_coalesced([one, two], group)
+    found += functional.reduce_scatter_tensor_coalesced([one, two], "sum", [0, 0], group)
+    found += functional.all_reduce_coalesced([one, two], "sum", group)
+    found.append(functional.all_to_all_single(one, None, None, group))
+    for tensor in found:
+        tensor + 0  # waits
+    dist.all_gather([torch.empty(4), torch.empty(4)], two)
+    dist.reduce_scatter(torch.empty(2), [one, one])
+    dist.all_to_all([torch.empty(2), torch.empty(2)], [one, one])
+    dist.all_reduce(two, async_op=True).wait()
+    dist.broadcast(one, src=0)
+    dist.reduce(two, dst=0)
+    dist.gather(one, [torch.empty(2), torch.empty(2)], dst=0)
+    dist.send(one, 1)
+    dist.recv(two, 1)
+    dist.barrier()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*is deprecated:FutureWarning"
+)  # torch 2.11 has only the names that 2.13 deprecates
+def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None:
+    """Coalesced ones too, and through the default group and through the mesh."""
+    told: list[Any] = []
+    dispatched: list[Any] = []
+    with fake_ranks({"tp": 2}) as mesh:
+        forwarding = Forwarding(mesh)
+        with forwarding.on(), forwarding.told(told.append):
+            every_collective(mesh)
+        with each_collective(dispatched.append):
+            every_collective(mesh)
+        with forwarding.on():
+            every_collective(mesh)  # nobody is told
+    facts = [(one.call.kind, one.call.ranks, one.call.payload_numel) for one in told]
+    assert facts == [(one.kind, one.ranks, one.payload_numel) for one in dispatched]
+    assert [fact[0] for fact in facts] == [
+        *("all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
+        *("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "reduce", "gather", "send", "recv"),
+    ]
+    assert [fact[2] for fact in facts] == [12, 6, 6, 2, 8, 4, 4, 4, 2, 4, 2, 2, 4]
+    assert all(one.completed_s >= one.issued_s for one in told)
 
 
 class Alone(Place):
