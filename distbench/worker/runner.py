@@ -101,7 +101,7 @@ class Runner:
         """Run a case and append its row; its trace follows, where one is wanted."""
         try:
             return self._measure(index, bench)
-        except UserError:
+        except (UserError, StorageFailed, RankFailed):
             raise
         except Unsupported as reason:
             status, message = reason.status, str(reason)
