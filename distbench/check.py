@@ -62,7 +62,8 @@ def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str]
 def _size(answer: dict[str, object]) -> str:
     parameters, own = answer["num_parameters"], answer["parameter_bytes"]
     assert isinstance(parameters, int) and isinstance(own, int)
-    return f"ok, {parameters / 1e6:.3g} M parameters, {own / 1e6:.3g} MB of them on a rank"
+    step = f"no step was tried: {reason}" if (reason := answer["not_tried"]) else "a step runs"
+    return f"ok, {parameters / 1e6:.3g} M parameters, {own / 1e6:.3g} MB of them on a rank; {step}"
 
 
 def _whose(labels: list[str], num_variants: int) -> str:

@@ -6,12 +6,20 @@ import torch
 import torch.nn.functional as F
 from models import Attention, vector_batch
 
-from distbench.spec import CpPlan, FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import CpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, scenario
+
+# Relative to one device in bf16 too, which rounds otherwise: its matmuls are larger.
+BF16_TOLERANCE = 5e-2
+
+
+def built(dim: int, num_heads: int, causal: bool, dtype: torch.dtype) -> Attention:
+    """One attention layer without positions, which would have to be sharded with the sequence."""
+    return Attention(dim, num_heads, rotary=False, causal=causal).to(dtype)
 
 
 @scenario(
     mesh={"cp": 4},
-    axes={"rotate": ("allgather", "alltoall"), "load_balance": (True, False)},
+    axes={"rotate": ("allgather", "alltoall"), "load_balance": (True, False), "unshard_output": (False, True)},
     quick={"dim": 128, "sequence": 512},
     tags=("cp", "attention"),
 )
@@ -23,17 +31,30 @@ def cp_attention(
     sequence: int = 4096,
     rotate: str = "allgather",
     load_balance: bool = True,
+    unshard_output: bool = False,
+    causal: bool = True,
+    kernel: str = "",
+    bf16: bool = False,
 ) -> Scenario:
-    """Causal ring attention: all-gather and all-to-all rotation, with and without load balance."""
+    """Ring attention: both rotations, with and without load balance, the output left sharded or gathered.
+
+    causal: False for full attention, which has no load balance.
+    kernel: flash, efficient or cudnn; none given, torch chooses. flash and cudnn take bf16=True only, on CUDA.
+    bf16: parameters and activations in bf16 instead of fp32.
+    """
+    if load_balance and not causal:
+        raise UserError("full attention has no load balance in torch; with causal=False give --set load_balance=False")
+    dtype = torch.bfloat16 if bf16 else torch.float32
     # FSDP over the same ranks averages the gradients of the parameters, which every rank uses on its own tokens.
     plan = ParallelPlan(
-        cp=CpPlan(rotate=rotate, load_balance=load_balance),
+        cp=CpPlan(rotate=rotate, load_balance=load_balance, unshard_output=unshard_output, kernel=kernel or None),
         fsdp=FsdpPlan(mesh_dims=("cp",), reshard_after_forward=False),
     )
     return Scenario(
-        build_model=partial(Attention, dim, num_heads, rotary=False),
-        make_batch=partial(vector_batch, batch, sequence, dim),
+        build_model=partial(built, dim, num_heads, causal, dtype),
+        make_batch=lambda: tuple(one.to(dtype) for one in vector_batch(batch, sequence, dim)),
         loss=F.mse_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=plan,
+        tolerance=BF16_TOLERANCE if bf16 else None,
     )

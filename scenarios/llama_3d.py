@@ -48,6 +48,7 @@ def llama_3d(
     sequence: int = 512,
     rotate: str = "allgather",
     load_balance: bool = True,
+    unshard_output: bool = False,
     checkpoint: bool = False,
 ) -> Scenario:
     """TP+SP x CP x FSDP2 on 2x2x2; a mesh dim of size 1 leaves its part out, dp_replicate=2 makes FSDP2 hybrid."""
@@ -59,7 +60,9 @@ def llama_3d(
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(
             tp=TP_PLAN,
-            cp=CpPlan(rotate=rotate, load_balance=load_balance, buffers={"rotations": 0}),
+            cp=CpPlan(
+                rotate=rotate, load_balance=load_balance, buffers={"rotations": 0}, unshard_output=unshard_output
+            ),
             checkpoint=("layers.*",) if checkpoint else (),
             # Context parallel ranks hold the same parameters and different tokens, so FSDP shards over them as well.
             fsdp=FsdpPlan(wrap=("layers.*",), mesh_dims=("dp_shard", "cp"), replicate_dims=("dp_replicate",)),

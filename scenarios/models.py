@@ -19,12 +19,13 @@ class FeedForward(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention: (batch, sequence, dim) to the same; works on whatever share of the heads it is given."""
+    """Self-attention: (batch, sequence, dim) to the same; works on whatever share of the heads it is given."""
 
-    def __init__(self, dim: int, num_heads: int, rotary: bool = True) -> None:
+    def __init__(self, dim: int, num_heads: int, rotary: bool = True, causal: bool = True) -> None:
         super().__init__()
         self.head_dim = dim // num_heads
         self.rotary = rotary
+        self.causal = causal
         self.wq = nn.Linear(dim, dim, bias=False)
         self.wk = nn.Linear(dim, dim, bias=False)
         self.wv = nn.Linear(dim, dim, bias=False)
@@ -36,7 +37,7 @@ class Attention(nn.Module):
             query, key = rotate_by(query, table), rotate_by(key, table)
         elif self.rotary:
             query, key = rotate_positions(query), rotate_positions(key)
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.wo(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where nothing can be written, each command says so in one sentence; what it measured before that is not lost."""
+"""Targets and limits that cannot be: each command says so in one sentence, before it measures anything."""
 
 from pathlib import Path
 
@@ -52,3 +52,19 @@ def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("kept")
     check_writable(tmp_path / "old", "-o")
     assert (tmp_path / "old").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "tp_mlp", "--timeout", "nan"],
+        ["calibrate", "--timeout", "inf"],
+        ["gate", RUN, RUN, "--alpha", "nan"],
+        ["gate", RUN, RUN, "--floor-us", "inf"],
+        ["ab", ".", ".", "--budget", "nan", "--", "x"],
+    ],
+    ids=" ".join,
+)
+def test_a_limit_that_nothing_could_reach_is_refused(command: list[str]) -> None:
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2 and "Invalid value for" in done.stderr

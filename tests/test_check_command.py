@@ -96,17 +96,27 @@ def test_4096_ranks_are_checked_in_seconds_and_in_little_memory() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     first, *rest = done.stdout.splitlines()
     returncode, peak_kib, cpu_s = (float(word) for word in first.split())
-    assert returncode == 0 and "(4096 ranks)" in rest[0]
+    assert returncode == 0 and "(4096 ranks)" in rest[0] and rest[1].endswith("; a step runs")
     # CPU seconds, not wall: what else runs on this machine must not decide.
     assert peak_kib * 1024 < 1e9 and cpu_s < 10
 
 
 def test_all_shipped_plans_pass() -> None:
     names = ("fsdp_knobs", "fsdp_stack", "llama_2d", "llama_3d", "tp_styles", "shard_params", "recompute")
-    done = run_cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives")
+    done = run_cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives", "--quick")
     assert done.returncode == 0, done.stdout
-    assert "llama_3d on dp_replicate=1,dp_shard=2,cp=2,tp=2 (8 ranks)" in done.stdout
+    assert "llama_3d on dp_replicate=1,dp_shard=1,cp=2,tp=2 (4 ranks)" in done.stdout
     assert "knob=cpu_offload: skipped: CPU offload" in done.stdout
+    ok = [line for line in done.stdout.splitlines() if ": ok, " in line]
+    assert len(ok) >= 50 and all(line.endswith("; a step runs") for line in ok)
+
+
+def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does() -> None:
+    refused = run_cli("check", str(DATA / "bad_steps.py"), "--set", "fault=heads,loss,none")
+    assert refused.returncode == 2
+    heads, loss, none = refused.stdout.splitlines()[1:]
+    assert heads.startswith("  - attention, given ") and heads.endswith("; --mesh tp=2 works [fault=heads]")
+    assert "--mesh" not in loss and none.endswith("; a step runs")
 
 
 def test_bytes_of_a_rank_are_those_of_its_shards() -> None:

@@ -57,7 +57,11 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
     rows = json.loads(cli("list", "--json").stdout)
     row = next(row for row in rows if row["name"] == "cp_attention")
     assert row["mesh"] == {"cp": 4}
-    assert row["axes"] == {"rotate": ["allgather", "alltoall"], "load_balance": [True, False]}
+    assert row["axes"] == {
+        "rotate": ["allgather", "alltoall"],
+        "load_balance": [True, False],
+        "unshard_output": [False, True],
+    }
 
 
 @pytest.mark.parametrize(

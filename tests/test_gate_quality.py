@@ -98,8 +98,12 @@ def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     assert [float(row[2]) for row in rows] == [0.0, 0.0] and [float(row[5]) for row in rows] == [100.0, 100.0]
 
 
-def test_a_self_test_of_too_few_launches_is_refused(tmp_path: Path) -> None:
+def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     folder = write_side(tmp_path / "few", lambda index: {CASE: case(steady(1e-3, index))}, count=4)
-    for arguments in ([str(folder)], ["--launches", "4", "--", "tp_mlp"]):
+    for arguments, says in (
+        ([str(folder)], "holds 4 launches"),
+        (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
+        (["--", "tp_mlp", "--out=here"], "--out stands after --"),
+    ):
         done = CliRunner().invoke(cli, ["gate", "--self-test", *arguments])
-        assert done.exit_code == 2 and "launches" in done.output and "Traceback" not in done.output
+        assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr

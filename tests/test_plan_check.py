@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
 from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
 from distbench.worker.patterns import matching
@@ -204,6 +204,16 @@ def test_a_style_on_a_module_it_cannot_shard_is_named(place: Place) -> None:
     assert found(place, plan) == [
         "TP pattern 'layers': ColwiseParallel shards Linear and Embedding, but layers is a ModuleList"
     ]
+
+
+def test_a_layout_for_an_input_that_a_module_does_not_take_is_named(place: Place) -> None:
+    def prepared(key: str) -> ParallelPlan:
+        layouts = {key: Replicate()}
+        style = PrepareModuleInput(input_kwarg_layouts=layouts, desired_input_kwarg_layouts=layouts)
+        return ParallelPlan(tp={"head": style}, fsdp=FsdpPlan())
+
+    assert found(place, prepared("input")) == []
+    assert found(place, prepared("inputs")) == ["TP pattern 'head': head takes no input 'inputs' (nearest: input)"]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,15 @@ Variants = dict[str, dict[str, Any]]
 Rows = dict[str, Variants]
 
 
-def measured(target: str, out: Path, mesh: str | None = None, choices: tuple[str, ...] = ()) -> tuple[int, Variants]:
-    """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row."""
+def measured(
+    target: str, out: Path, mesh: str | None = None, module: tuple[str, ...] = ("-m", "distbench.worker")
+) -> tuple[int, Variants]:
+    """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row.
+
+    Rows without a variant are known by their scenario.
+    """
     request = Request(
         targets=(target,),
-        choices=choices,
         mesh=parse_mesh(mesh) if mesh else None,
         device="cpu",
         quick=True,
@@ -35,9 +39,10 @@ def measured(target: str, out: Path, mesh: str | None = None, choices: tuple[str
     job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(ROOT))
-        outcome = launch(job, None, Quiet())
+        outcome = launch(job, None, Quiet(), module)
     assert outcome.status == "complete", outcome.message
-    return outcome.exit_code, {row["case"]["params"]["variant"]: row for row in read_run(Path(job.run_file)).cases}
+    rows = ((row["case"]["params"], row) for row in read_run(Path(job.run_file)).cases)
+    return outcome.exit_code, {params["variant"] or params["scenario"]: row for params, row in rows}
 
 
 @pytest.fixture(scope="module")
@@ -152,22 +157,44 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
     assert row["counters"]["parameter_bytes"] == 4 * 128 * 512 * shares
 
 
+@pytest.fixture(scope="module")
+def combined(tmp_path_factory: pytest.TempPathFactory) -> Variants:
+    """ "number scenario mesh" to row: every combination of plans, on eight ranks that are launched once."""
+    script = str(ROOT / "tests" / "ranks" / "combined_plans.py")
+    mesh = "dp_shard=2,cp=2,tp=2"
+    exit_code, found = measured("llama_3d", tmp_path_factory.mktemp("combined"), mesh, module=(script,))
+    assert exit_code == 0 and len(found) == 7
+    return found
+
+
+# Parameters of the small llama, and how many ranks share each: TP shards matrices only, norms go to FSDP alone.
+MATRICES = 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 256)
+NORMS = 5 * 64
+
+
 @pytest.mark.parametrize(
-    ("mesh", "share"),
+    ("number", "share", "tp"),
     [
-        ("dp_shard=2,cp=2,tp=2", 8),
-        ("dp_replicate=2,dp_shard=1,tp=2", 2),
+        pytest.param(0, 8, 2, id="TP x CP x FSDP"),
+        pytest.param(1, 4, 2, id="HSDP x TP"),
+        pytest.param(2, 8, 1, id="CP x FSDP"),
+        pytest.param(3, 8, 2, id="CP x TP"),
+        pytest.param(4, 4, 2, id="HSDP x CP x TP, the output made whole"),
     ],
 )
-def test_combined_plans_compute_what_one_device_computes(tmp_path: Path, mesh: str, share: int) -> None:
-    exit_code, found = measured("llama_3d", tmp_path, mesh, ("rotate=alltoall", "checkpoint=True"))
-    (row,) = found.values()
-    assert exit_code == 0
+def test_combined_plans_compute_what_one_device_computes(combined: Variants, number: int, share: int, tp: int) -> None:
+    (row,) = (row for name, row in combined.items() if name.startswith(f"{number} llama_3d"))
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
-    matrices = 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 256)
-    norms = 5 * 64
-    tp = 2 if "tp" in mesh else 1
-    assert row["counters"]["parameter_bytes"] == 4 * (matrices // share + norms * tp // share)
+    assert row["counters"].get("output_rel_error", 0) <= 1e-5 and ("output_rel_error" in row["counters"]) == (
+        number == 4
+    )
+    assert row["counters"]["parameter_bytes"] == 4 * (MATRICES // share + NORMS * tp // share)
+
+
+@pytest.mark.parametrize("number", [5, 6])
+def test_full_ring_attention_computes_what_one_device_computes(combined: Variants, number: int) -> None:
+    (row,) = (row for name, row in combined.items() if name.startswith(f"{number} cp_attention"))
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
 
 
 def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> None:

@@ -83,10 +83,19 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
 
 
-def test_context_parallel_runs_both_rotations_with_and_without_load_balance(shipped: dict[str, Run]) -> None:
-    assert [record["case"]["params"]["variant"] for record in shipped["cp_attention"].cases] == [
-        f"rotate={rotate},load_balance={balance}" for rotate in ("allgather", "alltoall") for balance in (True, False)
+def test_context_parallel_runs_both_rotations_balanced_or_not_with_the_output_sharded_or_whole(
+    shipped: dict[str, Run],
+) -> None:
+    cases = shipped["cp_attention"].cases
+    assert [record["case"]["params"]["variant"] for record in cases] == [
+        f"rotate={rotate},load_balance={balance},unshard_output={whole}"
+        for rotate in ("allgather", "alltoall")
+        for balance in (True, False)
+        for whole in (False, True)
     ]
+    # What is whole is compared value by value, in its original order.
+    assert all(record["counters"]["output_rel_error"] <= 1e-5 for record in cases[1::2])
+    assert not any("output_rel_error" in record["counters"] for record in cases[::2])
 
 
 def test_redistribution_covers_every_pair_with_both_planners(shipped: dict[str, Run]) -> None:

@@ -42,6 +42,10 @@ def test_the_text_is_read_back_and_its_order_depends_on_nothing() -> None:
         ("distbench signature, version 9\n", "newer than this distbench"),
         ("distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\n4 y forward\n", "line 7 is no path"),
         ("distbench signature, version 1\nscenario a\n", "lacks its line 'mesh'"),
+        (
+            "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\npredicted peak memory x B\n",
+            "line 7 is no path",
+        ),
     ],
 )
 def test_what_is_no_signature_says_so(text: str, says: str) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from click.testing import CliRunner
-from conftest import DATA, ROOT
+from conftest import DATA, ROOT, run_cli
 
 from distbench.ask_child import ask_child
 from distbench.cli import main
@@ -23,11 +23,9 @@ from distbench.launch import Request, jobs_of, launch
 from distbench.results import read_run
 from distbench.spec import Job, list_entries
 from distbench.worker.attribution import Communication
-from distbench.worker.place import Place
-from distbench.worker.session import load_scenario
 from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
-from distbench.worker.trace import COLUMNS, PHASE_COLUMNS, Row, StepTrace, Traced, Tracing, differences, tables
-from distbench.worker.workloads.step import Step
+from distbench.worker.trace import differences
+from distbench.worker.trace_rows import COLUMNS, PHASE_COLUMNS, Row, Traced, tables
 
 PHASES = ("forward", "backward")
 
@@ -136,9 +134,8 @@ def every_collective(mesh: Any) -> None:
     dist.barrier()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*is deprecated:FutureWarning"
-)  # torch 2.11 has only the names that 2.13 deprecates
+# torch 2.11 has only the names that 2.13 deprecates.
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None:
     """Coalesced ones too, and through the default group and through the mesh."""
     told: list[Any] = []
@@ -159,34 +156,6 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     ]
     assert [fact[2] for fact in facts] == [12, 6, 6, 2, 8, 4, 4, 4, 2, 4, 2, 2, 4]
     assert all(one.completed_s >= one.issued_s for one in told)
-
-
-class Alone(Place):
-    """Rank 0 where what the others would say is not asked for."""
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-
-def test_on_cuda_the_rows_come_from_the_dispatch_mode_and_have_no_times() -> None:
-    """The step itself runs on CPU ranks that do not exist; only what is recorded depends on the device."""
-    function = load_scenario(DATA / "traced.py", "traced")
-    with fake_ranks({"dp_shard": 2}) as mesh:
-        assert dist.group.WORLD is not None
-        place = Alone(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
-        step = Step(function(), place)
-        cuda = replace(place, device=torch.device("cuda"), backend="nccl")
-        trace = StepTrace(step, lambda: step, cuda).record(
-            Tracing(Forwarding(mesh), False), {"peak_allocated_bytes": 7}
-        )
-    rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
-    assert Counter(row["kind"] for row in rows) == {"all_gather": 4, "reduce_scatter": 2}
-    assert {row["owner"] for row in rows} == {"layers.0", "layers.1"}
-    assert {row[name] for row in rows for name in ("issued_s", "completed_s", "exposed_s")} == {None}
-    assert [row["backend_op"] for row in rows] == [row["kind"] for row in rows]
-    assert trace["method"] == "dispatch mode" and "not taken on CUDA yet" in trace["exposed_reason"]
-    assert trace["memory"]["measured_peak_bytes"] == 7 and trace["overhead"]["ratio"] is None
-    assert trace["steps_s"] == [] and trace["phases"]["rows"] == []
 
 
 def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,3 +240,13 @@ def test_this_torch_has_what_forwarding_leans_on() -> None:
         patched.delattr(torch._C._distributed_c10d, "PythonCallbackWork")
         with pytest.raises(Unsupported, match=r"process groups that forward: torch .* has no .*PythonCallbackWork"):
             require("process groups that forward")
+
+
+@pytest.mark.gpu
+def test_a_step_on_cuda_is_traced(tmp_path: Path) -> None:
+    """One GPU is enough to see that the profiler is asked rightly; its one-rank groups communicate nothing."""
+    given = ("--quick", "--trace-paths", "--mesh", "tp=1", "--device", "cuda", "--out", str(tmp_path))
+    done = run_cli("run", "tp_mlp", *given, timeout=300)
+    assert done.returncode == 0, done.stderr
+    traces = [trace for path in tmp_path.glob("*/*.jsonl") for trace in read_run(path).traces]
+    assert traces and all(trace.get("error") is None and trace["steps_s"] for trace in traces)

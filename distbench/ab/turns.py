@@ -17,6 +17,8 @@ from distbench.spec.errors import UserError
 # Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.
 USER_ERROR, INTERRUPTED = 2, 130
 MAX_LOOKS = 4
+# Options of `distbench run` that a launch is given anyway.
+OWN_OPTIONS = ("--out", "--quiet")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,19 @@ class Settled:
     gated: Gated
     num_pairs: int
     reason: str
+
+
+def check_run_arguments(arguments: Sequence[str]) -> None:
+    """Refuse options of `distbench run` that each launch gets from here.
+
+    Raises:
+        UserError: one of them is among the arguments.
+    """
+    for argument in arguments:
+        if (option := argument.partition("=")[0]) in OWN_OPTIONS:
+            raise UserError(
+                f"{option} stands after --, where each launch gets its own; leave it out (ab takes --out before --)"
+            )
 
 
 def looks_of(max_pairs: int, min_launches: int, alpha: float) -> tuple[int, ...]:

@@ -1,14 +1,12 @@
 """The command `ab`: arguments to calls, results to text and an exit code."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from distbench.commands.finite import FiniteRange
 from distbench.spec.errors import UserError
-
-OWN_OPTIONS = ("--out", "--quiet")
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -16,7 +14,7 @@ OWN_OPTIONS = ("--out", "--quiet")
 @click.argument("ref_b")
 @click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
 @click.option("--pairs", type=click.IntRange(2), default=20, show_default=True, help="Pairs of launches at most.")
-@click.option("--budget", type=click.FloatRange(1), default=1800.0, show_default=True, metavar="S", help="Seconds.")
+@click.option("--budget", type=FiniteRange(1), default=1800.0, show_default=True, metavar="S", help="Seconds.")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
@@ -60,12 +58,12 @@ def ab(
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
     from distbench.ab.side import Side, checked_out, parse_variables, python_at
-    from distbench.ab.turns import Terms, looks_of, take_turns
+    from distbench.ab.turns import Terms, check_run_arguments, looks_of, take_turns
     from distbench.gate.comparable import check_allowed
     from distbench.gate.options import Options, tolerances_of
     from distbench.gate.page import text
 
-    _check_run_arguments(run_arguments)
+    check_run_arguments(run_arguments)
     options = Options(
         tolerances=tolerances_of(tolerance), min_launches=min_launches, allowed=check_allowed(allow_different)
     )
@@ -82,14 +80,6 @@ def ab(
     click.echo(text(settled.gated, strict))
     click.echo(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))
-
-
-def _check_run_arguments(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        if (option := argument.partition("=")[0]) in OWN_OPTIONS:
-            raise UserError(
-                f"{option} stands after --, where ab gives its own; put --out before --, and leave out --quiet"
-            )
 
 
 def _new_folder(out: Path | None) -> Path:

@@ -7,6 +7,7 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable
+from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
 from distbench.spec.errors import UserError
 
@@ -18,9 +19,7 @@ from distbench.spec.errors import UserError
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("-o", "output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file.")
 @click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
-@click.option(
-    "--timeout", type=click.FloatRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
-)
+@click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def calibrate(
     mesh: str | None,

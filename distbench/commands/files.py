@@ -32,7 +32,9 @@ def check_writable(path: Path, option: str) -> None:
         UserError: there is no such folder, or the file cannot be opened.
     """
     if not path.resolve().parent.is_dir():
-        raise UserError(f"{option} {path}: there is no folder {path.parent}; make it, or give another file")
+        raise UserError(
+            f"{option} {path} cannot be written: there is no folder {path.parent}; make it, or give another file"
+        )
     is_new = not path.exists()
     try:
         with path.open("a"):

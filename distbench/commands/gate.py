@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from distbench.commands.files import expanded, write
+from distbench.commands.finite import FiniteRange
 from distbench.commands.self_test import self_test
 from distbench.spec.errors import UserError
 
@@ -22,10 +23,10 @@ SEPARATOR = "vs"
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, min=3%. [5%]")
-@click.option("--floor-us", type=click.FloatRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
+@click.option("--floor-us", type=FiniteRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
 @click.option(
     "--alpha",
-    type=click.FloatRange(0, 0.5, min_open=True),
+    type=FiniteRange(0, 0.5, min_open=True),
     default=0.05,
     metavar="P",
     help="Chance of any false alarm in a comparison, all cases together. [0.05]",

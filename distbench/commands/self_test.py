@@ -30,6 +30,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         UserError: too few launches, or one that could not work.
     """
     from distbench.ab.rehearsal import rehearse
+    from distbench.ab.turns import check_run_arguments
     from distbench.gate.quality.series import recorded
     from distbench.gate.quality.show import table
     from distbench.gate.quality.trial import Trial
@@ -40,6 +41,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     if len(paths) == 1 and Path(paths[0]).is_dir():
         folder = Path(paths[0])
     else:
+        check_run_arguments(paths)
         out = Path("results") / "self-test" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         folder = rehearse(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
     trial = Trial(recorded(folder))

@@ -19,6 +19,7 @@ VERSION = 1
 FIRST_LINE = "distbench signature, version"
 PHASES = ("forward", "backward", "optimizer", "call")
 PEAK = "predicted peak memory"
+PEAK_LINE = re.compile(rf"{PEAK} (\d+) B")
 ROOT, NOBODY = "(root)", "(unknown)"
 LINE = re.compile(
     r"(?P<count>\d+) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) \((?P<group_size>\d+)\), "
@@ -124,8 +125,8 @@ def parse(text: str, where: str) -> Signature:
     for number, line in enumerate(lines[4:], start=5):
         if line.startswith("[") and line.endswith("]"):
             case = cases.setdefault(name := line[1:-1], Counter())
-        elif line.startswith(PEAK) and cases:
-            peaks[name] = int(line.removeprefix(PEAK).removesuffix("B"))
+        elif (peak := PEAK_LINE.fullmatch(line)) and cases:
+            peaks[name] = int(peak[1])
         elif line and line != "nothing":
             match = LINE.fullmatch(line)
             if match is None or not cases:

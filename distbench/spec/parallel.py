@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Those of scaled_dot_product_attention that torch's context parallel knows.
+ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
+
 
 @dataclass(frozen=True)
 class LargestDim:
@@ -65,8 +68,11 @@ class CpPlan:
         mesh_dim: the mesh dim that shards the sequence.
         rotate: how K and V travel round the ring: "allgather" or "alltoall".
         load_balance: give each rank a head and a tail chunk of the sequence, so that causal work is even.
-        seq_dim: tensor dim of inputs and targets that is the sequence.
+        seq_dim: tensor dim of inputs, targets and (with `unshard_output`) the output that is the sequence.
         buffers: name of a model's buffer to the tensor dim that is the sequence; sharded for the step, then restored.
+        unshard_output: gather the model's output along the sequence, in its original order, before the loss; every rank
+            then computes the loss of the whole sequence. The output must be one plain tensor, batch first.
+        kernel: the attention kernel, out of ATTENTION_KERNELS; None leaves the choice to torch. A CPU has "flash" only.
     """
 
     mesh_dim: str = "cp"
@@ -74,6 +80,8 @@ class CpPlan:
     load_balance: bool = True
     seq_dim: int = 1
     buffers: Mapping[str, int] = field(default_factory=dict)
+    unshard_output: bool = False
+    kernel: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,39 +14,47 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.spec import Job, Scenario, Settings, UserError
+from distbench.spec import Job, Scenario, Settings, UserError, format_mesh
 from distbench.spec.job import Variant
 from distbench.worker.failure import one_line
 from distbench.worker.materialise import blueprint
-from distbench.worker.parallelize import parallelize
 from distbench.worker.place import Place
 from distbench.worker.plan_check import problems
+from distbench.worker.rehearsal import rehearse
 from distbench.worker.session import load_scenario, variant_label
 from distbench.worker.torch_internals import Skipped, fake_ranks
-from distbench.worker.workloads.step import parameter_bytes
 
 
 def answers(job: Job) -> Iterator[dict[str, Any]]:
-    """For each variant: `label`, `problems`, and where there are none `parameter_bytes` of a rank or why it is skipped.
+    """For each variant: `label`, `problems`, and where there are none why it is skipped, or `num_parameters`,
+    `parameter_bytes` of a rank, and `not_tried`: why no step was tried, or null.
 
     Args:
         job: a job whose mesh may have any number of ranks; none of them is started.
     """
     function = load_scenario(Path(job.file), job.scenario)
-    with fake_ranks(job.mesh) as mesh:
+    for variant in job.variants:
+        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job)}
+
+
+@contextlib.contextmanager
+def _first_of(mesh: dict[str, int], job: Job) -> Iterator[Place]:
+    with fake_ranks(mesh) as devices:
         assert dist.group.WORLD is not None
-        place = Place(0, torch.device(job.device), mesh, "gloo", dist.group.WORLD, job.settings.seed)
-        for variant in job.variants:
-            yield {"label": variant_label(job, variant), **_of_variant(function, variant, place)}
+        yield Place(0, torch.device(job.device), devices, "gloo", dist.group.WORLD, job.settings.seed)
 
 
-def _of_variant(function: Callable[..., Scenario], variant: Variant, place: Place) -> dict[str, Any]:
+def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = function(**variant)
         if not isinstance(scenario, Scenario):
             return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
-        return _answer(scenario, place)
+        with _first_of(job.mesh, job) as place:
+            answer = _answer(scenario, place)
+        if answer.pop("step_fails", False) and (mesh := _mesh_that_works(scenario, job)):
+            answer["problems"] = [f"{problem}; --mesh {format_mesh(mesh)} works" for problem in answer["problems"]]
+        return answer
     except UserError as error:
         return {"problems": [str(error)]}
     except (Exception, SystemExit) as error:
@@ -54,20 +62,34 @@ def _of_variant(function: Callable[..., Scenario], variant: Variant, place: Plac
 
 
 def _answer(scenario: Scenario, place: Place) -> dict[str, Any]:
-    if scenario.build_model is None or scenario.make_batch is None:
+    if scenario.build_model is None:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
+    if scenario.make_batch is None or scenario.loss is None:
+        return {"problems": ["a scenario with build_model needs make_batch and loss as well"]}
     model = blueprint(scenario.build_model, place.seed).model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if found := problems(model, scenario.make_batch()[0], scenario.plan, place):
         return {"problems": found}
     try:
-        model, _ = parallelize(model, scenario.plan, place)
+        tried = rehearse(scenario, place)
     except Skipped as reason:
         return {"problems": [], "skipped": str(reason)}
-    except Exception as error:
-        # What plan_check does not know of, torch says when the plan is applied.
-        return {"problems": [f"torch refuses the plan: {one_line(error)}"]}
-    return {"problems": [], "num_parameters": num_parameters, "parameter_bytes": parameter_bytes(model)}
+    if tried.problems:
+        return {"problems": list(tried.problems), "step_fails": True}
+    sizes = {"num_parameters": num_parameters, "parameter_bytes": tried.parameter_bytes}
+    return {"problems": [], "not_tried": tried.why_not, **sizes}
+
+
+def _mesh_that_works(scenario: Scenario, job: Job) -> dict[str, int] | None:
+    """The mesh with the most tensor parallel ranks, fewer than there are, on which the step runs."""
+    for name in reversed([name for name in scenario.plan.tp_dims if job.mesh.get(name, 1) > 1]):
+        for size in range(job.mesh[name] - 1, 0, -1):
+            mesh = {**job.mesh, name: size}
+            if job.mesh[name] % size == 0:
+                with _first_of(mesh, job) as place:
+                    if not _answer(scenario, place)["problems"]:
+                        return mesh
+    return None
 
 
 def main() -> None:

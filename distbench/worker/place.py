@@ -9,6 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.costmodel import Profile
 
+# Mesh dims whose ranks have different parts of the batch.
+BATCH_DIMS = ("dp_replicate", "dp_shard")
+
 
 @dataclass(frozen=True)
 class Place:

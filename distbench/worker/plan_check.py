@@ -7,14 +7,14 @@ from torch import nn
 
 from distbench.spec import ParallelPlan
 from distbench.spec.errors import nearest
+from distbench.spec.parallel import ATTENTION_KERNELS
 from distbench.worker.fsdp_check import fsdp_problems
 from distbench.worker.patterns import matching
-from distbench.worker.place import Place
+from distbench.worker.place import BATCH_DIMS, Place
 from distbench.worker.remedies import undivided
 from distbench.worker.tp_check import tp_problems
 
 ROTATIONS = ("allgather", "alltoall")
-BATCH_DIMS = ("dp_replicate", "dp_shard")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, place: Place) -> list[str]:
@@ -82,6 +82,12 @@ def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, place: P
         return
     if plan.cp.rotate not in ROTATIONS:
         yield f"rotation {plan.cp.rotate!r} is unknown; use {', '.join(ROTATIONS)}"
+    if plan.cp.kernel is not None and plan.cp.kernel not in ATTENTION_KERNELS:
+        yield f"attention kernel {plan.cp.kernel!r} is unknown; use {', '.join(ATTENTION_KERNELS)} or None"
+    if plan.cp.unshard_output and plan.loss_parallel:
+        yield "unshard_output gathers plain tensors, and loss parallel leaves the output a DTensor; drop one of them"
+    if plan.cp.unshard_output and plan.cp.seq_dim < 1:
+        yield f"unshard_output takes the batch to be tensor dim 0, so seq_dim={plan.cp.seq_dim} is not the sequence"
     buffers = [name for name, _ in model.named_buffers()]
     for name in plan.cp.buffers:
         if name not in buffers:

@@ -1,5 +1,6 @@
 """The same step on one device, and how far the parallel one is from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from torch import nn
 from distbench.spec import Scenario
 from distbench.worker.fully_sharded import policies_of
 from distbench.worker.materialise import blueprint, load_initial_values
-from distbench.worker.place import Place
-from distbench.worker.sharding import cut
+from distbench.worker.place import BATCH_DIMS, Place
+from distbench.worker.sharding import chunk_of, cut
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 LOW_PRECISION_TOLERANCE = 5e-2
@@ -24,53 +25,65 @@ class Reference:
     Args:
         loss: the loss over the global batch.
         gradients: parameter name to full gradient.
+        output: the model's output of this rank's part of the batch; None where it was not asked for.
     """
 
     loss: float
     gradients: dict[str, torch.Tensor]
+    output: torch.Tensor | None = None
 
 
-def reference_of(scenario: Scenario, place: Place) -> Reference:
+def reference_of(scenario: Scenario, place: Place, output_shape: Sequence[int] | None = None) -> Reference:
     """Rank 0 computes it on its device alone and tells the others.
 
     Args:
         scenario: model, batch and loss.
         place: this rank's place; all ranks must call this together.
+        output_shape: shape of the output of this rank's part of the batch, where outputs shall be compared too.
     """
     assert scenario.build_model and scenario.make_batch and scenario.loss
     built = blueprint(scenario.build_model, place.seed)
     loss = torch.zeros(1)
     gradients = {name: torch.zeros(value.shape) for name, value in built.model.named_parameters()}
+    index, count = place.index(BATCH_DIMS)
+    outputs = [torch.zeros(output_shape[0] * count, *output_shape[1:])] if output_shape is not None else []
     if place.rank == 0:
-        own_loss, own = _one_device(scenario, place, built.buffers)
+        own_loss, own, output = _one_device(scenario, place, built.buffers)
         loss.fill_(own_loss)
         gradients = {name: own[name] for name in gradients}
-    for tensor in (loss, *gradients.values()):
+        outputs = [output.reshape(whole.shape) for whole in outputs]
+    for tensor in (loss, *gradients.values(), *outputs):
         dist.broadcast(tensor, src=0, group=place.control)
-    return Reference(float(loss), gradients)
+    return Reference(float(loss), gradients, *(chunk_of(whole, 0, count, index) for whole in outputs))
 
 
 def _one_device(
     scenario: Scenario, place: Place, buffers: dict[str, torch.Tensor]
-) -> tuple[float, dict[str, torch.Tensor]]:
+) -> tuple[float, dict[str, torch.Tensor], Any]:
     assert scenario.build_model and scenario.make_batch and scenario.loss
     with torch.device(place.device):
         model = scenario.build_model()
     load_initial_values(model, place, buffers)
     inputs, targets = (tensor.to(place.device) for tensor in scenario.make_batch())
-    loss = scenario.loss(model(inputs), targets)
+    output = model(inputs)
+    loss = scenario.loss(output, targets)
     loss.backward()
     gradients = {
         name: (torch.zeros_like(value) if value.grad is None else value.grad).float().cpu().contiguous()
         for name, value in model.named_parameters()
     }
-    return float(loss), gradients
+    return float(loss), gradients, output.detach().float().cpu() if isinstance(output, torch.Tensor) else None
 
 
 def compare(
-    model: nn.Module, local_loss: float, reference: Reference, place: Place, gradient_scale: float = 1.0
+    model: nn.Module,
+    local_loss: float,
+    reference: Reference,
+    place: Place,
+    gradient_scale: float = 1.0,
+    output: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """Relative errors of the loss and of the worst gradient, over all ranks.
+    """Relative errors of the loss, of the worst gradient, and of the output if it is given, over all ranks.
 
     Each rank compares its own shard of each gradient with the same cut of the reference; an error is the largest
     absolute difference over the largest absolute value of the whole gradient.
@@ -81,6 +94,7 @@ def compare(
         reference: what one device gave.
         place: this rank's place; all ranks must call this together.
         gradient_scale: what the plan multiplies gradients by, on purpose.
+        output: the model's whole output of this rank's part of the batch.
     """
     errors = {
         name: _gradient_error(parameter, gradient_scale * reference.gradients[name])
@@ -90,11 +104,15 @@ def compare(
     loss = sum(loss for loss, _ in gathered) / len(gathered)
     worst = {name: max(theirs[name] for _, theirs in gathered) for name in errors}
     name = max(worst, key=lambda key: worst[key])
+    outputs = {}
+    if output is not None and reference.output is not None:
+        outputs["output_rel_error"] = max(place.gather(_largest(output, reference.output, reference.output)))
     return {
         "loss": loss,
         "loss_rel_error": abs(loss - reference.loss) / max(abs(reference.loss), 1e-30),
         "grad_rel_error": worst[name],
         "worst_grad": name,
+        **outputs,
     }
 
 
@@ -124,8 +142,10 @@ def _largest(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> fl
 
 def verdict(found: dict[str, Any], tolerance: float) -> str | None:
     """A sentence when an error is beyond the tolerance (or not a number), else None."""
-    for what, where in (("loss_rel_error", "the loss"), ("grad_rel_error", f"the gradient of {found['worst_grad']}")):
-        if not found[what] <= tolerance:
+    gradient = f"the gradient of {found['worst_grad']}"
+    told = {"loss_rel_error": "the loss", "grad_rel_error": gradient, "output_rel_error": "the output"}
+    for what, where in told.items():
+        if what in found and not found[what] <= tolerance:
             return f"{where} is {found[what]:.2e} (relative) off one device's; {tolerance:.0e} is allowed"
     return None
 

@@ -1,18 +1,19 @@
 """What keeps tensor parallel styles and parameter annotations from working on a mesh."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from distbench.spec import ParallelPlan, ShardParam
+from distbench.spec.errors import nearest
 from distbench.worker.materialise import owners_of
 from distbench.worker.patterns import annotations_by_parameter, styles_by_module
-from distbench.worker.place import Place
+from distbench.worker.place import BATCH_DIMS, Place
 from distbench.worker.remedies import undivided
 
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
-DATA_DIMS = ("dp_replicate", "dp_shard")
 
 
 def tp_problems(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator[str]:
@@ -24,6 +25,7 @@ def tp_problems(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator[
         place: the mesh.
     """
     yield from _styles(model, plan, place)
+    yield from _unknown_inputs(model, plan)
     yield from _tied(model, plan)
     yield from _annotations(model, plan, place)
     if plan.loss_parallel and plan.tp is None:
@@ -44,6 +46,18 @@ def _styles(model: nn.Module, plan: ParallelPlan, place: Place) -> Iterator[str]
             if shape[tensor_dim] % size:
                 what = f"parameter {_join(name, attribute)} of shape {list(shape)} cannot be sharded on tensor dim"
                 yield undivided(f"{what} {tensor_dim}", shape[tensor_dim], dims, place)
+
+
+def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    """torch leaves a layout for an input of another name unused, and says nothing."""
+    for pattern, name, module, style in styles_by_module(plan, model):
+        taken = inspect.signature(module.forward).parameters
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+            continue
+        prepared = getattr(style, "prepare_module_input", style)
+        for key in getattr(prepared, "input_kwarg_layouts", None) or ():
+            if key not in taken:
+                yield f"TP pattern {pattern!r}: {name or 'the root'} takes no input {key!r} ({nearest(key, taken)})"
 
 
 def local_shape(name: str, model: nn.Module, plan: ParallelPlan, place: Place) -> list[int]:
@@ -129,7 +143,7 @@ def _bad_annotation(
     for mesh_dim in annotation.mesh_dims:
         if mesh_dim in seen:
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
-        if mesh_dim in DATA_DIMS:
+        if mesh_dim in BATCH_DIMS:
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
         elif mesh_dim not in tp_dims:
             yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {', '.join(tp_dims)}; add it there"

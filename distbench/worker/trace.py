@@ -5,34 +5,27 @@ timed one stays as it is, to say what that costs, and what another method sees.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from distbench.results import busbw_factor, median
+from distbench.results import median
 from distbench.worker.attribution import Communication, communications_of, watched
 from distbench.worker.failure import one_line
 from distbench.worker.place import Place
-from distbench.worker.torch_internals import BACKEND_OPS, Forwarding, Issued, tracked_peak_bytes
+from distbench.worker.profiled import profiled_step
+from distbench.worker.torch_internals import Forwarding, Issued, tracked_peak_bytes
+from distbench.worker.trace_rows import Row, Traced, tables
 
 if TYPE_CHECKING:
     from distbench.worker.workloads.step import Step
 
 NUM_STEPS, ROUNDS = 3, 5
 MAX_DIFFERENCES = 20
-PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
-COLUMNS = (
-    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
-    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
-    *("issued_s", "completed_s", "exposed_s"),
-)
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
-NO_TIMES_ON_CUDA = "times are not taken on CUDA yet: the rows are the dispatch mode's, without issue and completion"
-
 NO_PREDICTION = "torch's memory tracker takes neither frozen parameters nor a second forward in one step"
 
 
@@ -49,23 +42,6 @@ class Tracing:
     forwarding: Forwarding
     clock_shared: bool
     alive: Callable[[], None] = lambda: None
-
-
-class Row(NamedTuple):
-    """One collective of one traced step; moments are seconds of this rank's monotonic clock, None where not taken."""
-
-    what: Communication
-    issued_s: float | None = None
-    completed_s: float | None = None
-
-
-class Traced(NamedTuple):
-    """One traced step of one rank: when it began, when each phase ended, its CPU seconds, and its collectives."""
-
-    start_s: float
-    ends_s: list[float]
-    cpu_s: float
-    rows: list[Row]
 
 
 @dataclass(frozen=True)
@@ -93,7 +69,7 @@ class StepTrace:
             Unsupported: torch is not the one we know.
         """
         if self.place.device.type == "cuda":
-            return self._without_times(counters)
+            return self._profiled(counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
         tracing.alive()
         overhead = _overhead(self.bare, forwarded, self.place, tracing)
@@ -126,16 +102,24 @@ class StepTrace:
         _run(self.bare, self.place)  # the first step sets things up
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.place, self.bare.model)
 
-    def _without_times(self, counters: dict[str, Any]) -> dict[str, Any]:
-        rows = [Row(what) for what in self.dispatched()]
+    def _profiled(self, counters: dict[str, Any]) -> dict[str, Any]:
+        """On CUDA: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
+        rows = self.dispatched()
+        bare_cpu, steps = [], []
+        for _ in range(NUM_STEPS):
+            bare_cpu.append(_run(self.bare, self.place))
+            steps.append(profiled_step(self.bare, self.place, rows))
+        reasons = self.place.gather(next((step.reason for step in steps if step.reason), None))
+        why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
+        found = _of_all_ranks(self.place, [text for step in steps[:1] for text in step.differences])
         return {
-            "method": "dispatch mode",
+            "method": "profiler",
             "clock_shared": False,
-            "overhead": {"rounds": 0, "bare_cpu_s": [], "traced_cpu_s": [], "ratio": None},
-            "agreement": {"method": None, "num_rows": len(rows), "differences": []},
-            "exposed_reason": NO_TIMES_ON_CUDA,
+            "overhead": _ratio(self.place.gather((bare_cpu, [step.traced.cpu_s for step in steps]))),
+            "agreement": {"method": "dispatch mode", "num_rows": len(rows), "differences": found},
+            "exposed_reason": why,
             "memory": _memory(self.bare, self.place, counters),
-            **tables([Traced(0.0, [], 0.0, rows)], self.bare.phases, self.place, False),
+            **tables([step.traced for step in steps], self.bare.phases, self.place, False),
         }
 
 
@@ -186,10 +170,14 @@ def _overhead(bare: "Step", forwarded: "Step", place: Place, tracing: Tracing) -
             traced_cpu.append(traced(forwarded, place, tracing.forwarding).cpu_s)
         if not turn % 2:
             bare_cpu.append(_run(bare, place))
-    by_rank = place.gather((bare_cpu, traced_cpu))
+    return _ratio(place.gather((bare_cpu, traced_cpu)))
+
+
+def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]:
+    """The overhead, of each rank's CPU seconds of bare and of traced steps."""
     bare_s, traced_s = ([sum(turn) for turn in zip(*one, strict=True)] for one in zip(*by_rank, strict=True))
     ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
-    return {"rounds": ROUNDS, "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
+    return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
 
 
 def differences(forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
@@ -212,58 +200,6 @@ def _of_all_ranks(place: Place, own: list[str]) -> list[str]:
     found = [f"rank {rank}: {sentence}" for rank, theirs in enumerate(place.gather(own)) for sentence in theirs]
     more = [f"and {len(found) - MAX_DIFFERENCES} more"] if len(found) > MAX_DIFFERENCES else []
     return found[:MAX_DIFFERENCES] + more
-
-
-def tables(steps: Sequence[Traced], phases: Sequence[str], place: Place, clock_shared: bool) -> dict[str, Any]:
-    """All ranks' steps, phases and rows, as the trace record has them."""
-    by_rank: list[Sequence[Traced]] = place.gather(steps)
-    lengths, phase_rows, rows = [], [], []
-    for number, ranks in enumerate(zip(*by_rank, strict=True)):
-        lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if ranks[0].ends_s else []
-        last_in = max(one.start_s for one in ranks)
-        for rank, one in enumerate(ranks):
-            zero = last_in if clock_shared else one.start_s
-            starts = [one.start_s, *one.ends_s]
-            phase_rows += [
-                [rank, number, phase, begun - zero, ended - zero]
-                for phase, begun, ended in zip(phases, starts, one.ends_s, strict=False)
-            ]
-            rows += _rows_of(rank, number, one.rows, zero, place.backend)
-    return {
-        "num_steps": len(steps),
-        "steps_s": lengths,
-        "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
-        "columns": COLUMNS,
-        "rows": rows,
-    }
-
-
-def _rows_of(rank: int, step: int, rows: Sequence[Row], zero: float, backend: str) -> list[list[Any]]:
-    seen: Counter[str] = Counter()
-    found = []
-    for what, issued_s, completed_s in rows:
-        values = {
-            **vars(what),
-            "rank": rank,
-            "step": step,
-            "seq": seen[what.group],
-            "backend_op": BACKEND_OPS.get((backend, what.kind), what.kind),
-            "wire_bytes": _wire_bytes(what),
-            "issued_s": None if issued_s is None else issued_s - zero,
-            "completed_s": None if completed_s is None else completed_s - zero,
-            "exposed_s": None,
-        }
-        seen[what.group] += 1
-        found.append([values[name] for name in COLUMNS])
-    return found
-
-
-def _wire_bytes(what: Communication) -> int | None:
-    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of."""
-    try:
-        return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
-    except ValueError:
-        return None
 
 
 def _memory(bare: "Step", place: Place, counters: dict[str, Any]) -> dict[str, Any]:

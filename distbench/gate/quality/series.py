@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from distbench.gate.launches import launch_of
 from distbench.gate.statistics import Floats
 from distbench.report.collect import run_files_in
 from distbench.results import read_run
@@ -45,7 +46,7 @@ def recorded(folder: Path) -> Series:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
     """
     runs = [read_run(path) for path in run_files_in(folder)]
-    runs.sort(key=lambda run: run.header["job"]["started_at"])
+    runs.sort(key=lambda run: launch_of(run).started_at)
     if len(runs) < MIN_LAUNCHES:
         raise UserError(f"{folder} holds {len(runs)} launches; record at least {MIN_LAUNCHES}, better 60")
     measured = [
@@ -55,6 +56,6 @@ def recorded(folder: Path) -> Series:
     ids = tuple(case_id for case_id in measured[0] if all(case_id in launch for launch in measured))
     if not ids:
         raise UserError(f"no case was measured by every launch below {folder}")
-    facts = runs[0].header["environment"]
-    origin = json.dumps({name: facts.get(name) for name in ORIGIN})
+    facts = launch_of(runs[0]).facts
+    origin = json.dumps({name: facts[name] for name in ORIGIN})
     return Series(folder.name, ids, [[launch[case_id] for launch in measured] for case_id in ids], origin)

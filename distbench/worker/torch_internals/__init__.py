@@ -6,7 +6,7 @@ is recorded as such.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
-from distbench.worker.torch_internals.context_parallel import context_parallel
+from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (
     Label,
@@ -22,6 +22,7 @@ from distbench.worker.torch_internals.mesh import (
     flatten_mesh,
     hybrid_mesh,
     is_strided_shard,
+    ranks_by_group_name,
     strided_shard,
 )
 from distbench.worker.torch_internals.native import native_all_to_all
@@ -38,6 +39,7 @@ from distbench.worker.torch_internals.redistribution import (
     plan_path,
     planner,
 )
+from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
 
 __all__ = [
     "BACKEND_OPS",
@@ -47,10 +49,12 @@ __all__ = [
     "Issued",
     "Label",
     "Labels",
+    "NeedsValues",
     "OrderedPlacements",
     "OrderedTensor",
     "PathStep",
     "Probe",
+    "ShapesOnly",
     "Skipped",
     "Unsupported",
     "autograd_position",
@@ -72,7 +76,10 @@ __all__ = [
     "plan_path",
     "planner",
     "probe",
+    "ranks_by_group_name",
     "require",
+    "require_kernel",
     "strided_shard",
     "tracked_peak_bytes",
+    "whole_sequence",
 ]

@@ -7,8 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.probe import Skipped, Unsupported, require
+
+KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
 
 @contextlib.contextmanager
@@ -19,6 +22,7 @@ def context_parallel(
     rotate: str,
     load_balance: bool,
     not_restored: list[torch.Tensor],
+    kernel: str | None = None,
 ) -> Iterator[None]:
     """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
 
@@ -32,11 +36,14 @@ def context_parallel(
         rotate: "allgather" or "alltoall".
         load_balance: head-tail chunks instead of contiguous ones.
         not_restored: those of the buffers that nobody needs whole again.
+        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch.
 
     Raises:
+        Skipped: this device has no such kernel.
         Unsupported: torch's context parallel is not the one we know.
     """
     require("context parallel")
+    require_kernel(kernel, mesh.device_type)
     from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
     options = module._cp_options
@@ -52,9 +59,68 @@ def context_parallel(
             )
             if mesh.device_type == "cpu":
                 entered.enter_context(_ring_attention_on_cpu(mesh))
-            yield
+            elif kernel is not None:
+                entered.enter_context(sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])))
+            # torch 2.11 puts nothing back where an exception leaves its context, so torch is not told of any.
+            raised = None
+            try:
+                yield
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
     finally:
         options.enable_load_balance, options.rotate_method = saved
+
+
+def require_kernel(kernel: str | None, device_type: str) -> None:
+    """Raise where a device has no ring attention with such a kernel.
+
+    Raises:
+        Skipped: a CPU has the flash kernel only.
+    """
+    if kernel not in (None, "flash") and device_type == "cpu":
+        raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has the flash kernel only; use --device cuda")
+
+
+def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
+    """The tensor that the ranks hold a share of the sequence each of, in its original order; inside `context_parallel`.
+
+    torch's `context_parallel_unshard`, which has no backward, with one: each rank takes its share of the gradient,
+    times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
+
+    Args:
+        local: (batch, ..., share of the sequence, ...).
+        mesh: 1-D mesh of the context parallel ranks.
+        seq_dim: the sequence's tensor dim, not 0.
+
+    Raises:
+        Unsupported: torch's context parallel is not the one we know.
+    """
+    require("context parallel outputs")
+    whole: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
+    return whole
+
+
+class _WholeSequence(torch.autograd.Function):
+    """An all-gather and the load balance undone; backwards a cut, without communication."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        length = local.shape[seq_dim] * mesh.size()
+        ctx.balancer = module._create_default_load_balancer(length, mesh.size(), local.device)
+        ctx.mesh, ctx.seq_dim = mesh, seq_dim
+        whole: list[torch.Tensor] = module.context_parallel_unshard(mesh, [local], [seq_dim], ctx.balancer)
+        return whole[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        grads: Any = module._context_parallel_buffers(ctx.mesh, [grad_outputs[0]], [ctx.seq_dim], ctx.balancer)
+        return grads[0] * ctx.mesh.size(), None, None
 
 
 @contextlib.contextmanager

@@ -31,6 +31,17 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     return _StridedShard(tensor_dim, split_factor=split_factor)
 
 
+def ranks_by_group_name() -> dict[str, str]:
+    """Every process group's name to its global ranks, sorted and joined by commas.
+
+    Raises:
+        Unsupported: torch keeps its process groups elsewhere.
+    """
+    require("process groups by name")
+    groups = dist.distributed_c10d._world.pg_map
+    return {group.group_name: ",".join(map(str, sorted(dist.get_process_group_ranks(group)))) for group in groups}
+
+
 def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
     """One mesh dim out of several, named by theirs joined; the sub-mesh itself when there is only one."""
     if len(mesh_dims) == 1:

@@ -127,6 +127,16 @@ INTERNALS = (
     Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.get_tracker_snapshot"),
     Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
+    *(
+        Internal("tensors without values", "torch._subclasses.fake_tensor", name)
+        for name in (
+            "FakeTensorMode",
+            "DataDependentOutputException",
+            "DynamicOutputShapeException",
+            "UnsupportedFakeTensorException",
+            "UnsupportedOperatorException",
+        )
+    ),
     Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     Internal("ranks that are not there", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
     Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
@@ -138,11 +148,17 @@ INTERNALS = (
         "Partial._partition_value",
         ("tensor", "mesh", "mesh_dim"),
     ),
+    Internal("process groups by name", "torch.distributed.distributed_c10d", "_world.pg_map"),
     Internal("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     Internal("context parallel", CP, "context_parallel", ("mesh", "buffers", "buffer_seq_dims")),
     Internal("context parallel", CP, "set_rotate_method", ("rotate_method",)),
     Internal("context parallel", CP, "_cp_options.enable_load_balance"),
     Internal("context parallel", CP, "_cp_options.rotate_method"),
+    Internal(
+        "context parallel outputs", CP, "context_parallel_unshard", ("mesh", "buffers", "seq_dims", "load_balancer")
+    ),
+    Internal("context parallel outputs", CP, "_context_parallel_buffers", ("mesh", "buffers", "load_balancer")),
+    Internal("context parallel outputs", CP, "_create_default_load_balancer", ("seq_length", "world_size", "device")),
     Internal(
         "context parallel on CPU",
         CP,

@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from distbench.results import Case
-from distbench.spec import CpPlan, Scenario, UserError
+from distbench.spec import Scenario, UserError
 from distbench.worker.bench import Bench, Prepared
 from distbench.worker.dtypes import dtype_name, shape_text
 from distbench.worker.fully_sharded import average_whole_gradients, data_parallel_size
 from distbench.worker.materialise import Blueprint, blueprint, load_initial_values, materialise
 from distbench.worker.memory import PeakMemory
 from distbench.worker.parallelize import parallelize
-from distbench.worker.place import Place
-from distbench.worker.plan_check import BATCH_DIMS, problems
+from distbench.worker.place import BATCH_DIMS, Place
+from distbench.worker.plan_check import problems
 from distbench.worker.reference import compare, reference_of, tolerance_of, verdict
+from distbench.worker.sequence import sequence_sharded, shards_sequence, unshard_outputs
 from distbench.worker.sharding import chunk_of
-from distbench.worker.torch_internals import context_parallel
 from distbench.worker.trace import StepTrace
 
 Stamp = Callable[[], None]
@@ -58,9 +58,22 @@ def num_tokens(inputs: torch.Tensor) -> int:
 
 
 class Step:
-    """The parallel model with its batch on this rank."""
+    """The parallel model with its batch on this rank.
 
-    def __init__(self, scenario: Scenario, place: Place, built: Blueprint | None = None) -> None:
+    Args:
+        scenario: model, batch, loss and plan.
+        place: this rank's place.
+        built: the model on the meta device, if it has been built before.
+        give_memory: what gives the sharded model its memory and values.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        place: Place,
+        built: Blueprint | None = None,
+        give_memory: Callable[..., None] = materialise,
+    ) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
         self.plan = scenario.plan
         self._place = place
@@ -70,8 +83,11 @@ class Step:
         self.model: nn.Module
         self.model, self.sharded = parallelize(built.model, scenario.plan, place)
         offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
-        materialise(self.model, place, self._buffers, torch.device("cpu") if offloaded else None)
+        give_memory(self.model, place, self._buffers, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, scenario.plan.fsdp, place)
+        # Where the output is made whole, it can be compared with one device's: kept while somebody asks for it.
+        self.unshards_output = unshard_outputs(self.model, scenario.plan.cp, place)
+        self.kept_outputs: list[torch.Tensor] | None = None
         self._microbatches = list(self._cut(scenario.make_batch()))
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self._microbatches)
@@ -96,32 +112,22 @@ class Step:
 
     def _one_microbatch(self, inputs: torch.Tensor, targets: torch.Tensor, stamp: Stamp) -> torch.Tensor:
         with contextlib.ExitStack() as entered:
-            if self.plan.cp is not None and self._place.size(self.plan.cp.mesh_dim) > 1:
+            if self.plan.cp is not None and shards_sequence(self.plan.cp, self._place):
                 inputs, targets = inputs.clone(), targets.clone()
-                entered.enter_context(self._sequence_sharded(self.plan.cp, inputs, targets))
+                entered.enter_context(sequence_sharded(self.model, self.plan.cp, self._place, inputs, targets))
             if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel
 
                 entered.enter_context(loss_parallel())
-            loss: Any = self._loss(self.model(inputs), targets)
+            output = self.model(inputs)
+            if self.kept_outputs is not None:
+                self.kept_outputs.append(output.detach())
+            loss: Any = self._loss(output, targets)
             stamp()
             (loss / len(self._microbatches) if len(self._microbatches) > 1 else loss).backward()
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-
-    def _sequence_sharded(
-        self, plan: CpPlan, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> contextlib.AbstractContextManager[None]:
-        buffers = dict(self.model.named_buffers())
-        return context_parallel(
-            self._place.mesh[plan.mesh_dim],
-            [inputs, targets, *(buffers[name] for name in plan.buffers)],
-            [plan.seq_dim, plan.seq_dim, *plan.buffers.values()],
-            plan.rotate,
-            plan.load_balance,
-            not_restored=[inputs, targets],
-        )
 
     def _sync_gradients(self, is_last: bool) -> None:
         fsdp = self.plan.fsdp
@@ -162,8 +168,11 @@ def _open(scenario: Scenario, place: Place) -> Iterator[Prepared]:
     def check() -> str | None:
         counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, place))
         step.restart()
+        step.kept_outputs = [] if step.unshards_output else None
         loss = step.forward_backward()
-        found = compare(step.model, float(loss), reference_of(scenario, place), place, step.gradient_scale)
+        output = torch.cat(step.kept_outputs) if step.kept_outputs else None
+        reference = reference_of(scenario, place, None if output is None else output.shape)
+        found = compare(step.model, float(loss), reference, place, step.gradient_scale, output)
         tolerance = tolerance_of(scenario)
         counters.update(found, tolerance=tolerance)
         return verdict(found, tolerance)

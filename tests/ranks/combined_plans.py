@@ -1,0 +1,45 @@
+"""The worker, measuring plans on meshes of its own beside the job's: one launch of eight ranks for all combinations."""
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from distbench.spec import Job, format_mesh, list_entries, parse_mesh
+from distbench.worker import session
+from distbench.worker.__main__ import main
+from distbench.worker.bench import Bench
+from distbench.worker.place import Place
+
+LLAMA = {"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64}
+ATTENTION = {"dim": 64, "sequence": 128, "load_balance": False, "causal": False}
+# Scenario, mesh, parameters. A mesh dim of size 1 leaves its part out; FSDP always shards over cp too.
+COMBINATIONS = (
+    ("llama_3d", "dp_replicate=1,dp_shard=2,cp=2,tp=2", {**LLAMA, "rotate": "alltoall", "checkpoint": True}),
+    ("llama_3d", "dp_replicate=2,dp_shard=2,cp=1,tp=2", LLAMA),
+    ("llama_3d", "dp_replicate=1,dp_shard=2,cp=4,tp=1", LLAMA),
+    ("llama_3d", "dp_replicate=1,dp_shard=1,cp=4,tp=2", {**LLAMA, "rotate": "alltoall", "load_balance": False}),
+    ("llama_3d", "dp_replicate=2,dp_shard=1,cp=2,tp=2", {**LLAMA, "unshard_output": True}),
+    ("cp_attention", "cp=8", ATTENTION),
+    ("cp_attention", "cp=8", {**ATTENTION, "rotate": "alltoall", "unshard_output": True}),
+)
+
+
+def combinations(job: Job, function: object, place: Place) -> list[Bench]:
+    entries = {entry.name: entry for entry in list_entries()}
+    found = []
+    for number, (name, mesh_text, params) in enumerate(COMBINATIONS):
+        mesh = parse_mesh(mesh_text)
+        devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        load = partial(session.load_scenario, entries[name].file, name)
+        one = replace(job, scenario=f"{number} {name} {format_mesh(mesh)}", variants=[params], axes=[])
+        found += alone(one, load(), replace(place, mesh=devices))
+    return found
+
+
+alone = session.all_benches
+session.all_benches = combinations
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,104 @@
+"""Context parallel round a step, in one process on a fake group: buffers come back, and what a whole output costs."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from conftest import ROOT
+
+from distbench.spec import CpPlan, ParallelPlan
+from distbench.worker.attribution import Communication, communications_of
+from distbench.worker.place import Place
+from distbench.worker.plan_check import problems
+from distbench.worker.reference import verdict
+from distbench.worker.torch_internals import Skipped, fake_ranks, require_kernel
+from distbench.worker.workloads.step import Step
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with fake_ranks({"cp": 2}) as mesh:
+        assert dist.group.WORLD is not None
+        yield Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+
+
+def step_of(place: Place, **plan: Any) -> Step:
+    sys.path.insert(0, str(ROOT / "tests" / "data"))
+    from wrong_plans import mistaken
+
+    scenario = mistaken()
+    assert scenario.plan.cp is not None
+    return Step(replace(scenario, plan=replace(scenario.plan, cp=replace(scenario.plan.cp, **plan))), place)
+
+
+@pytest.mark.parametrize(
+    ("load_balance", "rows"),
+    # Of 32 positions in four chunks, rank 0 of two has the head, and with load balance the tail instead of the second.
+    [(False, [*range(16)]), (True, [*range(8), *range(24, 32)])],
+)
+@pytest.mark.parametrize("raises", [False, True])
+def test_buffers_are_sharded_for_the_step_and_whole_again_after_it(
+    place: Place, load_balance: bool, rows: list[int], raises: bool
+) -> None:
+    step = step_of(place, load_balance=load_balance)
+    table = step.model.rotations
+    before, seen, attention = table.clone(), [], F.scaled_dot_product_attention
+
+    def look(*_: object) -> None:
+        seen.append(table.clone())
+        assert F.scaled_dot_product_attention is not attention
+        if raises:
+            raise KeyError("stop here")
+
+    step.model.norm.register_forward_pre_hook(look)
+    if raises:
+        with pytest.raises(KeyError, match="stop here"):
+            step.forward_backward()
+    else:
+        step.forward_backward()
+    assert before.shape[0] == 32 and torch.equal(seen[0], before[rows])
+    assert torch.equal(table, before) and F.scaled_dot_product_attention is attention
+
+
+def gathers(place: Place, **plan: Any) -> list[Communication]:
+    step = step_of(place, **plan)
+    step(lambda: None)
+    rows = communications_of(step, step.phases, step.plan, place, step.model)
+    return [row for row in rows if row.kind == "all_gather" and row.source == "cp"]
+
+
+def test_a_whole_output_costs_one_all_gather_of_the_logits_that_belongs_to_the_root(place: Place) -> None:
+    (more,) = set(gathers(place, unshard_output=True)) - set(gathers(place))
+    assert (more.phase, more.mesh_dim, more.owner, more.owner_known) == ("forward", "cp", "", True)
+    assert more.payload_bytes == 4 * 2 * 32 * 100, "fp32 logits of (batch, sequence, vocabulary)"
+
+
+def test_an_output_that_is_off_is_told() -> None:
+    found = {"loss_rel_error": 0.0, "grad_rel_error": 0.0, "worst_grad": "w", "output_rel_error": 1e-3}
+    assert verdict(found, 1e-5) == "the output is 1.00e-03 (relative) off one device's; 1e-05 is allowed"
+    assert verdict({**found, "output_rel_error": 1e-6}, 1e-5) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (ParallelPlan(cp=CpPlan(kernel="flush")), "attention kernel 'flush' is unknown; use flash, efficient, cudnn"),
+        (ParallelPlan(cp=CpPlan(unshard_output=True, seq_dim=0)), "seq_dim=0 is not the sequence"),
+        (ParallelPlan(cp=CpPlan(unshard_output=True), tp=lambda model, mesh: model, loss_parallel=True), "a DTensor"),
+    ],
+)
+def test_what_context_parallel_cannot_do_is_one_sentence(place: Place, plan: ParallelPlan, says: str) -> None:
+    with torch.device("meta"):
+        (text,) = problems(torch.nn.Linear(2, 2), torch.empty(4, 8, 2), plan, place)
+    assert says in text
+
+
+def test_a_kernel_that_a_cpu_lacks_is_skipped_with_its_reason() -> None:
+    require_kernel("flash", "cpu")
+    with pytest.raises(Skipped, match="a CPU has the flash kernel only"):
+        require_kernel("cudnn", "cpu")
