@@ -24,7 +24,7 @@ from distbench.results import read_run
 from distbench.spec import Job, list_entries
 from distbench.worker.attribution import Communication
 from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
-from distbench.worker.trace import differences
+from distbench.worker.trace import StepTrace, differences
 from distbench.worker.trace_rows import COLUMNS, PHASE_COLUMNS, Row, Traced, tables
 
 PHASES = ("forward", "backward")
@@ -81,6 +81,17 @@ def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), seen("broadcast")):
         assert len(differences(rows, [rows[0], other, rows[2]])) == 1
     assert differences(rows, [rows[1], rows[0], rows[2]])  # the order counts
+
+
+def test_where_methods_differ_a_compiled_plan_is_named_as_a_reason() -> None:
+    rows = [seen("all_gather"), seen("all_reduce")]
+    for compiled, num_sentences in ((None, 1), (object(), 2)):
+        bare: Any = SimpleNamespace(plan=SimpleNamespace(compile=compiled))
+        unused: Any = None
+        trace = StepTrace(bare, unused, unused)
+        assert trace.differing(rows, rows) == []
+        found = trace.differing(rows, rows[:1])
+        assert len(found) == num_sentences and ("uncompiled" in found[-1]) == (compiled is not None)
 
 
 # Some variants of the scenarios that have many; distbench doctor --paths goes through all of them.
