@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from click.testing import CliRunner
 from conftest import DATA, ROOT, run_cli
 
@@ -21,8 +23,8 @@ from distbench.launch import Request, jobs_of, launch
 from distbench.results import read_run
 from distbench.spec import Job, list_entries
 from distbench.worker.attribution import Communication
-from distbench.worker.torch_internals import Unsupported, require
-from distbench.worker.trace import differences
+from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
+from distbench.worker.trace import StepTrace, differences
 from distbench.worker.trace_rows import COLUMNS, PHASE_COLUMNS, Row, Traced, tables
 
 PHASES = ("forward", "backward")
@@ -81,6 +83,17 @@ def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     assert differences(rows, [rows[1], rows[0], rows[2]])  # the order counts
 
 
+def test_where_methods_differ_a_compiled_plan_is_named_as_a_reason() -> None:
+    rows = [seen("all_gather"), seen("all_reduce")]
+    for compiled, num_sentences in ((None, 1), (object(), 2)):
+        bare: Any = SimpleNamespace(plan=SimpleNamespace(compile=compiled))
+        unused: Any = None
+        trace = StepTrace(bare, unused, unused)
+        assert trace.differing(rows, rows) == []
+        found = trace.differing(rows, rows[:1])
+        assert len(found) == num_sentences and ("uncompiled" in found[-1]) == (compiled is not None)
+
+
 # Some variants of the scenarios that have many; distbench doctor --paths goes through all of them.
 KNOBS = {"knob=reshard_to_2", "knob=hybrid", "knob=largest_dim", "knob=accumulate", "knob=gather_int8"}
 STYLES = {"style=sequence", "style=vocabulary", "style=loss_parallel", "style=callable"}
@@ -110,6 +123,50 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     # What was counted by other means: 4 blocks, TP with sequence parallel x FSDP2 on 2x2.
     tp = {"tp all_gather": 19, "tp reduce_scatter": 18, "tp all_reduce": 9}
     assert found[-1][0]["counts"] == {**tp, "dp_shard all_gather": 9, "dp_shard reduce_scatter": 5}
+
+
+def every_collective(mesh: Any) -> None:
+    group, one, two = mesh.get_group(), torch.ones(2), torch.ones(4)
+    found: Any = functional.all_gather_into_tensor_coalesced([one, two], group)
+    found += functional.reduce_scatter_tensor_coalesced([one, two], "sum", [0, 0], group)
+    found += functional.all_reduce_coalesced([one, two], "sum", group)
+    found.append(functional.all_to_all_single(one, None, None, group))
+    for tensor in found:
+        tensor + 0  # waits
+    dist.all_gather([torch.empty(4), torch.empty(4)], two)
+    dist.reduce_scatter(torch.empty(2), [one, one])
+    dist.all_to_all([torch.empty(2), torch.empty(2)], [one, one])
+    dist.all_reduce(two, async_op=True).wait()
+    dist.broadcast(one, src=0)
+    dist.reduce(two, dst=0)
+    dist.gather(one, [torch.empty(2), torch.empty(2)], dst=0)
+    dist.send(one, 1)
+    dist.recv(two, 1)
+    dist.barrier()
+
+
+# torch 2.11 has only the names that 2.13 deprecates.
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None:
+    """Coalesced ones too, and through the default group and through the mesh."""
+    told: list[Any] = []
+    dispatched: list[Any] = []
+    with fake_ranks({"tp": 2}) as mesh:
+        forwarding = Forwarding(mesh)
+        with forwarding.on(), forwarding.told(told.append):
+            every_collective(mesh)
+        with each_collective(dispatched.append):
+            every_collective(mesh)
+        with forwarding.on():
+            every_collective(mesh)  # nobody is told
+    facts = [(one.call.kind, one.call.ranks, one.call.payload_numel) for one in told]
+    assert facts == [(one.kind, one.ranks, one.payload_numel) for one in dispatched]
+    assert [fact[0] for fact in facts] == [
+        *("all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
+        *("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "reduce", "gather", "send", "recv"),
+    ]
+    assert [fact[2] for fact in facts] == [12, 6, 6, 2, 8, 4, 4, 4, 2, 4, 2, 2, 4]
+    assert all(one.completed_s >= one.issued_s for one in told)
 
 
 def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:

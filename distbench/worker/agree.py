@@ -24,7 +24,6 @@ from distbench.worker.failure import one_line
 from distbench.worker.place import Place
 from distbench.worker.session import load_scenario, variant_label
 from distbench.worker.torch_internals import Forwarding, Skipped, fake_ranks
-from distbench.worker.trace import differences
 from distbench.worker.workloads.step import step_benches
 
 
@@ -66,14 +65,15 @@ def _of_step(bench: Bench, forwarding: Forwarding) -> dict[str, Any]:
             assert prepared.trace is not None
             _, [told] = prepared.trace.forwarded(forwarding, 1)
             dispatched = prepared.trace.dispatched()
+            forwarded = [row.what for row in told.rows]
+            found = prepared.trace.differing(forwarded, dispatched)
     except Skipped as reason:
         return {"skipped": str(reason)}
-    forwarded = [row.what for row in told.rows]
     return {
         "num_rows": len(forwarded),
         "num_owned": sum(row.owner_known for row in forwarded),
         "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in forwarded),
-        "differences": differences(forwarded, dispatched),
+        "differences": found,
     }
 
 

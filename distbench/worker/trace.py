@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 NUM_STEPS, ROUNDS = 3, 5
 MAX_DIFFERENCES = 20
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
-
+# And it stays so until torch.compiler.reset(): whatever enters a dispatch mode comes after what is measured.
+RUN_UNCOMPILED = "under a dispatch mode compiled modules run uncompiled; the forwarding groups saw the compiled step"
 NO_PREDICTION = "torch's memory tracker takes neither frozen parameters nor a second forward in one step"
 
 
@@ -75,7 +76,7 @@ class StepTrace:
         tracing.alive()
         overhead = _overhead(self.bare, forwarded, self.place, tracing)
         dispatched = self.dispatched()
-        found = differences([row.what for row in steps[0].rows], dispatched)
+        found = self.differing([row.what for row in steps[0].rows], dispatched)
         agreement = {
             "method": "dispatch mode",
             "num_rows": len(dispatched),
@@ -102,6 +103,11 @@ class StepTrace:
         """What the dispatch mode sees of the step itself."""
         _run(self.bare, self.place)  # the first step sets things up
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.place, self.bare.model)
+
+    def differing(self, told: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
+        """Where the two methods differ; that a plan compiles may be why."""
+        found = differences(told, dispatched)
+        return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
 
     def _profiled(self, counters: dict[str, Any]) -> dict[str, Any]:
         """On CUDA: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
