@@ -1,7 +1,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,19 @@ def run_cli(
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
     )
+
+
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Have `launch` fork its ranks out of one process instead of asking torchrun: see ranks/forking.py."""
+
+    def command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
+        return [sys.executable, str(ROOT / "tests" / "ranks" / "forking.py"), str(num_ranks), *arguments]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("distbench.launch.attempt.torchrun_command", command)
+        patched.setenv("PYTHONPATH", str(ROOT))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, ROOT, run_cli, run_files
+from conftest import DATA, ROOT, forked_ranks, run_cli, run_files
 
 from distbench.display import Quiet
 from distbench.launch import Request, jobs_of, launch
@@ -37,8 +37,7 @@ def measured(
     )
     (job,) = jobs_of(request, None)
     job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(ROOT))
+    with forked_ranks():
         outcome = launch(job, None, Quiet(), module)
     assert outcome.status == "complete", outcome.message
     rows = ((row["case"]["params"], row) for row in read_run(Path(job.run_file)).cases)

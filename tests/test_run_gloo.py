@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, ROOT, run_cli, run_files
+from conftest import DATA, ROOT, forked_ranks, run_cli, run_files
 
 from distbench.display import Quiet
 from distbench.launch import Request, jobs_of, launch
@@ -29,7 +29,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
         few = replace(job, settings=replace(job.settings, min_samples=5, budget_s=0.5))
-        outcome = launch(few, None, Quiet())
+        with forked_ranks():
+            outcome = launch(few, None, Quiet())
         assert outcome.exit_code == 0, outcome.message
         runs[job.scenario] = read_run(Path(few.run_file))
     return runs
@@ -130,7 +131,8 @@ def mutant(tmp_path: Path, target: str, module: tuple[str, ...]) -> list[dict[st
         started_at=time.time(),
     )
     (job,) = jobs_of(request, None)
-    outcome = launch(job, None, Quiet(), module)
+    with forked_ranks():
+        outcome = launch(job, None, Quiet(), module)
     assert outcome.status == "complete" and outcome.exit_code == 1, outcome.message
     return read_run(Path(job.run_file)).cases
 

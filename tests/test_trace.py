@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from click.testing import CliRunner
-from conftest import DATA, ROOT, run_cli
+from conftest import DATA, forked_ranks, run_cli
 
 from distbench.ask_child import ask_child
 from distbench.cli import main
@@ -195,8 +195,7 @@ def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(
     request = Request((f"{DATA}/traced.py",), device="cpu", quick=True, out=tmp_path, timeout_s=120, trace_paths=True)
     [job] = jobs_of(replace(request, started_at=time.time()), None)
     job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(ROOT))
+    with forked_ranks():
         outcome = launch(job, None, Quiet())
     assert outcome.exit_code == 0, outcome.message
     run = read_run(Path(job.run_file))
