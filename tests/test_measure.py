@@ -93,6 +93,30 @@ def test_every_sample_starts_with_a_meeting_and_warm_up_is_thrown_away() -> None
     assert ranks.meetings == len(calls) == 3 + len(samples.samples_s)
 
 
+def test_samples_of_earlier_passes_count_as_those_of_the_last() -> None:
+    time = FakeTime()
+    took = 0.0
+
+    def call(stamp: object) -> None:
+        time.now += took
+
+    meter = meter_of(time, FakeRanks(), min_samples=3, max_samples=3)
+    earlier = []
+    for took in (0.010, 0.020):
+        stamps, reason = meter.sample(call, took)
+        assert reason == "precise"
+        earlier.append(stamps)
+    took = 0.060
+    samples = meter.measure(call, (), took, earlier)
+    assert samples.samples_s == pytest.approx([0.010] * 3 + [0.020] * 3 + [0.060] * 3)
+    assert samples.rank_median_s == pytest.approx([0.020, 0.020])
+
+
+def test_a_pass_takes_its_share_of_a_case() -> None:
+    share = Settings(min_samples=5, max_samples=200, max_case_s=1.0, passes=4).of_a_pass()
+    assert (share.min_samples, share.max_samples, share.max_case_s) == (2, 50, 0.25)
+
+
 def test_noise_is_sampled_until_the_time_is_spent() -> None:
     time = FakeTime()
     calls = []

@@ -17,6 +17,7 @@ from distbench.commands.finite import FiniteRange
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
+@click.option("--passes", type=click.IntRange(1), default=1, metavar="N", help="Spread each case over N rounds.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
@@ -30,6 +31,7 @@ def run(
     device: str | None,
     quick: bool,
     pipelined: int,
+    passes: int,
     out: Path,
     timeout: float,
     log_dir: Path | None,
@@ -63,6 +65,7 @@ def run(
         device=device,
         quick=quick,
         pipelined=pipelined,
+        passes=passes,
         out=out,
         log_dir=log_dir,
         timeout_s=timeout,

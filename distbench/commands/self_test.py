@@ -12,7 +12,7 @@ from distbench.spec.errors import UserError
 if TYPE_CHECKING:
     from distbench.gate.options import Options
 
-DEFAULT_RUN = ("collectives", "--quick")
+DEFAULT_RUN = ("collectives", "--quick", "--passes", "8")
 NUM_PAIRS = (5, 10)
 NUM_COMPARISONS = 200
 SEED = 20260101

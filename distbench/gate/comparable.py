@@ -24,6 +24,7 @@ MUST_AGREE = (
     "num_threads",
     "scheduler",
     "pipelined",
+    "passes",
 )
 # These may be the very thing that is compared.
 SHOWN = ("torch", "nccl", "cuda", "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
@@ -60,6 +61,7 @@ def facts_of(job: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str
     facts["mesh"] = ",".join(f"{name}={size}" for name, size in mesh.items()) or None
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
+    facts["passes"] = settings.pop("passes", 1)
     facts["settings"] = settings or None
     facts["profile"] = job.get("profile")
     return facts

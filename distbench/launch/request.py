@@ -31,6 +31,7 @@ class Request:
         device: "cpu", "cuda", or None to use CUDA where there is a GPU.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
+        passes: times that all cases are gone through.
         out: results folder.
         log_dir: folder for ranks' logs, or None for one beside each run file.
         timeout_s: seconds without progress after which a launch is given up.
@@ -47,6 +48,7 @@ class Request:
     device: str | None = None
     quick: bool = False
     pipelined: int = 1
+    passes: int = 1
     out: Path = Path("results")
     log_dir: Path | None = None
     timeout_s: float = 300.0
@@ -131,7 +133,7 @@ def _job(
         axes=axis_names(variants, entry),
         mesh=mesh,
         device=device,
-        settings=replace(settings, iterations_per_sample=request.pipelined),
+        settings=replace(settings, iterations_per_sample=request.pipelined, passes=request.passes),
         run_file=str((folder / f"{name}.jsonl").resolve()),
         log_dir=str(((request.log_dir or folder / "logs") / name).resolve()),
         timeout_s=request.timeout_s,

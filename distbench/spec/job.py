@@ -4,7 +4,7 @@ import ast
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Settings:
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
         max_relaunches: new launches at most, after cases that killed or hung a rank.
+        passes: times that all cases are gone through, each time taking this share of a case's samples and seconds: what
+            comes and goes on the machine then falls on all cases alike.
     """
 
     warmup_iterations: int = 3
@@ -39,6 +41,7 @@ class Settings:
     iterations_per_sample: int = 1
     seed: int = 20260101
     max_relaunches: int = 20
+    passes: int = 1
 
     @classmethod
     def quick(cls) -> "Settings":
@@ -48,6 +51,11 @@ class Settings:
     def case_limit_s(self, num_cases: int) -> float:
         """Seconds of timed iterations that one of `num_cases` cases may take."""
         return min(self.max_case_s, self.budget_s / max(num_cases, 1))
+
+    def of_a_pass(self) -> "Settings":
+        """What one pass may take of a case: its share of samples and seconds."""
+        share = {name: -(-getattr(self, name) // self.passes) for name in ("min_samples", "max_samples")}
+        return replace(self, **share, max_case_s=self.max_case_s / self.passes)
 
 
 @dataclass(frozen=True)

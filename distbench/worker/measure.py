@@ -3,7 +3,7 @@
 Every rank runs the same number of iterations, because every rank decides from the same gathered stamps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +91,25 @@ class Meter:
         stamps = self._iterate(call, self._settings.warmup_iterations)
         return float(_durations(stamps)[:, -1].max()) / self._settings.iterations_per_sample
 
-    def measure(self, call: Call, phases: tuple[str, ...], estimate_s: float) -> Samples:
+    def measure(
+        self, call: Call, phases: tuple[str, ...], estimate_s: float, earlier: Sequence[torch.Tensor] = ()
+    ) -> Samples:
         """Sample until the median is precise enough, or a cap is reached.
 
         Args:
             call: runs one iteration; stamps the end of every phase.
             phases: names of the phases in the order of their stamps, none for a call with no parts.
+            estimate_s: seconds an iteration takes, as warm_up returned it.
+            earlier: what `sample` gave in earlier passes.
+        """
+        stamps, reason = self.sample(call, estimate_s)
+        return self._summary(torch.cat([*earlier, stamps], dim=1), phases, reason)
+
+    def sample(self, call: Call, estimate_s: float) -> tuple[torch.Tensor, str]:
+        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended.
+
+        Args:
+            call: runs one iteration; stamps the end of every phase.
             estimate_s: seconds an iteration takes, as warm_up returned it.
         """
         settings = self._settings
@@ -111,7 +124,7 @@ class Meter:
             timed_s += float(slowest.sum())
             reason = stop_reason(samples.tolist(), timed_s, settings)
             self._on_batch(len(samples))
-        return self._summary(torch.cat(batches, dim=1), phases, reason)
+        return torch.cat(batches, dim=1), reason
 
     def _batch_size(self, estimate_s: float, taken: int, timed_s: float) -> int:
         sample_s = max(estimate_s, 1e-7) * self._settings.iterations_per_sample

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from distbench.progress import Teller
@@ -60,7 +61,9 @@ class Runner:
         shared = clock.shared_between_ranks and len(set(place.gather(os.uname().nodename))) == 1
         ranks = Ranks(place.control, place.device)
         self._repeats = settings.iterations_per_sample
-        self._meter = Meter(ranks, clock, settings, shared, teller.tell_samples)
+        self._meter = Meter(ranks, clock, settings.of_a_pass(), shared, teller.tell_samples)
+        self._passes = settings.passes
+        self._earlier: dict[str, list[torch.Tensor]] = {}
         self._tracing: Tracing | None = None
         if trace_paths:
             self._tracing = Tracing(Forwarding(place.mesh), shared, alive=partial(teller.tell, "tracing"))
@@ -73,11 +76,19 @@ class Runner:
             RankFailed: this rank failed alone, so the others wait for it in vain.
             StorageFailed: a result could not be written.
         """
-        for index, bench in enumerate(benches):
-            case = bench.case
-            self._teller.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
-            result = self._outcome(index, bench)
-            self._teller.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
+        waiting = list(enumerate(benches))
+        for number in range(self._passes):
+            waiting = [(index, bench) for index, bench in waiting if not self._ended(index, bench, number)]
+
+    def _ended(self, index: int, bench: Bench, number: int) -> bool:
+        """One pass over a case; whether it has its row now: after the last pass, or where it failed."""
+        case = bench.case
+        self._teller.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
+        result = self._outcome(index, bench, is_last=number == self._passes - 1)
+        if result is None:
+            return False
+        self._teller.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
+        return True
 
     def save(self, record: dict[str, Any]) -> None:
         """Rank 0 appends a record to the run file; the other ranks do nothing.
@@ -97,10 +108,13 @@ class Runner:
         self.save(result.to_record())
         return result
 
-    def _outcome(self, index: int, bench: Bench) -> CaseResult:
-        """Run a case and append its row; its trace follows, where one is wanted."""
+    def _outcome(self, index: int, bench: Bench, is_last: bool) -> CaseResult | None:
+        """Run a case and append its row; its trace follows, where one is wanted. None before the last pass."""
         try:
-            return self._measure(index, bench)
+            if is_last:
+                return self._measure(index, bench)
+            self._take_samples(bench)
+            return None
         except (UserError, StorageFailed, RankFailed):
             raise
         except Unsupported as reason:
@@ -138,6 +152,17 @@ class Runner:
             # Not a failure of this rank's own: the rank that failed alone has left, and broke its connections.
             raise RankFailed(message)
 
+    def _take_samples(self, bench: Bench) -> None:
+        """A pass that is not the last: samples, and nothing else."""
+        watch = self._stopwatch
+        with contextlib.ExitStack() as opened:
+            with watch.on("set-up"):
+                prepared = opened.enter_context(bench.open())
+            with watch.on("warm-up"):
+                estimate_s = self._meter.warm_up(prepared.call)
+            stamps, _ = self._meter.sample(prepared.call, estimate_s)
+        self._earlier.setdefault(bench.case.id, []).append(stamps)
+
     def _measure(self, index: int, bench: Bench) -> CaseResult:
         watch = self._stopwatch
         with contextlib.ExitStack() as opened:
@@ -145,7 +170,8 @@ class Runner:
                 prepared = opened.enter_context(bench.open())
             with watch.on("warm-up"):
                 estimate_s = self._meter.warm_up(prepared.call)
-            samples = self._meter.measure(prepared.call, prepared.phases, estimate_s)
+            earlier = self._earlier.pop(bench.case.id, [])
+            samples = self._meter.measure(prepared.call, prepared.phases, estimate_s, earlier)
             watch.add("timed", sum(samples.samples_s) * self._repeats)
             with watch.on("checking"):
                 wrong = self._check(prepared)
