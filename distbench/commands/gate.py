@@ -68,9 +68,9 @@ def gate(
     apart by the word vs between them. Launches that took turns are compared in pairs; launches of two occasions can
     only warn, unless the machine is --dedicated.
 
-    With --self-test it is launched code that does not change: PATHS is a folder of run files of one revision, or, after
-    --, what distbench run is given (default: collectives --quick --passes 8). It prints how often the gate would have called
-    unchanged code slower, and how often it would have found slowdowns that are put into the samples.
+    With --self-test the gate is tried on code that does not change: PATHS is a folder of run files of one revision, or,
+    after --, what distbench run is given (default: collectives --quick --passes 8). It prints how often the gate would
+    have called unchanged code slower, and how often it would have found slowdowns that are put into the samples.
 
     Exit code: 0 pass (what could not be told is warned about), 1 regression, 2 you can fix it, 3 inconclusive under
     --strict, 4 not comparable, missing, failed, or nothing measured.
