@@ -18,6 +18,7 @@ from distbench.results import Run, read_run
 
 pytestmark = pytest.mark.gloo
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "redistribute")
+IN_PASSES = "tp_mlp"
 SMALL = ("max_bytes=65536", "small=32", "large=32")
 
 
@@ -28,7 +29,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     runs = {}
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
-        few = replace(job, settings=replace(job.settings, min_samples=5, budget_s=0.5))
+        passes = 2 if job.scenario == IN_PASSES else 1
+        few = replace(job, settings=replace(job.settings, min_samples=5, budget_s=0.5, passes=passes))
         with forked_ranks():
             outcome = launch(few, None, Quiet())
         assert outcome.exit_code == 0, outcome.message
@@ -61,6 +63,16 @@ def test_the_footer_says_how_the_time_was_spent(shipped: dict[str, Run]) -> None
     assert sum(footer["spent_s"].values()) == pytest.approx(footer["wall_s"], rel=0.01)
     assert footer["spent_s"]["timed"] > 0.1
     assert 0 <= footer["foreign_cpu"] <= 1
+
+
+def test_in_passes_every_case_is_come_back_to_after_all_others(shipped: dict[str, Run]) -> None:
+    run = shipped[IN_PASSES]
+    told = (Path(run.header["job"]["log_dir"]) / "progress.jsonl").read_text().splitlines()
+    begun = [event["id"] for event in map(json.loads, told) if event["event"] == "case"]
+    ids = [record["case"]["id"] for record in run.cases]
+    assert len(ids) > 1 and begun == [*ids, *ids]
+    # Each pass takes its half of the least, rounded up.
+    assert all(len(record["samples_s"]) >= 6 for record in run.cases)
 
 
 def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipped: dict[str, Run]) -> None:

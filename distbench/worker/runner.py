@@ -5,7 +5,7 @@ import datetime
 import math
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -152,24 +152,25 @@ class Runner:
             # Not a failure of this rank's own: the rank that failed alone has left, and broke its connections.
             raise RankFailed(message)
 
+    @contextlib.contextmanager
+    def _warm(self, bench: Bench) -> Iterator[tuple[Prepared, float]]:
+        """A case opened and warmed up, and the seconds that an iteration takes."""
+        with contextlib.ExitStack() as opened:
+            with self._stopwatch.on("set-up"):
+                prepared = opened.enter_context(bench.open())
+            with self._stopwatch.on("warm-up"):
+                estimate_s = self._meter.warm_up(prepared.call)
+            yield prepared, estimate_s
+
     def _take_samples(self, bench: Bench) -> None:
         """A pass that is not the last: samples, and nothing else."""
-        watch = self._stopwatch
-        with contextlib.ExitStack() as opened:
-            with watch.on("set-up"):
-                prepared = opened.enter_context(bench.open())
-            with watch.on("warm-up"):
-                estimate_s = self._meter.warm_up(prepared.call)
+        with self._warm(bench) as (prepared, estimate_s):
             stamps, _ = self._meter.sample(prepared.call, estimate_s)
         self._earlier.setdefault(bench.case.id, []).append(stamps)
 
     def _measure(self, index: int, bench: Bench) -> CaseResult:
         watch = self._stopwatch
-        with contextlib.ExitStack() as opened:
-            with watch.on("set-up"):
-                prepared = opened.enter_context(bench.open())
-            with watch.on("warm-up"):
-                estimate_s = self._meter.warm_up(prepared.call)
+        with self._warm(bench) as (prepared, estimate_s):
             earlier = self._earlier.pop(bench.case.id, [])
             samples = self._meter.measure(prepared.call, prepared.phases, estimate_s, earlier)
             watch.add("timed", sum(samples.samples_s) * self._repeats)
