@@ -40,12 +40,12 @@ class Series:
 
 
 def recorded(folder: Path) -> Series:
-    """The launches below a folder, one run file each, in time order, with the cases that all of them measured.
+    """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
 
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
     """
-    runs = [read_run(path) for path in run_files_in(folder)]
+    runs = [run for run in map(read_run, run_files_in(folder)) if run.footer is not None]
     runs.sort(key=lambda run: launch_of(run).started_at)
     if len(runs) < MIN_LAUNCHES:
         raise UserError(f"{folder} holds {len(runs)} launches; record at least {MIN_LAUNCHES}, better 60")
