@@ -48,7 +48,7 @@ def test_a_baseline_keeps_what_a_gate_needs(tmp_path: Path) -> None:
         )
         assert new.foreign_load == pytest.approx(0.1)
         assert new.cases[CASE].mean_s == pytest.approx(old.cases[CASE].mean_s, rel=1e-5)
-        assert new.cases[CASE].min_of_first(3) == pytest.approx(old.cases[CASE].min_of_first(3), rel=1e-5)
+        assert new.cases[CASE].p10_s == pytest.approx(old.cases[CASE].p10_s, rel=1e-5)
     assert (after[2].cases[OTHER].status, after[2].cases[OTHER].error) == ("wrong", "off")
     # Reviewable in git: a case is a line, and there are no raw samples.
     lines = path.read_text().splitlines()
@@ -76,12 +76,12 @@ def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
     assert "10 launches" in shown.output and "torch 2.13.0" in shown.output
     row = next(line for line in shown.output.splitlines() if line.startswith(CASE))
     # WOBBLE's standard deviation is 1.9 %.
-    assert row.split()[1:] == ["10", *["1.00", "ms,", "1.9", "%"] * 3]
+    assert row.split()[1:] == ["10", *["1.00", "ms,", "1.9", "%"] * 2]
 
 
 def stored(**changed: object) -> str:
     """A baseline of one launch and one case, some of whose fields or columns are changed; its facts are not known."""
-    columns = {"num_samples": [3], "mean_s": [2.0], "median_s": [1.5], "min_s": [1.0]}
+    columns = {"num_samples": [3], "mean_s": [2.0], "p10_s": [1.0]}
     launch = {"run_id": "r", "started_at": 1.0, "variants": "", "foreign_load": None, "complete": True, "facts": {}}
     record: dict[str, object] = {"distbench_baseline": 2, "scenario": "s", "saved_at": "then", "facts": {}}
     record |= {"launches": [launch], "cases": {"c": {name: changed.pop(name, columns[name]) for name in columns}}}
@@ -104,11 +104,11 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
     [
         ("[]", "is no baseline"),
         ('{"distbench_baseline": 99}', "reads up to 2"),
-        ('{"distbench_baseline": 1}', "without medians; save it again"),
+        ('{"distbench_baseline": 1}', "without 10th percentiles; save it again"),
         ('{"distbench_baseline": 2, "launches": [{}]}', "is damaged"),
         (stored(launches=[{}]), "is damaged (KeyError"),
         (stored(mean_s=["x"]), "is damaged"),
-        (stored(min_s=[0]), "is damaged (ValueError"),
+        (stored(p10_s=[0]), "is damaged (ValueError"),
         (stored(facts=3), "is damaged (no facts)"),
         ("{", "cannot be read"),
     ],

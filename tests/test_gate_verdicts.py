@@ -9,7 +9,7 @@ import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
 from distbench.gate.gate import gate
-from distbench.gate.launches import read_side
+from distbench.gate.launches import read_side, tenth_percentile
 from distbench.gate.options import METRICS, Options, share_of, tolerances_of
 from distbench.gate.verdict import CaseVerdict, Gated
 from distbench.spec.errors import UserError
@@ -51,7 +51,7 @@ def test_the_floor_in_microseconds_excuses_small_differences(tmp_path: Path) -> 
     assert only(compare(base, new, Options(floor_s=5e-6))).verdict == "pass"
 
 
-def test_a_tail_is_found_by_the_mean_though_the_minimum_is_unchanged(tmp_path: Path) -> None:
+def test_a_tail_is_found_by_the_mean_though_most_samples_are_unchanged(tmp_path: Path) -> None:
     def tailed(index: int) -> list[float]:
         calm = steady(1e-3, index, 18)
         return [*calm, 3 * calm[0], 3 * calm[0]]
@@ -63,13 +63,10 @@ def test_a_tail_is_found_by_the_mean_though_the_minimum_is_unchanged(tmp_path: P
     assert found.metrics[0].change == pytest.approx(0.2)
 
 
-def test_minima_are_of_equally_many_samples(tmp_path: Path) -> None:
-    """A side with more samples has met a lower minimum; that is no improvement of the code."""
-    short = [2e-3, 1.5e-3, 1.6e-3]
-    base = write_side(tmp_path / "base", lambda index: {CASE: case(short)})
-    new = write_side(tmp_path / "new", lambda index: {CASE: case([*short, *short, 1e-3])}, start=1050.0)
-    minimum = next(metric for metric in only(compare(base, new)).metrics if metric.metric == "min")
-    assert minimum.candidate_s == pytest.approx(1.5e-3)
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 57])
+def test_the_tenth_percentile_is_numpys(count: int) -> None:
+    samples = np.random.default_rng(count).lognormal(size=count)
+    assert tenth_percentile(samples.tolist()) == pytest.approx(np.quantile(samples, 0.1))
 
 
 def test_below_the_minimum_of_launches_there_is_no_verdict(tmp_path: Path) -> None:
@@ -249,7 +246,7 @@ def test_what_is_rare_for_one_case_is_not_among_thousands(tmp_path: Path, paired
         gated = compare(base, new, Options(dedicated=True))
         verdict = next(one.verdict for one in gated.cases if one.case_id == CASE)
         verdicts[num_cases] = verdict, gated.num_tests
-    assert verdicts == {0: ("regression", 3), 3000: ("inconclusive", 9003)}
+    assert verdicts == {0: ("regression", 2), 3000: ("inconclusive", 6002)}
 
 
 def test_the_worst_stands_first(tmp_path: Path) -> None:
@@ -294,7 +291,7 @@ def test_a_tolerance_that_could_mean_either_is_refused(text: str) -> None:
 
 
 def test_each_metric_may_have_its_own_tolerance() -> None:
-    assert tolerances_of(["10%", "min=0.03"]) == {"mean": 0.1, "median": 0.1, "min": 0.03}
+    assert tolerances_of(["10%", "p10=0.03"]) == {"mean": 0.1, "p10": 0.03}
     with pytest.raises(UserError, match="nearest: mean"):
         tolerances_of(["meen=5%"])
 

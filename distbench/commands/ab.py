@@ -19,7 +19,7 @@ from distbench.spec.errors import UserError
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
-@click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, min=3%. [5%]")
+@click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]")
 @click.option("--min-launches", type=click.IntRange(2), default=5, show_default=True, help="No verdict below so many.")
 @click.option("--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs.")
 @click.option("--strict", is_flag=True, help="Exit with 3 when a case is inconclusive.")

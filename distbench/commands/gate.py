@@ -23,7 +23,7 @@ SEPARATOR = "vs"
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
-@click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, min=3%. [5%]")
+@click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]")
 @click.option("--floor-us", type=FiniteRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
 @click.option(
     "--alpha",
@@ -78,7 +78,7 @@ def gate(
     \b
     Examples:
       distbench gate base/ new/
-      distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance min=5%
+      distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
       distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
       distbench gate --signature signatures/llama_2d.signature new.signature
       distbench gate --self-test --launches 30 -- llama_2d --quick

@@ -13,7 +13,7 @@ from distbench.gate.launches import Launch, Value
 from distbench.results import STATUSES, Record
 from distbench.spec.errors import UserError
 
-FORMAT_VERSION = 2  # 1 had no medians
+FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
@@ -85,12 +85,9 @@ def _launch_record(launch: Launch, common: Record) -> Record:
 def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
     """Columns, one entry a launch; null where the launch has no such case or no such number."""
     values = [launch.cases.get(case_id) for launch in launches]
-    record: Record = {
-        "num_samples": [value.num_samples if value else None for value in values],
-        "mean_s": [_rounded(value.mean_s) if value and value.lows else None for value in values],
-        "median_s": [_rounded(value.median_s) if value and value.lows else None for value in values],
-        "min_s": [_rounded(value.lows[-1][1]) if value and value.lows else None for value in values],
-    }
+    record: Record = {"num_samples": [value.num_samples if value else None for value in values]}
+    for name in ("mean_s", "p10_s"):
+        record[name] = [_rounded(getattr(value, name)) if value and value.status == "ok" else None for value in values]
     if any(value and value.status != "ok" for value in values):
         record["status"] = [value.status if value else None for value in values]
         record["error"] = [value.error if value else None for value in values]
@@ -131,7 +128,7 @@ def load_record(path: Path) -> Record:
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
     if version < FORMAT_VERSION:
         raise UserError(
-            f"baseline {path} has version {version}, without medians; save it again with distbench baseline save"
+            f"baseline {path} has version {version}, without 10th percentiles; save it again: distbench baseline save"
         )
     if version > FORMAT_VERSION:
         raise UserError(
@@ -168,14 +165,12 @@ def _value(columns: Record, index: int) -> Value:
     status = columns["status"][index] if "status" in columns else "ok"
     if status not in STATUSES:
         raise KeyError(status)
-    names = ("num_samples", "mean_s", "median_s", "min_s")
-    count, mean_s, median_s, min_s = (columns[name][index] for name in names)
+    count, mean_s, p10_s = (columns[name][index] for name in ("num_samples", "mean_s", "p10_s"))
     if mean_s is None:
-        return Value(status, count, math.nan, math.nan, (), columns.get("error", {index: None})[index])
-    # Which sample was the lowest is not stored: it counts as known from the first one on.
-    if not all(0 < value < math.inf for value in (mean_s, median_s, min_s)):
-        raise ValueError(f"mean_s {mean_s}, median_s {median_s}, min_s {min_s}")
-    return Value(status, int(count), float(mean_s), float(median_s), ((1, float(min_s)),))
+        return Value(status, count, math.nan, math.nan, columns.get("error", {index: None})[index])
+    if not all(0 < value < math.inf for value in (mean_s, p10_s)):
+        raise ValueError(f"mean_s {mean_s}, p10_s {p10_s}")
+    return Value(status, int(count), float(mean_s), float(p10_s))
 
 
 def baseline_files(out: Path) -> list[Path]:

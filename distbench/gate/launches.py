@@ -1,13 +1,12 @@
 """Run files to launches: of each case one value a metric, for the launch and not the sample is what varies freely.
 
 Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
-independent ones. So a launch gives one mean, median and minimum a case, and everything after this counts launches.
+independent ones. So a launch gives one mean and one 10th percentile a case, and everything after this counts launches.
 """
 
 import gc
 import json
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from distbench.gate.comparable import facts_of
 from distbench.report.collect import run_files_in
-from distbench.results import Record, Run, median, read_run
+from distbench.results import Record, Run, read_run
 from distbench.spec.errors import UserError
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
@@ -31,25 +30,15 @@ class Value(NamedTuple):
         status: as a run file's.
         num_samples: samples it took.
         mean_s: their mean, seconds; nan where there are none.
-        median_s: their median, seconds; nan likewise.
-        lows: (how many samples had been taken, seconds) each time a sample undercut all before it.
+        p10_s: their 10th percentile, seconds; nan likewise.
         error: one sentence, when status is not ok.
     """
 
     status: str
     num_samples: int
     mean_s: float
-    median_s: float
-    lows: tuple[tuple[int, float], ...]
+    p10_s: float
     error: str | None = None
-
-    def min_of_first(self, num_samples: int) -> float:
-        """The minimum of the first so many samples, seconds: minima of unequal counts cannot be compared.
-
-        A stored baseline knows only the minimum of all of them, and gives that.
-        """
-        place = bisect_right(self.lows, num_samples, key=lambda low: low[0])
-        return self.lows[max(place - 1, 0)][1] if self.lows else math.nan
 
 
 @dataclass(frozen=True)
@@ -107,20 +96,23 @@ def value_of(record: Record) -> Value:
     """One case record as a value; one that is ok without a usable sample counts as raised."""
     samples, status = record.get("samples_s") or [], record["status"]
     if status != "ok":
-        return Value(status, len(samples), math.nan, math.nan, (), record.get("error"))
+        return Value(status, len(samples), math.nan, math.nan, record.get("error"))
     mean_s = sum(samples) / len(samples) if samples else math.nan
     if not (math.isfinite(mean_s) and min(samples) > 0):
-        return Value("raised", len(samples), math.nan, math.nan, (), "ok, but without samples that are times")
-    return Value("ok", len(samples), mean_s, median(samples), _lows(samples))
+        return Value("raised", len(samples), math.nan, math.nan, "ok, but without samples that are times")
+    return Value("ok", len(samples), mean_s, tenth_percentile(samples))
 
 
-def _lows(samples: Sequence[float]) -> tuple[tuple[int, float], ...]:
-    lows, lowest = [], math.inf
-    for count, sample in enumerate(samples, start=1):
-        if sample < lowest:
-            lowest = sample
-            lows.append((count, sample))
-    return tuple(lows)
+def tenth_percentile(samples: Sequence[float]) -> float:
+    """What a launch reaches when little is in its way, interpolated between order statistics as numpy does.
+
+    The minimum would be lower the more samples there are, and varied twice as much between launches of a quiet machine.
+    """
+    ordered = sorted(samples)
+    place = 0.1 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def foreign_load(environment: Record, footer: Record) -> float | None:

@@ -14,7 +14,7 @@ PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 
 def baseline_page(path: Path) -> str:
-    """Provenance, and a row a case: its mean, median and minimum over launches, and how far launches lie apart.
+    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart.
 
     Args:
         path: the baseline's file.
@@ -29,9 +29,9 @@ def baseline_page(path: Path) -> str:
     rows = [
         _row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in _ids(launches)
     ]
-    columns = ("<case", "launches", "mean", "median", "min")
+    columns = ("<case", "launches", "mean", "p10")
     notes = [
-        "mean, median, min: geometric mean over launches, and the standard deviation of its logarithm between launches"
+        "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
     ]
     title = f"{len(rows)} cases:"
     return text_of([Heading(f"baseline {record['scenario']}", 1), Lines(lines), Table(title, columns, rows, notes)])
@@ -44,12 +44,8 @@ def _ids(launches: Sequence[Launch]) -> list[str]:
 def _row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:
     good = [value for value in values if value.status == "ok"]
     if not good:
-        return (case_id, "0", values[0].status, *[NOTHING] * 2)
-    by_metric = [
-        [value.mean_s for value in good],
-        [value.median_s for value in good],
-        [value.lows[-1][1] for value in good],
-    ]
+        return (case_id, "0", values[0].status, NOTHING)
+    by_metric = [value.mean_s for value in good], [value.p10_s for value in good]
     return (
         case_id,
         str(len(good)),

@@ -1,6 +1,6 @@
 """Differences of logarithms between two sides, tested, bounded and planned for: arrays in, arrays out, one row a test.
 
-A launch's value is a mean, median or minimum of times, so the logarithm makes changes additive and tails short.
+A launch's value is a mean or a percentile of times, so the logarithm makes changes additive and tails short.
 """
 
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distbench.gate.launches import FAILED, NOT_RUN, Launch, Value
+from distbench.gate.options import METRICS
 from distbench.gate.statistics import Floats
 
 
@@ -60,24 +61,14 @@ def side_of(launches: Sequence[Launch]) -> Side:
 
 
 def logarithms(baseline: Side, candidate: Side, case_ids: Sequence[str]) -> dict[str, tuple[Floats, Floats]]:
-    """Metric to the logarithms of both sides, each [cases, launches], nan where a launch did not measure the case.
-
-    Minima are of as many samples in every launch of a case as the launch with the fewest took: of more samples the
-    minimum is lower, whatever the code does.
-    """
-    means = tuple(np.full((len(case_ids), len(side.launches)), math.nan) for side in (baseline, candidate))
-    medians, minima = (tuple(array.copy() for array in means) for _ in range(2))
-    for row, case_id in enumerate(case_ids):
-        both = [
-            (number, column, value)
-            for number, side in enumerate((baseline, candidate))
-            for column, value in enumerate(side.values.get(case_id, ()))
-            if value is not None and value.status == "ok"
-        ]
-        fewest = min((value.num_samples for _, _, value in both), default=0)
-        for number, column, value in both:
-            means[number][row, column] = value.mean_s
-            medians[number][row, column] = value.median_s
-            minima[number][row, column] = value.min_of_first(fewest)
-    by_metric = {"mean": means, "median": medians, "min": minima}
-    return {metric: (np.log(before), np.log(after)) for metric, (before, after) in by_metric.items()}
+    """Metric to the logarithms of both sides, each [cases, launches], nan where a launch did not measure the case."""
+    found: dict[str, tuple[Floats, Floats]] = {}
+    for metric in METRICS:
+        arrays = tuple(np.full((len(case_ids), len(side.launches)), math.nan) for side in (baseline, candidate))
+        for side, array in zip((baseline, candidate), arrays, strict=True):
+            for row, case_id in enumerate(case_ids):
+                for column, value in enumerate(side.values.get(case_id, ())):
+                    if value is not None and value.status == "ok":
+                        array[row, column] = getattr(value, f"{metric}_s")
+        found[metric] = np.log(arrays[0]), np.log(arrays[1])
+    return found

@@ -93,7 +93,7 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     for launch in kept:
         for case_id, value in launch.cases.items():
             if value.status == "ok" and fnmatch.fnmatchcase(case_id, pattern):
-                points.setdefault((launch.scenario, case_id), []).append(_point(launch, value.lows[-1][1]))
+                points.setdefault((launch.scenario, case_id), []).append(_point(launch, value.p10_s))
     found = [Series(*key, tuple(some), levels_of([point.seconds for point in some])) for key, some in points.items()]
     return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
 

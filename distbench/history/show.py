@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_CASES = 40
 SHORT_HASH = 8
-COLUMNS = ("<from", "<commit", "launches", "median of minima", "change")
+COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
 
 
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
