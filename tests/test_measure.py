@@ -117,6 +117,12 @@ def test_a_pass_takes_its_share_of_a_case() -> None:
     assert (share.min_samples, share.max_samples, share.max_case_s) == (2, 50, 0.25)
 
 
+def test_a_budget_is_shared_by_all_cases_and_no_quick_cap_keeps_it_from_being_spent() -> None:
+    settings = Settings.quick().with_budget(60.0)
+    assert settings.case_limit_s(30) == 2.0 and settings.case_limit_s(2) == Settings().max_case_s
+    assert settings.max_samples == Settings().max_samples and settings.min_samples == Settings.quick().min_samples
+
+
 def test_noise_is_sampled_until_the_time_is_spent() -> None:
     time = FakeTime()
     calls = []

@@ -18,6 +18,7 @@ from distbench.commands.finite import FiniteRange
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
 @click.option("--passes", type=click.IntRange(1), default=1, metavar="N", help="Spread each case over N rounds.")
+@click.option("--budget", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
@@ -32,6 +33,7 @@ def run(
     quick: bool,
     pipelined: int,
     passes: int,
+    budget: float | None,
     out: Path,
     timeout: float,
     log_dir: Path | None,
@@ -66,6 +68,7 @@ def run(
         quick=quick,
         pipelined=pipelined,
         passes=passes,
+        budget_s=budget,
         out=out,
         log_dir=log_dir,
         timeout_s=timeout,

@@ -32,6 +32,7 @@ class Request:
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
         passes: times that all cases are gone through.
+        budget_s: seconds of timed iterations that the cases of a launch share; None for the usual.
         out: results folder.
         log_dir: folder for ranks' logs, or None for one beside each run file.
         timeout_s: seconds without progress after which a launch is given up.
@@ -49,6 +50,7 @@ class Request:
     quick: bool = False
     pipelined: int = 1
     passes: int = 1
+    budget_s: float | None = None
     out: Path = Path("results")
     log_dir: Path | None = None
     timeout_s: float = 300.0
@@ -116,6 +118,8 @@ def _job(
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])
     settings = Settings.quick() if request.quick else Settings()
+    if request.budget_s is not None:
+        settings = settings.with_budget(request.budget_s)
     if request.quick and entry.quick_mesh and not request.full_mesh:
         entry = replace(entry, mesh=entry.quick_mesh)
     mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)

@@ -48,6 +48,11 @@ class Settings:
         """A look, not a measurement to keep: fewer samples, less time a case."""
         return cls(warmup_iterations=2, min_samples=6, max_samples=200, max_case_s=0.8, budget_s=5.0)
 
+    def with_budget(self, budget_s: float) -> "Settings":
+        """The cases of a launch share other seconds, and no quick cap keeps them from taking their part."""
+        full = Settings()
+        return replace(self, budget_s=budget_s, max_case_s=full.max_case_s, max_samples=full.max_samples)
+
     def case_limit_s(self, num_cases: int) -> float:
         """Seconds of timed iterations that one of `num_cases` cases may take."""
         return min(self.max_case_s, self.budget_s / max(num_cases, 1))
