@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Drawn = Iterator[tuple[str, "Figure"]]
+LABEL_WIDTH = 40
 MAX_BARS = 24
 MAX_PANELS = 4
 PANEL_WIDTH = 5.2
@@ -146,7 +148,8 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
             axes.barh(places, widths, left=ends, color=color, height=0.62, label=phase)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
-    axes.set_yticks(places, [str(variant).replace(",", ", ") for variant in steps["variant"]])
+    labels = [textwrap.fill(str(variant).replace(",", ", "), LABEL_WIDTH) for variant in steps["variant"]]
+    axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
