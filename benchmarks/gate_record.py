@@ -21,7 +21,7 @@ from distbench.ab.rehearsal import rehearse
 from distbench.spec import UserError
 
 MEAN_S = 0.5
-LAUNCHED = ("collectives", "--quick", "--passes", "8")
+LAUNCHED = ("collectives", "--quick", "--passes", "24", "--budget", "12")
 
 
 def restless(seed: int) -> None:
