@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
+
+from distbench.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
@@ -36,6 +39,13 @@ def forked_ranks() -> Iterator[None]:
         patched.setattr("distbench.launch.attempt.torchrun_command", command)
         patched.setenv("PYTHONPATH", str(ROOT))
         yield
+
+
+def run_forked(*arguments: str, cwd: Path = ROOT) -> Result:
+    """`distbench ARGUMENTS` in this process, its ranks forked."""
+    with forked_ranks(), pytest.MonkeyPatch.context() as patched:
+        patched.chdir(cwd)
+        return CliRunner().invoke(main, arguments)
 
 
 @pytest.fixture(scope="session")
