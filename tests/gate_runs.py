@@ -50,7 +50,11 @@ def records(
         "variants": changed.pop("variants", [{"step": 4}]),
         "mesh": changed.pop("mesh", {"tp": 4}),
         "device": "cpu",
-        "settings": {"iterations_per_sample": changed.pop("pipelined", 1), "max_samples": 200},
+        "settings": {
+            "iterations_per_sample": changed.pop("pipelined", 1),
+            "max_samples": 200,
+            **({"passes": changed.pop("passes")} if "passes" in changed else {}),
+        },
         "started_at": started_at,
     }
     foreign = changed.pop("foreign_cpu", None)

@@ -120,6 +120,7 @@ def test_what_was_measured_of_foreign_load_is_believed_before_the_load_average(t
         ("scheduler", "other"),
         ("scheduler", None),
         ("pipelined", 10),
+        ("passes", 8),
     ],
 )
 def test_a_field_that_differs_is_named_and_forbids_the_comparison(tmp_path: Path, field: str, value: object) -> None:
