@@ -7,12 +7,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from distbench.report.collect import run_files_in
 from distbench.results import read_run
 
 MAX_RATIO, LEAST_OWNED = 1.10, 0.97
 TRACED = {"llama_2d": "dp_shard=2,tp=2", "llama_3d": "dp_shard=2,cp=2,tp=2"}
+SECONDS = "20"  # of timed iterations: what is looked at comes after them
 
 
 def main() -> list[tuple[str, float, float]]:
@@ -21,13 +23,18 @@ def main() -> list[tuple[str, float, float]]:
     for name, mesh in TRACED.items():
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "distbench", "run", name, "--mesh", mesh, "--trace-paths", "--quiet"]
+            command += ["--budget", SECONDS]
             subprocess.run([*command, "--out", folder], check=True, capture_output=True)
             [run_file] = run_files_in(Path(folder))
-            [trace] = read_run(run_file).traces
-        owned = trace["columns"].index("owner_known")
-        share = sum(row[owned] for row in trace["rows"]) / len(trace["rows"])
-        differing = len(trace["agreement"]["differences"])
-        rows.append((f"{name} {mesh}: CPU time of a traced step / a bare one", trace["overhead"]["ratio"], MAX_RATIO))
-        rows.append((f"{name} {mesh}: collectives whose owner is known", share, -LEAST_OWNED))
+            traces = read_run(run_file).traces
+        ratio = max(trace["overhead"]["ratio"] for trace in traces)
+        differing = sum(len(trace["agreement"]["differences"]) for trace in traces)
+        rows.append((f"{name} {mesh}: CPU time of a traced step / a bare one", ratio, MAX_RATIO))
+        rows.append((f"{name} {mesh}: collectives whose owner is known", min(map(_owned, traces)), -LEAST_OWNED))
         rows.append((f"{name} {mesh}: where a second method saw something else", differing, 0))
     return rows
+
+
+def _owned(trace: dict[str, Any]) -> float:
+    column = trace["columns"].index("owner_known")
+    return sum(row[column] for row in trace["rows"]) / len(trace["rows"])
