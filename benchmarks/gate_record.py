@@ -4,7 +4,8 @@
     python -m benchmarks.gate_record runs/loaded --neighbours 2
 
 A neighbour is a process that computes for a while and rests for a while, both of random length (exponential, mean
-0.5 s): on a shared runner others come and go like that. What is launched is `collectives --quick`, 30 cases.
+0.5 s): on a shared runner others come and go like that. What is launched is `collectives --quick`, 30 cases,
+each spread over the launch in passes.
 """
 
 import argparse

@@ -28,7 +28,7 @@ MAX_DIFFERENCES = 20
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
 # And it stays so until torch.compiler.reset(): whatever enters a dispatch mode comes after what is measured.
 RUN_UNCOMPILED = "under a dispatch mode compiled modules run uncompiled; the forwarding groups saw the compiled step"
-NO_PREDICTION = "torch's memory tracker takes neither frozen parameters nor a second forward in one step"
+NO_PREDICTION = "torch's memory tracker cannot follow this step"
 
 
 @dataclass(frozen=True)
