@@ -2,6 +2,7 @@
 
     python -m benchmarks.gate_quality quiet=runs/quiet loaded=runs/loaded     (recorded launches of unchanged code)
     python -m benchmarks.gate_quality --synthetic                             (checks the arithmetic, not the claim)
+    python -m benchmarks.gate_quality --ab 20 quiet=runs/quiet                (as `distbench ab` looks at them)
 
 How comparisons are cut out of a series stands in distbench/gate/quality/trial.py; `distbench gate --self-test` makes
 the same table of launches of its own, without the other tools.
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gate_looks import looks_table
 from benchmarks.gate_peers import PEERS
 from benchmarks.gate_series import NOISES, synthetic
 from distbench.gate.quality.series import Series, recorded
@@ -26,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("series", nargs="*", metavar="NAME=FOLDER", help="recorded launches of unchanged code")
     parser.add_argument("--synthetic", action="store_true", help="synthetic series instead")
     parser.add_argument("--pairs", type=int, nargs="+", default=[5, 10])
+    parser.add_argument("--ab", type=int, metavar="PAIRS", help="ab of so many pairs at most, with its looks, instead")
     parser.add_argument("--comparisons", type=int, default=400)
     parser.add_argument("--seed", type=int, default=20260101)
     given = parser.parse_args(arguments)
@@ -38,6 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     for one in series:
         trial = Trial(one)
         print(f"{one.name}: {one.origin}\n")
+        if given.ab:
+            print(looks_table(trial, given.ab, given.comparisons, given.seed) + "\n", flush=True)
+            continue
         for num_pairs in given.pairs:
             print(table(trial, num_pairs, given.comparisons, given.seed, PEERS) + "\n", flush=True)
     return 0

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, OTHER, case, steady, write_side
 
+from benchmarks.gate_looks import looks_table
 from benchmarks.gate_peers import PEERS
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
@@ -107,3 +108,13 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(cli, ["gate", "--self-test", *arguments])
         assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr
+
+
+def test_ab_finds_a_slowdown_at_its_first_look_and_cries_wolf_rarely() -> None:
+    """Its looks share the 5 %; unchanged launches are looked at again, a plain slowdown is settled at once."""
+    quiet = Trial(synthetic("quiet", num_cases=10, num_launches=54, num_samples=20, seed=5))
+    table = looks_table(quiet, 20, num_comparisons=20, seed=1)
+    assert "looks after 7, 11, 16, 20, 10 cases, 54 launches: all 30 windows unchanged" in table
+    rows = {cells[1].strip(): cells[2:6] for line in table.splitlines() if len(cells := line.split("|")) == 7}
+    assert float(rows["none"][0]) <= 10 and float(rows["none"][3]) > 7
+    assert [float(cell) for cell in rows["+50 %"]] == [0.0, 100.0, 0.0, 7.0]

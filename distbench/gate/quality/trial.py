@@ -5,7 +5,7 @@ start and with either side as the candidate. So what drifts, and what a launch l
 them as it was. Overlapping windows are not independent: a rate is known no better than the launches allow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,11 +148,8 @@ def rates(
         peers: other rules to ask on the same samples, by name.
         options: the gate's terms.
     """
-    draw = np.random.default_rng(seed)
     found = {name: Rates() for name in (OURS, *(peers or {}))}
-    step = _coprime_step(trial.num_windows(num_pairs))
-    for number in range(num_comparisons):
-        window = trial.window(number * step, num_pairs, CHANGES[change], draw)
+    for window in windows(trial, num_pairs, change, num_comparisons, seed):
         gated = gate(trial.launches(window, False), trial.launches(window, True), options or Options())
         verdicts = {case.case_id: case.verdict for case in gated.cases}
         ours = np.array([verdicts[case_id] == "regression" for case_id in trial.series.case_ids])
@@ -163,6 +160,22 @@ def rates(
             for name, rule in peers.items():
                 _count(found[name], rule(left, right), window)
     return found
+
+
+def windows(trial: Trial, num_pairs: int, change: str, num_comparisons: int, seed: int) -> Iterator[Window]:
+    """Comparisons to make, far apart from one to the next; every window once before any comes again.
+
+    Args:
+        trial: the series.
+        num_pairs: pairs of launches in each.
+        change: one of CHANGES.
+        num_comparisons: how many.
+        seed: of which case is changed.
+    """
+    draw = np.random.default_rng(seed)
+    step = _coprime_step(trial.num_windows(num_pairs))
+    for number in range(num_comparisons):
+        yield trial.window(number * step, num_pairs, CHANGES[change], draw)
 
 
 def _coprime_step(count: int) -> int:
