@@ -33,7 +33,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """(suite, "source->target shape") to planner to record."""
     folder = tmp_path_factory.mktemp("laboratory")
     profile_of().save(folder / "profile.json")
-    small = ("--set", "max_pairs=3", "--set", "small_bytes=4096", "--set", "large_bytes=16384")
+    small = ("--budget", "0.5", "--set", "max_pairs=3", "--set", "small_bytes=4096", "--set", "large_bytes=16384")
     done = run_forked("run", "redistribute_lab", "--quick", "--device", "cpu", *small, cwd=folder)
     assert done.exit_code == 1, done.stderr
     assert "redistribute_lab: plans and predicts by ./profile.json" in done.stderr

@@ -30,7 +30,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict
     folder = tmp_path_factory.mktemp("planners")
     profile_of().save(folder / "profile.json")
     chosen = ("--profile", str(folder / "profile.json"), "--set", "planners=greedy+min_cost+calibrated+direct")
-    done = run_forked("run", PAIRS, "--quick", "--device", "cpu", "--out", str(folder / "results"), *chosen)
+    done = run_forked(
+        "run", PAIRS, "--quick", "--budget", "0.5", "--device", "cpu", "--out", str(folder / "results"), *chosen
+    )
     # 1: the pair with Partial is beyond direct, and says so.
     assert done.exit_code == 1, done.stderr
     (file,) = run_files(folder / "results")

@@ -217,7 +217,7 @@ def test_under_srun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
 def test_the_scenario_in_the_readme_is_this_file_and_runs(tmp_path: Path) -> None:
     file = DATA / "readme_scenario.py"
     assert f"```python\n{file.read_text()}```" in (ROOT / "README.md").read_text()
-    done = run_cli("run", str(file), "--quick", "--mesh", "tp=2", "--out", str(tmp_path))
+    done = run_cli("run", str(file), "--quick", "--budget", "0.5", "--mesh", "tp=2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     shown = run_cli("report", "--out", str(tmp_path))
     assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout
