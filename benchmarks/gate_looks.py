@@ -40,7 +40,7 @@ def looks_table(trial: Trial, max_pairs: int, num_comparisons: int, seed: int) -
     options, num_windows = Options(), trial.num_windows(max_pairs)
     looks = looks_of(max_pairs, options.min_launches, options.alpha)
     lines = [
-        f"{trial.series.name}: up to {max_pairs} pairs, looks after {', '.join(map(str, looks))}, "
+        f"{trial.series.name}: up to {max_pairs} pairs (looks after {', '.join(map(str, looks))}), "
         f"{len(trial.series.case_ids)} cases, {trial.series.num_launches} launches: all {num_windows} windows "
         f"unchanged, {num_comparisons} comparisons a slowdown",
         "",

@@ -38,7 +38,12 @@ def main(arguments: Sequence[str]) -> int:
         series = [synthetic(name) for name in NOISES] if given.synthetic else [_named(text) for text in given.series]
     except UserError as error:
         parser.error(str(error))
+    most = given.ab or max(given.pairs)
     for one in series:
+        if 2 * most > one.num_launches:
+            parser.error(
+                f"{one.name} has {one.num_launches} launches; {most} pairs take {2 * most}: ask for fewer pairs"
+            )
         trial = Trial(one)
         print(f"{one.name}: {one.origin}\n")
         if given.ab:

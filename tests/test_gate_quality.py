@@ -77,6 +77,10 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     assert "night: 5 pairs, 2 cases, 14 launches: all 10 windows unchanged, 10 comparisons a slowdown" in printed
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
     assert len(row.split("|")) == 9
+    for fewer in (["--ab", "8"], ["--pairs", "5", "10"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([f"night={folder}", *fewer])
+        assert "night has 14 launches" in capsys.readouterr().err
     with pytest.raises(UserError, match="record at least"):
         recorded(write_side(tmp_path / "few", cases, count=3))
 
@@ -114,7 +118,7 @@ def test_ab_finds_a_slowdown_at_its_first_look_and_cries_wolf_rarely() -> None:
     """Its looks share the 5 %; unchanged launches are looked at again, a plain slowdown is settled at once."""
     quiet = Trial(synthetic("quiet", num_cases=10, num_launches=54, num_samples=20, seed=5))
     table = looks_table(quiet, 20, num_comparisons=20, seed=1)
-    assert "looks after 7, 11, 16, 20, 10 cases, 54 launches: all 30 windows unchanged" in table
+    assert "(looks after 7, 11, 16, 20), 10 cases, 54 launches: all 30 windows unchanged" in table
     rows = {cells[1].strip(): cells[2:6] for line in table.splitlines() if len(cells := line.split("|")) == 7}
     assert float(rows["none"][0]) <= 10 and float(rows["none"][3]) > 7
     assert [float(cell) for cell in rows["+50 %"]] == [0.0, 100.0, 0.0, 7.0]
