@@ -179,6 +179,10 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     said = " ".join(cautions(one, one_trace(tmp_path / "b.jsonl")[0]))
     assert "32 tokens on one side and of 64" in said and "box-1 and box-2" in said
     assert cautions(one, one) == []
+    again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
+    (tmp_path / "c.jsonl").write_text(again)
+    [text] = cautions(one, one_trace(tmp_path / "c.jsonl")[0])
+    assert text.startswith("caution: one launch a side")
 
 
 def test_the_command(tmp_path: Path) -> None:

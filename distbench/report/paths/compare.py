@@ -132,6 +132,11 @@ def cautions(one: Trace, other: Trace) -> list[str]:
     machines = [str(fact.get("machine") or "unknown machine") for fact in facts]
     if machines[0] != machines[1]:
         said.append(f"caution: measured on different machines, {machines[0]} and {machines[1]}: compare no times")
+    elif one.run.header.get("run_id") != other.run.header.get("run_id"):
+        said.append(
+            "caution: one launch a side; the interval knows the noise within a launch, not between launches: launch "
+            "both again, in turn, before you believe a small difference of times"
+        )
     params = [(trace.case or {}).get("case", {}).get("params") or {} for trace in (one, other)]
     tokens = [param.get("num_tokens") for param in params]
     if tokens[0] != tokens[1]:
