@@ -1,31 +1,16 @@
 """The rates of `distbench ab`: launches in turn, a few looks at the verdict, an end as soon as it is settled."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from distbench.ab.turns import looks_of, settled_by
 from distbench.gate.gate import gate
+from distbench.gate.launches import Launch
 from distbench.gate.options import Options
-from distbench.gate.quality.trial import CHANGES, Trial, Window, windows
-from distbench.gate.verdict import PASS, REGRESSION, Gated
-
-
-@dataclass
-class Looked:
-    """What many comparisons with one change came to.
-
-    Args:
-        num_comparisons: comparisons made.
-        false_jobs: those in which any unchanged case was called slower.
-        found: those in which the changed case was called slower.
-        passed: those in which the changed case was called a pass.
-        num_pairs: pairs that were launched until the end, summed.
-    """
-
-    num_comparisons: int = 0
-    false_jobs: int = 0
-    found: int = 0
-    passed: int = 0
-    num_pairs: int = 0
+from distbench.gate.quality.show import percent
+from distbench.gate.quality.trial import CHANGES, OURS, Trial, rates
+from distbench.gate.verdict import Gated
 
 
 def looks_table(trial: Trial, max_pairs: int, num_comparisons: int, seed: int) -> str:
@@ -39,6 +24,7 @@ def looks_table(trial: Trial, max_pairs: int, num_comparisons: int, seed: int) -
     """
     options, num_windows = Options(), trial.num_windows(max_pairs)
     looks = looks_of(max_pairs, options.min_launches, options.alpha)
+    judge = partial(_until_settled, looks=looks, share=replace(options, alpha=options.alpha / len(looks)))
     lines = [
         f"{trial.series.name}: up to {max_pairs} pairs (looks after {', '.join(map(str, looks))}), "
         f"{len(trial.series.case_ids)} cases, {trial.series.num_launches} launches: all {num_windows} windows "
@@ -49,37 +35,19 @@ def looks_table(trial: Trial, max_pairs: int, num_comparisons: int, seed: int) -
     ]
     for change in CHANGES:
         count = num_windows if change == "none" else num_comparisons
-        seen = _looked(trial, change, looks, count, seed, options)
-        found = "-" if change == "none" else _percent(seen.found, seen)
-        passed = "-" if change == "none" else _percent(seen.passed, seen)
-        pairs = f"{seen.num_pairs / max(seen.num_comparisons, 1):.1f}"
-        lines.append(f"| {change} | {_percent(seen.false_jobs, seen)} | {found} | {passed} | {pairs} |")
+        seen = rates(trial, max_pairs, change, count, seed, judge=judge)[OURS]
+        of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.found, seen.passed)]
+        pairs = f"{seen.num_pairs / seen.num_comparisons:.1f}"
+        lines.append(f"| {' | '.join([change, percent(seen.false_jobs, seen), *of_changed, pairs])} |")
     return "\n".join(lines)
 
 
-def _looked(trial: Trial, change: str, looks: tuple[int, ...], count: int, seed: int, options: Options) -> Looked:
-    share = replace(options, alpha=options.alpha / len(looks))
-    seen = Looked()
-    for window in windows(trial, looks[-1], change, count, seed):
-        gated, num_pairs = _until_settled(trial, window, looks, share)
-        changed = trial.series.case_ids[window.changed]
-        slower = {case.case_id for case in gated.cases if case.verdict == REGRESSION}
-        seen.num_comparisons += 1
-        seen.false_jobs += bool(slower - ({changed} if window.factor != 1.0 else set()))
-        seen.found += changed in slower
-        seen.passed += any(case.case_id == changed and case.verdict == PASS for case in gated.cases)
-        seen.num_pairs += num_pairs
-    return seen
-
-
-def _until_settled(trial: Trial, window: Window, looks: tuple[int, ...], share: Options) -> tuple[Gated, int]:
-    baseline, candidate = trial.launches(window, False), trial.launches(window, True)
+def _until_settled(
+    baseline: Sequence[Launch], candidate: Sequence[Launch], looks: Sequence[int], share: Options
+) -> Gated:
+    """The verdicts of the look that settles it, or of the last."""
     for num_pairs in looks:
         gated = gate(baseline[:num_pairs], candidate[:num_pairs], share)
         if settled_by(gated):
             break
-    return gated, num_pairs
-
-
-def _percent(count: int, of: Looked) -> str:
-    return f"{100 * count / of.num_comparisons:.1f}" if of.num_comparisons else "-"
+    return gated

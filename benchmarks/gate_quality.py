@@ -38,7 +38,10 @@ def main(arguments: Sequence[str]) -> int:
         series = [synthetic(name) for name in NOISES] if given.synthetic else [_named(text) for text in given.series]
     except UserError as error:
         parser.error(str(error))
-    most = given.ab or max(given.pairs)
+    counts = given.pairs if given.ab is None else [given.ab]
+    most = max(counts)
+    if min(*counts, given.comparisons) < 1:
+        parser.error("--pairs, --ab and --comparisons are 1 or more")
     for one in series:
         if 2 * most > one.num_launches:
             parser.error(
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         trial = Trial(one)
         print(f"{one.name}: {one.origin}\n")
-        if given.ab:
+        if given.ab is not None:
             print(looks_table(trial, given.ab, given.comparisons, given.seed) + "\n", flush=True)
             continue
         for num_pairs in given.pairs:

@@ -77,10 +77,11 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     assert "night: 5 pairs, 2 cases, 14 launches: all 10 windows unchanged, 10 comparisons a slowdown" in printed
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
     assert len(row.split("|")) == 9
-    for fewer in (["--ab", "8"], ["--pairs", "5", "10"]):
+    many = "night has 14 launches"
+    for bad, says in ((["--ab", "8"], many), (["--pairs", "5", "10"], many), (["--ab", "0"], "are 1 or more")):
         with pytest.raises(SystemExit, match="2"):
-            main([f"night={folder}", *fewer])
-        assert "night has 14 launches" in capsys.readouterr().err
+            main([f"night={folder}", *bad])
+        assert says in capsys.readouterr().err
     with pytest.raises(UserError, match="record at least"):
         recorded(write_side(tmp_path / "few", cases, count=3))
 

@@ -1,9 +1,10 @@
 """The gate's rates as Markdown."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from distbench.gate.options import Options
-from distbench.gate.quality.trial import CHANGES, OURS, Rates, Rule, Trial, rates
+from distbench.gate.quality.trial import CHANGES, OURS, Rates, Rule, Trial, judged_once, rates
 
 
 def table(
@@ -26,10 +27,10 @@ def table(
         peers: other rules by name.
         options: the gate's terms.
     """
-    num_windows = trial.num_windows(num_pairs)
+    num_windows, judge = trial.num_windows(num_pairs), partial(judged_once, options=options)
     by_change = {
         change: rates(
-            trial, num_pairs, change, num_windows if change == "none" else num_comparisons, seed, peers, options
+            trial, num_pairs, change, num_windows if change == "none" else num_comparisons, seed, peers, judge
         )
         for change in CHANGES
     }
@@ -46,10 +47,11 @@ def table(
 
 def _row(name: str, by_change: Mapping[str, Mapping[str, Rates]]) -> str:
     of = {change: by_change[change][name] for change in CHANGES}
-    cells = [_percent(of[change].found, of[change]) for change in CHANGES if change != "none"]
-    passed = _percent(of["+20 %"].passed, of["+20 %"]) if name == OURS else "-"
-    return f"| {name} | {_percent(of['none'].false_jobs, of['none'])} | {' | '.join(cells)} | {passed} |"
+    cells = [percent(of[change].found, of[change]) for change in CHANGES if change != "none"]
+    passed = percent(of["+20 %"].passed, of["+20 %"]) if name == OURS else "-"
+    return f"| {name} | {percent(of['none'].false_jobs, of['none'])} | {' | '.join(cells)} | {passed} |"
 
 
-def _percent(count: int, of: Rates) -> str:
+def percent(count: int, of: Rates) -> str:
+    """So many of all comparisons, `12.5`; a dash where there were none."""
     return f"{100 * count / of.num_comparisons:.1f}" if of.num_comparisons else "-"

@@ -5,7 +5,7 @@ start and with either side as the candidate. So what drifts, and what a launch l
 them as it was. Overlapping windows are not independent: a rate is known no better than the launches allow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,11 +16,13 @@ from distbench.gate.launches import Launch, Value, value_of
 from distbench.gate.options import Options
 from distbench.gate.quality.series import Series
 from distbench.gate.statistics import Floats
+from distbench.gate.verdict import Gated
 
 OURS = "distbench gate"
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
 CHANGES: dict[str, float | None] = {"none": 1.0, "+10 %": 1.1, "+20 %": 1.2, "+50 %": 1.5, "tail": None}
 Rule = Callable[[Floats, Floats], "np.ndarray"]
+Judge = Callable[[Sequence[Launch], Sequence[Launch]], Gated]
 
 
 @dataclass
@@ -32,12 +34,14 @@ class Rates:
         false_jobs: comparisons in which any unchanged case was called slower.
         found: comparisons in which the changed case was called slower.
         passed: comparisons in which the changed case was called a pass (ours only).
+        num_pairs: pairs of launches that were judged in the end, summed (ours only).
     """
 
     num_comparisons: int = 0
     false_jobs: int = 0
     found: int = 0
     passed: int = 0
+    num_pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,11 @@ def _value(samples_s: Floats) -> Value:
     return value_of({"status": "ok", "samples_s": samples_s.tolist()})
 
 
+def judged_once(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options | None = None) -> Gated:
+    """All pairs at once, as `distbench gate` does; usual terms unless given others."""
+    return gate(baseline, candidate, options or Options())
+
+
 def rates(
     trial: Trial,
     num_pairs: int,
@@ -135,7 +144,7 @@ def rates(
     num_comparisons: int,
     seed: int,
     peers: "dict[str, Rule] | None" = None,
-    options: Options | None = None,
+    judge: Judge = judged_once,
 ) -> dict[str, Rates]:
     """Rule to its rates.
 
@@ -146,36 +155,24 @@ def rates(
         num_comparisons: comparisons to make; more than there are windows change another case in the same launches.
         seed: of which case is changed.
         peers: other rules to ask on the same samples, by name.
-        options: the gate's terms.
+        judge: baseline and candidate to verdicts; it may leave out the last pairs.
     """
+    draw = np.random.default_rng(seed)
     found = {name: Rates() for name in (OURS, *(peers or {}))}
-    for window in windows(trial, num_pairs, change, num_comparisons, seed):
-        gated = gate(trial.launches(window, False), trial.launches(window, True), options or Options())
+    step = _coprime_step(trial.num_windows(num_pairs))
+    for number in range(num_comparisons):
+        window = trial.window(number * step, num_pairs, CHANGES[change], draw)
+        gated = judge(trial.launches(window, False), trial.launches(window, True))
         verdicts = {case.case_id: case.verdict for case in gated.cases}
         ours = np.array([verdicts[case_id] == "regression" for case_id in trial.series.case_ids])
         _count(found[OURS], ours, window)
+        found[OURS].num_pairs += gated.num_baseline
         found[OURS].passed += verdicts[trial.series.case_ids[window.changed]] == "pass"
         if peers:
             left, right = trial.pooled(window, False), trial.pooled(window, True)
             for name, rule in peers.items():
                 _count(found[name], rule(left, right), window)
     return found
-
-
-def windows(trial: Trial, num_pairs: int, change: str, num_comparisons: int, seed: int) -> Iterator[Window]:
-    """Comparisons to make, far apart from one to the next; every window once before any comes again.
-
-    Args:
-        trial: the series.
-        num_pairs: pairs of launches in each.
-        change: one of CHANGES.
-        num_comparisons: how many.
-        seed: of which case is changed.
-    """
-    draw = np.random.default_rng(seed)
-    step = _coprime_step(trial.num_windows(num_pairs))
-    for number in range(num_comparisons):
-        yield trial.window(number * step, num_pairs, CHANGES[change], draw)
 
 
 def _coprime_step(count: int) -> int:
