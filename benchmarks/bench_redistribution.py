@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
-from distbench.choice import choose
+from distbench.planning.choice import choose
 
 Row = tuple[str, float, float]
 MESHES = {"2x4": ("dp_shard=2,tp=4", 0.65), "2x2x2": ("dp_replicate=2,dp_shard=2,tp=2", 0.50)}

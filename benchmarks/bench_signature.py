@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distbench.signature import differences, load
-from distbench.signature.gate import SUFFIX, compare
-from distbench.signature.paths import Signature
+from distbench.signature.exact_gate import SUFFIX, compare
+from distbench.signature.signature_file import Signature
 
 ROOT = Path(__file__).parent.parent
 BASELINES, CHANGES = ROOT / "signatures", ROOT / "tests" / "data" / "plan_changes.py"

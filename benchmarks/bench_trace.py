@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from distbench.report.collect import run_files_in
-from distbench.results import read_run
+from distbench.runs.find import run_files_in
+from distbench.runs.run_file import read_run
 
 MAX_RATIO, LEAST_OWNED = 1.10, 0.97
 TRACED = {"llama_2d": "dp_shard=2,tp=2", "llama_3d": "dp_shard=2,cp=2,tp=2"}

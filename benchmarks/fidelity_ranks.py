@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from distbench.spec import Job, Settings
-from distbench.worker.clocks import HostClock
-from distbench.worker.measure import Meter, Ranks
-from distbench.worker.place import Place
-from distbench.worker.scheduling import calm_scheduler
+from distbench.worker.cases.collective import OPERATIONS, _all_gather, _reduce_scatter
+from distbench.worker.rank.clocks import HostClock
+from distbench.worker.rank.measure import Meter, RankGroup
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.session import connected_ranks
-from distbench.worker.workloads.collective import OPERATIONS, _all_gather, _reduce_scatter
 
 # Size to (turns, iterations a turn): short turns in random order, so that both see the same weather.
 SIZES = {1024: (100, 20), 2**20: (300, 10), 2**24: (100, 6)}
@@ -47,13 +47,13 @@ def bare_loop(call: Callable[[], object], count: int) -> list[float]:
     return slowest.tolist()
 
 
-def compare(op: str, size_bytes: int, place: Place) -> tuple[float, float]:
+def compare(op: str, size_bytes: int, context: RankContext) -> tuple[float, float]:
     """distbench's median over the bare loop's, and the bare loop's over its own, turn and turn about."""
     turns, count = SIZES[size_bytes]
     settings = Settings(warmup_iterations=WARM_UP, min_samples=count, max_samples=count, max_case_s=0.0)
-    meter = Meter(Ranks(place.control, place.device), HostClock(), settings, shared_clock=True)
-    output, given = buffers(op, size_bytes, place.mesh.size())
-    group = place.mesh.get_group("tp")
+    meter = Meter(RankGroup(context.control, context.device), HostClock(), settings, shared_clock=True)
+    output, given = buffers(op, size_bytes, context.mesh.size())
+    group = context.mesh.get_group("tp")
     operation = OPERATIONS[op]
     torchs = {"all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_to_all": dist.all_to_all_single}[op]
 
@@ -81,8 +81,8 @@ def main(out: Path) -> None:
     job = Job("", "", "", "", [], [], {"tp": int(os.environ["WORLD_SIZE"])}, "cpu", Settings(), "", "", 60.0, 0.0)
     calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
-        rows = [(op, size_bytes, *compare(op, size_bytes, ranks.place)) for op in OPS for size_bytes in SIZES]
-        if ranks.place.rank == 0:
+        rows = [(op, size_bytes, *compare(op, size_bytes, ranks.context)) for op in OPS for size_bytes in SIZES]
+        if ranks.context.rank == 0:
             out.write_text(json.dumps(rows))
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 from functools import partial
 
 from distbench.ab.turns import looks_of, settled_by
-from distbench.gate.gate import gate
-from distbench.gate.launches import Launch
-from distbench.gate.options import Options
-from distbench.gate.quality.show import percent
-from distbench.gate.quality.trial import CHANGES, OURS, Trial, rates
+from distbench.compare.options import Options
+from distbench.gate.compare_sides import gate
+from distbench.gate.quality.rates_text import percent
+from distbench.gate.quality.trial import CHANGES, OURS, QualityTrial, rates
 from distbench.gate.verdict import Gated
+from distbench.runs.launches import Launch
 
 
-def looks_table(trial: Trial, max_pairs: int, num_comparisons: int, seed: int) -> str:
+def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed: int) -> str:
     """A row a change, in percent of comparisons, as Markdown.
 
     Args:

@@ -16,9 +16,9 @@ from pathlib import Path
 from benchmarks.gate_looks import looks_table
 from benchmarks.gate_peers import PEERS
 from benchmarks.gate_series import NOISES, synthetic
-from distbench.gate.quality.series import Series, recorded
-from distbench.gate.quality.show import table
-from distbench.gate.quality.trial import Trial
+from distbench.gate.quality.rates_text import table
+from distbench.gate.quality.recorded_launches import RecordedSeries, recorded
+from distbench.gate.quality.trial import QualityTrial
 from distbench.spec import UserError
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(
                 f"{one.name} has {one.num_launches} launches; {most} pairs take {2 * most}: ask for fewer pairs"
             )
-        trial = Trial(one)
+        trial = QualityTrial(one)
         print(f"{one.name}: {one.origin}\n")
         if given.ab is not None:
             print(looks_table(trial, given.ab, given.comparisons, given.seed) + "\n", flush=True)
@@ -57,10 +57,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _named(text: str) -> Series:
+def _named(text: str) -> RecordedSeries:
     name, _, folder = text.rpartition("=")
     series = recorded(Path(folder))
-    return Series(name or series.name, series.case_ids, series.samples_s, series.origin)
+    return RecordedSeries(name or series.name, series.case_ids, series.samples_s, series.origin)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distbench.ab.rehearsal import rehearse
+from distbench.ab.record_launches import rehearse
 from distbench.spec import UserError
 
 MEAN_S = 0.5

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distbench.gate.quality.series import Series
+from distbench.gate.quality.recorded_launches import RecordedSeries
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ NOISES = {
 }
 
 
-def synthetic(name: str, num_cases: int = 30, num_launches: int = 80, num_samples: int = 40, seed: int = 1) -> Series:
+def synthetic(
+    name: str, num_cases: int = 30, num_launches: int = 80, num_samples: int = 40, seed: int = 1
+) -> RecordedSeries:
     """A series with the noise of NOISES[name].
 
     A sample is a launch's own level times a factor above one whose logarithm is exponential: a floor that cannot be
@@ -50,4 +52,4 @@ def synthetic(name: str, num_cases: int = 30, num_launches: int = 80, num_sample
     excess = noise.within * draw.exponential(size=(num_cases, num_launches, num_samples))
     samples_s = 1e-2 * np.exp(0.5 * level + excess * np.exp(0.8 * level))
     ids = tuple(f"synthetic/f32[{number}]/{name}" for number in range(num_cases))
-    return Series(name, ids, samples_s, f"synthetic, seed {seed}: {noise}")
+    return RecordedSeries(name, ids, samples_s, f"synthetic, seed {seed}: {noise}")

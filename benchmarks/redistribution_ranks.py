@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from distbench.costmodel import Profile, Sample, fit_line
-from distbench.results import median
+from distbench.compare.medians import median
+from distbench.costmodel.profile import Profile, Sample, fit_line
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
-from distbench.worker.clocks import HostClock
-from distbench.worker.measure import Meter, Ranks
-from distbench.worker.place import Place
-from distbench.worker.planners import movement
-from distbench.worker.scheduling import calm_scheduler
+from distbench.worker.cases.calibration import calibration_cases, square_of
+from distbench.worker.cases.redistribution import dtensor_of
+from distbench.worker.rank.clocks import HostClock
+from distbench.worker.rank.measure import Meter, RankGroup
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.scheduling import calm_scheduler
+from distbench.worker.redistribute.expected_shards import parse_placement, tagged
+from distbench.worker.redistribute.planners import planned_redistribution
 from distbench.worker.session import connected_ranks
-from distbench.worker.sharding import parse_placement, tagged
 from distbench.worker.torch_internals import Unsupported
-from distbench.worker.workloads.calibration import calibration_benches, square_of
-from distbench.worker.workloads.redistribution import dtensor_of
 
 PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")
 CALIBRATED_SIZES = (65536, 524288, 4194304, 16777216)
@@ -33,25 +33,25 @@ SWEEPS = {262144: (10, 3), 2097152: (10, 3), 8388608: (32, 4), 33554432: (6, 2)}
 SAMPLES_A_TURN, CALIBRATION_SAMPLES, SEED = 3, 7, 20260101
 
 
-def meter_of(place: Place, count: int) -> Meter:
+def meter_of(context: RankContext, count: int) -> Meter:
     """A meter that takes `count` samples after one iteration of warm-up."""
     settings = Settings(warmup_iterations=1, min_samples=count, max_samples=count, max_case_s=0.0)
-    return Meter(Ranks(place.control, place.device), HostClock(), settings, shared_clock=True)
+    return Meter(RankGroup(context.control, context.device), HostClock(), settings, shared_clock=True)
 
 
-def calibrated(place: Place) -> Profile:
+def calibrated(context: RankContext) -> Profile:
     """The profile of this mesh, fitted to medians, by distbench's own calibration cases."""
-    meter, measured = meter_of(place, CALIBRATION_SAMPLES), defaultdict(list)
-    for bench in calibration_benches(Scenario(calibrations=(Calibration(CALIBRATED_SIZES),)), place):
-        with bench.open() as prepared:
-            estimate_s = meter.warm_up(prepared.call)
-            samples = meter.measure(prepared.call, (), estimate_s).samples_s
-        fields, params = prepared.fields, bench.case.params
+    meter, measured = meter_of(context, CALIBRATION_SAMPLES), defaultdict(list)
+    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(CALIBRATED_SIZES),)), context):
+        with case_spec.open() as opened_case:
+            estimate_s = meter.warm_up(opened_case.call)
+            samples = meter.measure(opened_case.call, (), estimate_s).samples_s
+        fields, params = opened_case.fields, case_spec.case.params
         key = params["op"], params["mesh_dim"], fields["group_size"]
         measured[key].append(Sample(fields["payload_bytes"], fields["counters"]["num_copies"], median(samples)))
-    mesh = dict(zip(place.mesh_dims, place.mesh_shape, strict=True))
+    mesh = dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
     lines = tuple(fit_line(*key, samples) for key, samples in measured.items())
-    return Profile("bench", place.backend, torch.__version__, mesh, lines)
+    return Profile("bench", context.backend, torch.__version__, mesh, lines)
 
 
 def pairs_of(mesh_ndim: int, count: int, size_bytes: int) -> list[tuple[Any, Any]]:
@@ -65,11 +65,11 @@ def is_local(source: tuple[str, ...], target: tuple[str, ...]) -> bool:
     return all(before in (after, "R") for before, after in zip(source, target, strict=True))
 
 
-def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, turns: int, place: Place) -> Any:
+def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, turns: int, context: RankContext) -> Any:
     """Each planner's path, prediction and samples on one pair; planners with the same path share their samples."""
-    full = tagged(square_of(size_bytes, 4, place.mesh.size()), torch.float32)
-    dtensor, after = dtensor_of(full, source, place), [parse_placement(text) for text in target]
-    meter, order = meter_of(place, SAMPLES_A_TURN), random.Random(SEED)
+    full = tagged(square_of(size_bytes, 4, context.mesh.size()), torch.float32)
+    dtensor, after = dtensor_of(full, source, context), [parse_placement(text) for text in target]
+    meter, order = meter_of(context, SAMPLES_A_TURN), random.Random(SEED)
     planners: dict[str, Any] = {}
     samples: dict[str, list[float]] = defaultdict(list)
     for _ in range(turns):
@@ -77,7 +77,7 @@ def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, t
         for name in order.sample(PLANNERS, len(PLANNERS)):
             planner, _, native = name.partition("+")
             try:
-                with movement(planner, dtensor, after, place, bool(native)) as planned:
+                with planned_redistribution(planner, dtensor, after, context, bool(native)) as planned:
                     key = f"{planned.path} as {'+'.join(planned.executed_as)}"
                     planners[name] = {"key": key, "predicted_s": planned.predicted_s}
                     if key not in seen:
@@ -97,15 +97,15 @@ def main(mesh_text: str, out: Path) -> None:
     job = Job("", "", "", "", [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
     calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
-        place = replace(ranks.place, profile=calibrated(ranks.place))
+        context = replace(ranks.context, profile=calibrated(ranks.context))
         rows = [
-            compare(*pair, size_bytes, turns, place)
+            compare(*pair, size_bytes, turns, context)
             for size_bytes, (count, turns) in SWEEPS.items()
             for pair in pairs_of(len(mesh), count, size_bytes)
         ]
-        if place.rank == 0:
-            assert place.profile is not None
-            place.profile.save(out.with_suffix(".profile.json"))
+        if context.rank == 0:
+            assert context.profile is not None
+            context.profile.save(out.with_suffix(".profile.json"))
             out.write_text(json.dumps(rows))
 
 

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from benchmarks.random_states import random_state
-from distbench.costmodel import Line, Profile
+from distbench.costmodel.profile import Line, Profile
 from distbench.planning import State
-from distbench.worker.direct import DirectRedistribution
-from distbench.worker.scheduling import calm_scheduler
-from distbench.worker.sharding import cut, cut_in_order, parse_placement, tagged
+from distbench.worker.rank.scheduling import calm_scheduler
+from distbench.worker.redistribute.direct_executor import DirectRedistribution
+from distbench.worker.redistribute.expected_shards import cut, cut_in_order, parse_placement, tagged
 from distbench.worker.torch_internals import calibrated_planning, native_all_to_all
 
 SEED = 20261121

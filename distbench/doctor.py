@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distbench.ask_child import ask_child
-from distbench.environment import gpu_count, host_facts
+from distbench.runs.machine import gpu_count, host_facts
 from distbench.spec.errors import UserError
 
 TIMEOUT_S = 300.0
@@ -16,7 +16,7 @@ def examine() -> dict[str, Any]:
     """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`."""
     host = host_facts()
     try:
-        checks = ask_child("distbench.worker.examine", timeout_s=TIMEOUT_S)
+        checks = ask_child("distbench.worker.children.torch_checks", timeout_s=TIMEOUT_S)
     except UserError as error:
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": TORCH_ADVICE}]
         return {"host": host, "checks": checks, "usable": False}
@@ -75,7 +75,7 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
     targets = targets or [entry.name for entry in list_entries() if not MESH_TAGS & set(entry.tags)]
     jobs = jobs_of(Request(tuple(targets), device="cpu", quick=True), None)
     answers = ask_child(
-        "distbench.worker.agree",
+        "distbench.worker.children.cross_check",
         given=[job.to_record() for job in jobs],
         timeout_s=AGREEMENT_TIMEOUT_S,
         failure="what steps communicate cannot be compared: {why}; try `distbench doctor`",

@@ -12,7 +12,7 @@ from gate_runs import CASE, case, records, steady, write
 from distbench.ab.side import Side, checked_out, python_at
 from distbench.ab.turns import Terms, looks_of, order_of, take_turns
 from distbench.cli import main
-from distbench.gate.options import Options
+from distbench.compare.options import Options
 from distbench.spec.errors import UserError
 
 # What stands in for distbench in a revision's folder: writes one run file, whose time the revision's file tells.

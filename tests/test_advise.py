@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from distbench.advise.advice_text import pair_text, ranking_text
 from distbench.advise.ask_torch import TorchAnswers, TorchPath
-from distbench.advise.blocks import diagram_of
 from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
 from distbench.advise.picture import check_picture
 from distbench.advise.plans import Advice, advise
 from distbench.advise.question import Setting, every_pair, pair_of, setting_of
-from distbench.advise.text import pair_text, ranking_text
-from distbench.advise.verdict import verdict
-from distbench.costmodel import Line, load_profile
+from distbench.advise.recommendation import verdict
+from distbench.advise.tensor_blocks import diagram_of
+from distbench.costmodel.profile import Line, load_profile
 from distbench.spec.errors import UserError
 
 MIB = 2**20

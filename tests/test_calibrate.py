@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from conftest import Cli, run_cli, run_files
 
-from distbench.calibrate import draw, measured_in, profile_of, profile_text
-from distbench.costmodel import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line, load_profile
+from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
+from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line, load_profile
 from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
-from distbench.results import Run, read_run
+from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
 
 SIZES = [4096 * 4**n for n in range(7)]

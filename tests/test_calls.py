@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from distbench.report import calls
-from distbench.report.frame import frame_of
-from distbench.results import Run
+from distbench.runs.frame import frame_of
+from distbench.runs.run_file import Run
 from distbench.spec import Scenario, UserError
-from distbench.worker.bench import Prepared
+from distbench.worker.cases.call import call_cases, scenario_of_call
+from distbench.worker.rank.opened_case import OpenedCase
 from distbench.worker.session import load_scenario
-from distbench.worker.workloads.call import call_benches, scenario_of_call
 
 PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))
 
@@ -23,10 +23,10 @@ def nothing() -> None:
     pass
 
 
-def opened(make: Callable[..., Any], label: str = "mine", **variant: Any) -> Prepared:
-    (bench,) = call_benches(scenario_of_call("mine", make, variant), label, PLACE)
-    with bench.open() as prepared:
-        return prepared
+def opened(make: Callable[..., Any], label: str = "mine", **variant: Any) -> OpenedCase:
+    (case_spec,) = call_cases(scenario_of_call("mine", make, variant), label, PLACE)
+    with case_spec.open() as opened_case:
+        return opened_case
 
 
 def verdict(check: Callable[[], object]) -> str | None:
@@ -35,21 +35,21 @@ def verdict(check: Callable[[], object]) -> str | None:
 
 def test_a_call_is_named_by_itself_its_variant_and_its_mesh() -> None:
     scenario = Scenario(calls={"gather": lambda mesh: nothing, "ring": lambda mesh: nothing})
-    assert [bench.case.id for bench in call_benches(scenario, "mine/numel=4", PLACE)] == [
+    assert [case_spec.case.id for case_spec in call_cases(scenario, "mine/numel=4", PLACE)] == [
         "call/gather/numel=4/dp_shard=2,tp=2",
         "call/ring/numel=4/dp_shard=2,tp=2",
     ]
-    assert next(bench.case.id for bench in call_benches(scenario, "mine", PLACE)) == "call/gather/dp_shard=2,tp=2"
+    assert next(case_spec.case.id for case_spec in call_cases(scenario, "mine", PLACE)) == "call/gather/dp_shard=2,tp=2"
 
 
 def test_the_function_gets_the_mesh_and_its_variant_and_its_call_is_what_is_timed() -> None:
     seen: list[Any] = []
-    prepared = opened(lambda mesh, numel: lambda: seen.append((mesh, numel)), "mine/numel=4", numel=4)
+    opened_case = opened(lambda mesh, numel: lambda: seen.append((mesh, numel)), "mine/numel=4", numel=4)
     assert seen == []
-    prepared.call(nothing)
+    opened_case.call(nothing)
     assert seen == [(PLACE.mesh, 4)]
-    assert prepared.fields == {"group_size": 4, "mesh_dim": "dp_shardxtp", "counters": {"checked": False}}
-    assert prepared.check() is None
+    assert opened_case.fields == {"group_size": 4, "mesh_dim": "dp_shardxtp", "counters": {"checked": False}}
+    assert opened_case.check() is None
 
 
 @pytest.mark.parametrize("right", [None, True])

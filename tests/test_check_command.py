@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import DATA, ROOT, run_cli
 
-import distbench.check
+import distbench.check_plans
 from distbench.cli import main
 from distbench.spec import Job
 
@@ -57,9 +57,9 @@ def forgets() -> Scenario:
 
 def asked_here(module: str, *, given: Any, timeout_s: float, failure: str) -> Any:
     """What the child process would answer, without what a second import of torch costs."""
-    from distbench.worker.check import answers
+    from distbench.worker.children.plan_problems import answers
 
-    assert module == "distbench.worker.check"
+    assert module == "distbench.worker.children.plan_problems"
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         found = [[*answers(Job.from_record(record))] for record in json.loads(json.dumps(given))]
@@ -68,7 +68,7 @@ def asked_here(module: str, *, given: Any, timeout_s: float, failure: str) -> An
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distbench.check, "ask_child", asked_here)
+    monkeypatch.setattr(distbench.check_plans, "ask_child", asked_here)
 
 
 def check(*arguments: str) -> Result:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.choice import choose
+from distbench.planning.choice import choose
 
 
 @pytest.mark.parametrize(

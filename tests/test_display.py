@@ -2,7 +2,7 @@
 
 import io
 
-from distbench.display import Plain
+from distbench.launch.display import Plain
 
 
 def test_plain_lines_come_now_and_then_and_tell_every_case_that_is_not_ok() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from distbench.environment import CpuUse
+from distbench.runs.machine import CpuUse
 
 BURN = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA, ROOT, Cli, run_files
 
-from distbench.results import read_run
+from distbench.runs.run_file import read_run
 
 pytestmark = pytest.mark.gloo
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"

@@ -12,13 +12,13 @@ from click.testing import CliRunner, Result
 from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
-from distbench.ci import MAX_ANNOTATIONS
 from distbench.cli import main
 from distbench.commands.gate import sides_of
-from distbench.gate import page
-from distbench.gate.ci import annotations
-from distbench.gate.options import Options
+from distbench.compare.options import Options
+from distbench.gate import comparison_text
+from distbench.gate.machine_forms import annotations
 from distbench.gate.verdict import CaseVerdict, Gated, MetricVerdict
+from distbench.render.ci import MAX_ANNOTATIONS
 from distbench.spec.errors import UserError
 
 
@@ -202,7 +202,7 @@ def test_annotations_beyond_what_github_shows_are_counted() -> None:
 
 
 def test_markdown_fits_a_step_summary_and_says_what_it_left_out() -> None:
-    text = page.markdown(verdicts(10_000, "regression"))
+    text = comparison_text.markdown(verdicts(10_000, "regression"))
     assert len(text.encode()) <= 1 << 20
     assert text.startswith("# gate: FAIL: 10000 regression") and text.endswith("</details>\n")
     left_out = re.search(r"\.\.\. (\d+) more cases: distbench gate --format json", text)
@@ -231,6 +231,6 @@ def test_what_may_differ_is_stamped_on_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("verdict", "shown"), [("pass", 10), ("inconclusive", 40)])
 def test_a_long_table_says_how_many_rows_it_left_out(verdict: str, shown: int) -> None:
-    text = page.text(verdicts(100, verdict))
+    text = comparison_text.text(verdicts(100, verdict))
     assert len(re.findall(rf"^{verdict} +case-", text, re.MULTILINE)) == shown
     assert f"... {100 - shown} more: --format json" in text

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from gate_runs import CASE, OTHER, case, launches, steady, taking_turns, write_side
 
 from distbench.cli import main
-from distbench.gate.baseline import read_baseline
-from distbench.gate.exchange.nccl_tests import read_nccl_tests
-from distbench.gate.gate import gate
-from distbench.gate.options import Options
-from distbench.results import read_run
+from distbench.compare.options import Options
+from distbench.gate.compare_sides import gate
+from distbench.runs.baselines import read_baseline
+from distbench.runs.nccl_tests import read_nccl_tests
+from distbench.runs.run_file import read_run
 from distbench.spec.errors import UserError
 
 

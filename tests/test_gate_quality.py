@@ -15,30 +15,30 @@ from benchmarks.gate_peers import PEERS
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
 from distbench.cli import main as cli
-from distbench.gate.quality.series import recorded
-from distbench.gate.quality.trial import OURS, Rates, Trial, rates
+from distbench.gate.quality.recorded_launches import recorded
+from distbench.gate.quality.trial import OURS, QualityTrial, Rates, rates
 from distbench.spec import UserError
 
 FEW = 100
 
 
 @pytest.fixture(scope="module", params=["quiet", "loaded"])
-def trial(request: pytest.FixtureRequest) -> Trial:
+def trial(request: pytest.FixtureRequest) -> QualityTrial:
     # Long enough that few windows overlap: comparisons are nearly independent.
-    return Trial(synthetic(request.param, num_cases=30, num_launches=800, num_samples=20, seed=3))
+    return QualityTrial(synthetic(request.param, num_cases=30, num_launches=800, num_samples=20, seed=3))
 
 
-def ours(trial: Trial, num_pairs: int, change: str, count: int = FEW) -> Rates:
+def ours(trial: QualityTrial, num_pairs: int, change: str, count: int = FEW) -> Rates:
     return rates(trial, num_pairs, change, count, seed=4)[OURS]
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
-def test_unchanged_code_is_called_slower_in_few_jobs(trial: Trial, num_pairs: int) -> None:
+def test_unchanged_code_is_called_slower_in_few_jobs(trial: QualityTrial, num_pairs: int) -> None:
     """At most 5 % by design; a true 5 % exceeds 12 in 100 once in 700 times."""
     assert ours(trial, num_pairs, "none").false_jobs <= 12
 
 
-def test_what_is_found_and_what_is_never_called_a_pass(trial: Trial) -> None:
+def test_what_is_found_and_what_is_never_called_a_pass(trial: QualityTrial) -> None:
     slow = ours(trial, 10, "+20 %")
     assert slow.passed == 0
     if trial.series.name == "quiet":
@@ -50,7 +50,7 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: Trial) -> None:
         assert ours(trial, 10, "+50 %").found >= 80
 
 
-def test_other_tools_on_the_same_launches_cry_wolf(trial: Trial) -> None:
+def test_other_tools_on_the_same_launches_cry_wolf(trial: QualityTrial) -> None:
     found = rates(trial, 5, "none", 20, seed=4, peers=PEERS)
     assert found[OURS].false_jobs <= 4
     assert found["pytest-benchmark mean:5%"].false_jobs >= 10
@@ -87,7 +87,7 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_windows_take_turns_as_ab_does_and_either_side_is_the_candidate_once() -> None:
-    trial = Trial(synthetic("quiet", num_cases=2, num_launches=12, num_samples=5))
+    trial = QualityTrial(synthetic("quiet", num_cases=2, num_launches=12, num_samples=5))
     windows = [trial.window(number, 5, 1.0, np.random.default_rng(1)) for number in range(trial.num_windows(5))]
     sides = {(tuple(window.baseline), tuple(window.candidate)) for window in windows}
     assert len(windows) == len(sides) == 6
@@ -117,7 +117,7 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
 
 def test_ab_finds_a_slowdown_at_its_first_look_and_cries_wolf_rarely() -> None:
     """Its looks share the 5 %; unchanged launches are looked at again, a plain slowdown is settled at once."""
-    quiet = Trial(synthetic("quiet", num_cases=10, num_launches=54, num_samples=20, seed=5))
+    quiet = QualityTrial(synthetic("quiet", num_cases=10, num_launches=54, num_samples=20, seed=5))
     table = looks_table(quiet, 20, num_comparisons=20, seed=1)
     assert "(looks after 7, 11, 16, 20), 10 cases, 54 launches: all 30 windows unchanged" in table
     rows = {cells[1].strip(): cells[2:6] for line in table.splitlines() if len(cells := line.split("|")) == 7}

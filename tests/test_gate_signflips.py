@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from distbench.gate.signflips import PRIOR_FREEDOM, flip_tests
+from distbench.compare.sign_flips import PRIOR_FREEDOM, flip_tests
 
 
 def by_hand(blocks: list[list[list[float]]]) -> list[float]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from distbench.gate.pairing import pairing_of
-from distbench.gate.statistics import holm, paired_difference, unpaired_difference
+from distbench.compare.log_differences import holm, paired_difference, unpaired_difference
+from distbench.compare.pairing import pairing_of
 
 # Student, Biometrika 6 (1908): extra hours of sleep with two drugs, ten patients; the results are those that R's
 # documentation of t.test gives for its data set `sleep`.

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
-from distbench.gate.gate import gate
-from distbench.gate.launches import read_side, tenth_percentile
-from distbench.gate.options import METRICS, Options, share_of, tolerances_of
+from distbench.compare.options import METRICS, Options, share_of, tolerances_of
+from distbench.gate.compare_sides import gate
 from distbench.gate.verdict import CaseVerdict, Gated
+from distbench.runs.launches import tenth_percentile
+from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from distbench.worker.attribution import Communication
-from distbench.worker.kernels import Ran, collectives_among, matched, phases_among
-from distbench.worker.profiled import told
+from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.kernels import Ran, collectives_among, matched, phases_among
+from distbench.worker.tracing.profiled import told
 
 
 def kernel(name: str, ts: float, dur: float, **args: object) -> dict[str, object]:

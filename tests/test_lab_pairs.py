@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from distbench.costmodel import Profile
+from distbench.costmodel.profile import Profile
 from distbench.planning import parse_state
 from distbench.spec import Laboratory, UserError
-from distbench.spec.plan import LABORATORY_SUITES
-from distbench.worker.failure import RankFailed
+from distbench.spec.scenario import LABORATORY_SUITES
+from distbench.worker.cases.laboratory import pairs_of, planners_for
+from distbench.worker.cases.laboratory_layouts import Layout, ordered_layouts, strided, undecodable_layouts
+from distbench.worker.cases.laboratory_pairs import SUITES, Pair, class_of, cube, groups_of, sample
+from distbench.worker.rank.failure import RankFailed
+from distbench.worker.redistribute.expected_shards import cut_in_order, cut_strided, parse_placement
 from distbench.worker.runner import Runner
-from distbench.worker.sharding import cut_in_order, cut_strided, parse_placement
 from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, Unsupported, fake_mesh, plan_path
-from distbench.worker.workloads.laboratory import pairs_of, planners_for
-from distbench.worker.workloads.laboratory_layouts import Layout, ordered_layouts, strided, undecodable_layouts
-from distbench.worker.workloads.laboratory_pairs import SUITES, Pair, class_of, cube, groups_of, sample
 
 SQUARE, WIDE, CUBE = (2, 2), (2, 4), (2, 2, 2)
 PROFILE = Profile("m", "gloo", "2.13", {"dp_shard": 2, "tp": 2}, ())
@@ -186,7 +186,7 @@ def test_only_planners_that_can_move_a_pair_are_tried() -> None:
     ],
 )
 def test_a_laboratory_that_cannot_be_is_one_sentence(lab: Laboratory, says: str) -> None:
-    from distbench.worker.workloads.laboratory import _check
+    from distbench.worker.cases.laboratory import _check
 
     with pytest.raises(UserError, match=says):
         _check(lab, None)
@@ -230,8 +230,8 @@ class Connections:
 @pytest.mark.parametrize("condition", ["sound", "broken", "out of step"])
 def test_a_case_that_raised_everywhere_ends_the_launch_only_if_it_broke_the_groups(condition: str) -> None:
     runner = object.__new__(Runner)
-    place: Any = Connections(condition)
-    runner._place = place
+    context: Any = Connections(condition)
+    runner._context = context
     with pytest.raises(RankFailed, match="why") if condition != "sound" else contextlib.nullcontext():
         runner._meet_again("why")
-    assert place.asked == (["dp_shard"] if condition == "broken" else ["dp_shard", "tp"])
+    assert context.asked == (["dp_shard"] if condition == "broken" else ["dp_shard", "tp"])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from lab_rows import HEADER, MIB, Row, broken, moved, write
 
-from distbench.report.board import MAX_EXACT_SIZES, board_of, laboratory_rows, size_classes
-from distbench.report.collect import collect
-from distbench.report.failures import pattern_of
-from distbench.report.frame import frame_of
-from distbench.report.laboratory import Study, is_laboratory, studies_of
-from distbench.report.matchups import BETTER_OF_TORCH, CHOSEN, Matchup
+from distbench.laboratory.comparisons import BETTER_OF_TORCH, CHOSEN, PlannerComparison
+from distbench.laboratory.failures import pattern_of
+from distbench.laboratory.planner_table import MAX_EXACT_SIZES, laboratory_rows, planner_table_of, size_classes
+from distbench.laboratory.study import Study, is_laboratory, studies_of
+from distbench.runs.find import collect
+from distbench.runs.frame import frame_of
 
 NOWHERE = Path("nowhere")
 A, B, C, LOCAL = "S(0)R->RS(0)", "S(1)R->RS(1)", "P(sum)R->RR", "RR->RS(0)"
@@ -54,7 +54,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return study_in(tmp_path_factory.mktemp("lab"), four_pairs())
 
 
-def matchup(study: Study, planner: str, baseline: str = "greedy") -> Matchup:
+def matchup(study: Study, planner: str, baseline: str = "greedy") -> PlannerComparison:
     found = study.against(planner, baseline)
     assert found is not None
     return found
@@ -144,8 +144,8 @@ def test_prediction_errors_and_ranking(study: Study) -> None:
 
 def test_bytes_over_the_bound_and_the_most_striking_pair(study: Study) -> None:
     assert study.sent_over_bound == pytest.approx({"greedy": 2, "min_cost": 4, "calibrated": 2**0.5, "direct": 1})
-    (pair,) = study.striking
-    assert study.board.pairs.iloc[pair.row]["source"] == "S(0)R"
+    (pair,) = study.largest_gains
+    assert study.planner_table.pairs.iloc[pair.row]["source"] == "S(0)R"
     assert (pair.planner, pair.ratio[0]) == ("direct", pytest.approx(0.25))
 
 
@@ -201,7 +201,7 @@ def test_large_pairs_are_in_focus_where_there_are_enough(tmp_path: Path) -> None
     large = [record for number in range(20) for record in pair(number, (512, 512), 0.5)]
     found = study_in(tmp_path, [*small, *large])
     assert matchup(found, "calibrated").mean[0] == pytest.approx(0.5)
-    by_size = {m.size: m.mean[0] for m in found.matchups if m.mesh and m.planner == "calibrated"}
+    by_size = {m.size: m.mean[0] for m in found.planner_comparisons if m.mesh and m.planner == "calibrated"}
     assert by_size == pytest.approx({"16 KiB": 2.0, "1 MiB": 0.5})
 
 
@@ -262,7 +262,7 @@ def test_the_mesh_is_the_rows_own_else_the_runs(tmp_path: Path) -> None:
     rows = [moved(A, "greedy", 1, "a", mesh_shape=[4]), moved(A, "greedy", 1, "a")]
     frame = frame_of(collect((write(tmp_path / "one.jsonl", rows),), NOWHERE)[0])
     assert laboratory_rows(frame)["mesh_shape"].tolist() == ["4", "2x2"]
-    assert [mesh for mesh, _, _ in board_of(laboratory_rows(frame)).groups()] == ["2x2", "4"]
+    assert [mesh for mesh, _, _ in planner_table_of(laboratory_rows(frame)).groups()] == ["2x2", "4"]
 
 
 def test_many_sizes_become_classes() -> None:

@@ -12,8 +12,8 @@ from conftest import ROOT, Cli
 from lab_rows import MIB, Row, moved, write
 from test_lab_report import failing, four_pairs
 
+from distbench.laboratory.study_verdict import code_for
 from distbench.report import render
-from distbench.report.laboratory_verdict import code_for
 from distbench.spec.errors import UserError
 
 NOWHERE = Path("nowhere")

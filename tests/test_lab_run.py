@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from conftest import run_files, run_forked
 
 from distbench.cli import main
-from distbench.costmodel import Line, Profile
+from distbench.costmodel.profile import Line, Profile
 from distbench.launch import Request, jobs_of
 from distbench.planning import parse_state
-from distbench.results import read_run
-from distbench.spec.plan import LABORATORY_SUITES
+from distbench.runs.run_file import read_run
+from distbench.spec.scenario import LABORATORY_SUITES
 
 Rows = dict[tuple[str, str], dict[str, dict[str, Any]]]
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from distbench.spec import Settings
-from distbench.worker.clocks import HostClock
-from distbench.worker.measure import Meter, Ranks, stop_reason
+from distbench.worker.rank.clocks import HostClock
+from distbench.worker.rank.measure import Meter, RankGroup, stop_reason
 
 
-class FakeRanks(Ranks):
+class FakeRanks(RankGroup):
     """This rank, and another that starts `late` seconds later and takes `slower` times as long."""
 
     def __init__(self, late: float = 0.0, slower: float = 1.0) -> None:

@@ -12,19 +12,19 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
 from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
-from distbench.worker.patterns import matching
-from distbench.worker.place import Place
-from distbench.worker.plan_check import problems
+from distbench.worker.plans.patterns import matching
+from distbench.worker.plans.plan_check import problems
+from distbench.worker.rank.rank_context import RankContext
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def context() -> Iterator[RankContext]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp_shard", "tp"))
     assert dist.group.WORLD is not None
-    yield Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+    yield RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
     dist.destroy_process_group()
 
 
@@ -38,89 +38,89 @@ class Model(nn.Module):
             self.layers[1].weight = self.layers[0].weight
 
 
-def found(place: Place, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
+def found(context: RankContext, plan: ParallelPlan, batch: tuple[int, ...] = (4, 8), **model: object) -> list[str]:
     with torch.device("meta"):
-        return problems(Model(**model), torch.empty(batch), plan, place)
+        return problems(Model(**model), torch.empty(batch), plan, context)
 
 
 GOOD = ParallelPlan(tp={"layers.*": ColwiseParallel(), "head": RowwiseParallel()}, fsdp=FsdpPlan(wrap=("layers.*",)))
 
 
-def test_a_good_plan_has_no_problems(place: Place) -> None:
-    assert found(place, GOOD) == []
+def test_a_good_plan_has_no_problems(context: RankContext) -> None:
+    assert found(context, GOOD) == []
 
 
-def test_an_undividable_parameter_is_named_with_shape_mesh_dim_and_size(place: Place) -> None:
-    texts = found(place, GOOD, hidden=18)
+def test_an_undividable_parameter_is_named_with_shape_mesh_dim_and_size(context: RankContext) -> None:
+    texts = found(context, GOOD, hidden=18)
     assert len(texts) == 5, "two weights and two biases of layers.*, one weight of head"
     assert "layers.0.weight of shape [18, 8]" in texts[0]
     assert "mesh dim 'tp' of size 4" in texts[0] and "sizes that work: 1, 2, 3, 6, 9, 18" in texts[0]
     assert any("head.weight of shape [8, 18] cannot be sharded on tensor dim 1" in text for text in texts)
 
 
-def test_everything_wrong_is_listed_at_once(place: Place) -> None:
+def test_everything_wrong_is_listed_at_once(context: RankContext) -> None:
     plan = ParallelPlan(tp={"layer.*": ColwiseParallel()}, fsdp=FsdpPlan(wrap=("blocks.*",)))
-    texts = found(place, plan, batch=(3, 8))
+    texts = found(context, plan, batch=(3, 8))
     assert any("TP pattern 'layer.*' matches no module" in text and "layers" in text for text in texts)
     assert any("FSDP pattern 'blocks.*'" in text for text in texts)
     assert any("a batch of 3 cannot be split over mesh dim 'dp_shard' of size 2" in text for text in texts)
 
 
-def test_a_mesh_dim_that_no_part_uses_is_named(place: Place) -> None:
-    assert found(place, ParallelPlan(fsdp=FsdpPlan())) == [
+def test_a_mesh_dim_that_no_part_uses_is_named(context: RankContext) -> None:
+    assert found(context, ParallelPlan(fsdp=FsdpPlan())) == [
         "mesh dim 'tp' (size 4) is not used by the plan, which uses dp_shard"
     ]
 
 
-def test_context_parallel_without_its_mesh_dim_is_named(place: Place) -> None:
+def test_context_parallel_without_its_mesh_dim_is_named(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, cp=CpPlan(rotate="ring"))
-    texts = found(place, plan)
+    texts = found(context, plan)
     assert any("needs mesh dim 'cp'" in text for text in texts) and any("'ring' is unknown" in text for text in texts)
 
 
-def fsdp_texts(place: Place, batch: tuple[int, ...] = (4, 8), tied: bool = False, **knobs: object) -> list[str]:
+def fsdp_texts(context: RankContext, batch: tuple[int, ...] = (4, 8), tied: bool = False, **knobs: object) -> list[str]:
     plan = FsdpPlan(**{"wrap": ("layers.*",), "mesh_dims": ("dp_shard", "tp"), **knobs})  # type: ignore[arg-type]
-    return found(place, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
+    return found(context, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
 
 
 @pytest.mark.parametrize("size", [3, 8, 1])
-def test_resharding_to_no_proper_divisor_names_those_that_are(place: Place, size: int) -> None:
-    (text,) = fsdp_texts(place, reshard_after_forward=size)
+def test_resharding_to_no_proper_divisor_names_those_that_are(context: RankContext, size: int) -> None:
+    (text,) = fsdp_texts(context, reshard_after_forward=size)
     where = "mesh dim 'dp_shardxtp' of size 8"
     assert text == f"reshard_after_forward={size} is no proper divisor of {where}; use 2, 4, True or False"
 
 
-def test_a_shard_placement_that_does_not_divide_names_the_parameter_and_a_mesh_that_works(place: Place) -> None:
-    texts = fsdp_texts(place, shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
+def test_a_shard_placement_that_does_not_divide_names_the_parameter_and_a_mesh_that_works(context: RankContext) -> None:
+    texts = fsdp_texts(context, shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
     assert texts == [], "8 and 16 columns over 8 ranks"
     with torch.device("meta"):
         (text,) = problems(
             nn.Sequential(nn.Linear(12, 16, bias=False)),
             torch.empty(4, 12),
             ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp"), shard_placement=lambda parameter: Shard(1))),
-            place,
+            context,
         )
     assert "parameter 0.weight of shape [16, 12] cannot be sharded by FSDP on tensor dim 1" in text
     assert "'dp_shardxtp' of size 8: 12 is not a multiple of 8" in text and "--mesh dp_shard=2,tp=3 works" in text
 
 
-def test_what_tp_leaves_of_a_tensor_dim_must_divide_too(place: Place) -> None:
+def test_what_tp_leaves_of_a_tensor_dim_must_divide_too(context: RankContext) -> None:
     columns = FsdpPlan(shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
     plan = ParallelPlan(tp={"head": RowwiseParallel()}, fsdp=columns)
-    assert found(place, plan, hidden=16) == []
-    (text,) = found(place, plan, hidden=12)
+    assert found(context, plan, hidden=16) == []
+    (text,) = found(context, plan, hidden=12)
     assert "head.weight of shape [8, 12] cannot be sharded by FSDP on tensor dim 1 after TP over" in text
     assert "3 is not a multiple of 2" in text
 
 
-def test_a_parameter_shared_by_two_units_is_refused(place: Place) -> None:
-    (text,) = fsdp_texts(place, tied=True)
+def test_a_parameter_shared_by_two_units_is_refused(context: RankContext) -> None:
+    (text,) = fsdp_texts(context, tied=True)
     assert "layers.0.weight is shared with layers.1.weight" in text and "(layers.0, layers.1)" in text
-    assert fsdp_texts(place, tied=True, wrap=()) == []
+    assert fsdp_texts(context, tied=True, wrap=()) == []
 
 
-def test_a_shared_parameter_under_tp_is_refused(place: Place) -> None:
-    texts = found(place, GOOD, tied=True)
+def test_a_shared_parameter_under_tp_is_refused(context: RankContext) -> None:
+    texts = found(context, GOOD, tied=True)
     assert any("layers.0.weight is shared with layers.1.weight, and TP would give each its own" in one for one in texts)
 
 
@@ -138,19 +138,21 @@ def test_a_shared_parameter_under_tp_is_refused(place: Place) -> None:
         ({"reshard_after_forward": 2, "shard_placement": LargestDim()}, "works with shards on tensor dim 0 only"),
     ],
 )
-def test_fsdp_knobs_that_exclude_each_other_are_named(place: Place, knobs: dict[str, object], words: str) -> None:
-    (text,) = fsdp_texts(place, **knobs)
+def test_fsdp_knobs_that_exclude_each_other_are_named(
+    context: RankContext, knobs: dict[str, object], words: str
+) -> None:
+    (text,) = fsdp_texts(context, **knobs)
     assert words in text
 
 
-def test_microbatches_must_divide_a_ranks_batch(place: Place) -> None:
+def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
-    assert found(place, plan) == ["a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2"]
+    assert found(context, plan) == ["a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2"]
 
 
-def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(place: Place) -> None:
+def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(context: RankContext) -> None:
     compiled = CompilePlan(("heads",), "inductr")
-    texts = found(place, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))
+    texts = found(context, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))
     assert len(texts) == 3 and "checkpoint pattern 'layer.*' matches no module" in texts[0]
     assert "compile pattern 'heads' matches no module (nearest: head)" in texts[1]
     assert "compile backend 'inductr' is unknown" in texts[2] and "inductor" in texts[2]
@@ -169,20 +171,22 @@ def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_na
         ({"head.*": ShardParam(0), "head.weight": ShardParam(1)}, "head.weight over mesh dim 'tp' twice"),
     ],
 )
-def test_annotations_that_cannot_hold_are_named(place: Place, shard_params: dict[str, ShardParam], words: str) -> None:
-    texts = found(place, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
+def test_annotations_that_cannot_hold_are_named(
+    context: RankContext, shard_params: dict[str, ShardParam], words: str
+) -> None:
+    texts = found(context, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
     assert any(words in text for text in texts), texts
 
 
-def test_a_bad_annotation_does_not_keep_other_problems_from_being_listed(place: Place) -> None:
+def test_a_bad_annotation_does_not_keep_other_problems_from_being_listed(context: RankContext) -> None:
     columns = FsdpPlan(shard_placement=lambda parameter: Shard(1))
-    texts = found(place, ParallelPlan(shard_params={"head.weight": ShardParam(2)}, fsdp=columns))
+    texts = found(context, ParallelPlan(shard_params={"head.weight": ShardParam(2)}, fsdp=columns))
     assert any("head.weight of shape [8, 16] has no tensor dim 2" in text for text in texts)
     assert any("head.bias of shape [8] has no tensor dim 1 for FSDP" in text for text in texts)
 
 
-def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_dims(place: Place) -> None:
-    both = replace(place, mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("cp", "tp")))
+def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_dims(context: RankContext) -> None:
+    both = replace(context, mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("cp", "tp")))
     annotations = {"head.*": ShardParam(0, ("tp",)), "head.weight": ShardParam(0, ("cp",))}
     plan = ParallelPlan(shard_params=annotations, tp_dim=("cp", "tp"))
     with torch.device("meta"):
@@ -192,28 +196,28 @@ def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_d
     assert "sizes that work: 1, 2, 3, 4, 6, 12; --mesh cp=2,tp=3 works" in text
 
 
-def test_a_parameter_is_sharded_by_a_style_or_by_an_annotation_but_not_by_both(place: Place) -> None:
+def test_a_parameter_is_sharded_by_a_style_or_by_an_annotation_but_not_by_both(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, shard_params={"head.weight": ShardParam(0)}, fsdp=FsdpPlan())
-    assert found(place, plan) == [
+    assert found(context, plan) == [
         "parameter head.weight is sharded by a TP style and by shard_params; leave it to one of them"
     ]
 
 
-def test_a_style_on_a_module_it_cannot_shard_is_named(place: Place) -> None:
+def test_a_style_on_a_module_it_cannot_shard_is_named(context: RankContext) -> None:
     plan = ParallelPlan(tp={"layers": ColwiseParallel()}, fsdp=FsdpPlan())
-    assert found(place, plan) == [
+    assert found(context, plan) == [
         "TP pattern 'layers': ColwiseParallel shards Linear and Embedding, but layers is a ModuleList"
     ]
 
 
-def test_a_layout_for_an_input_that_a_module_does_not_take_is_named(place: Place) -> None:
-    def prepared(key: str) -> ParallelPlan:
+def test_a_layout_for_an_input_that_a_module_does_not_take_is_named(context: RankContext) -> None:
+    def opened_case(key: str) -> ParallelPlan:
         layouts = {key: Replicate()}
         style = PrepareModuleInput(input_kwarg_layouts=layouts, desired_input_kwarg_layouts=layouts)
         return ParallelPlan(tp={"head": style}, fsdp=FsdpPlan())
 
-    assert found(place, prepared("input")) == []
-    assert found(place, prepared("inputs")) == ["TP pattern 'head': head takes no input 'inputs' (nearest: input)"]
+    assert found(context, opened_case("input")) == []
+    assert found(context, opened_case("inputs")) == ["TP pattern 'head': head takes no input 'inputs' (nearest: input)"]
 
 
 @pytest.mark.parametrize(

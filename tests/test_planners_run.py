@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from conftest import DATA, Cli, run_files, run_forked
 
-from distbench.costmodel import Line, Profile
-from distbench.results import read_run
+from distbench.costmodel.profile import Line, Profile
+from distbench.runs.run_file import read_run
 from distbench.spec import Redistributions
+from distbench.worker.cases.redistribution import planners_of
 from distbench.worker.torch_internals import Unsupported, native_all_to_all
-from distbench.worker.workloads.redistribution import planners_of
 
 PAIRS = f"{DATA / 'pairs.py'}::pairs"
 TURNED, CUT, REDUCED, MOVED = "S(0)S(0)->S(1)S(1)", "RR->S(0)R", "P(sum)R->RR", "RS(0)->RS(1)"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distbench.costmodel import (
+from distbench.costmodel.profile import (
     Line,
     Profile,
     Sample,

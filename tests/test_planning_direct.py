@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.random_states import random_state
 from distbench.planning import NotHandled, State, parse_state
-from distbench.planning.direct import plan_exchange
+from distbench.planning.direct_exchange import plan_exchange
 
 
 def elements(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> list[set[int]]:

@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as module
 
 from benchmarks.random_states import random_state
-from distbench.costmodel import Line, Profile
+from distbench.costmodel.profile import Line, Profile
 from distbench.planning import State, parse_state
 from distbench.spec.errors import UserError
-from distbench.worker.direct import DirectRedistribution
-from distbench.worker.sharding import cut, cut_in_order, parse_placement, source_shard, tagged
+from distbench.worker.redistribute.direct_executor import DirectRedistribution
+from distbench.worker.redistribute.expected_shards import cut, cut_in_order, parse_placement, source_shard, tagged
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

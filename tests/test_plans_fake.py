@@ -10,9 +10,9 @@ import torch.distributed as dist
 from conftest import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.place import Place
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
-from distbench.worker.workloads.step import Step
 
 
 class Collectives(TorchDispatchMode):
@@ -39,17 +39,17 @@ class Collectives(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def context() -> Iterator[RankContext]:
     with fake_ranks({"dp_replicate": 2, "dp_shard": 2}) as mesh:
         assert dist.group.WORLD is not None
-        yield Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        yield RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
 
 
-def collectives_of(knob: str, place: Place) -> Collectives:
+def collectives_of(knob: str, context: RankContext) -> Collectives:
     sys.path.insert(0, str(ROOT / "scenarios"))
     from fsdp_knobs import fsdp_knobs
 
-    step = Step(fsdp_knobs(dim=64, hidden=128, num_layers=3, sequence=32, knob=knob), place)
+    step = TrainingStep(fsdp_knobs(dim=64, hidden=128, num_layers=3, sequence=32, knob=knob), context)
     step.forward_backward()  # FSDP2 learns the order of its units
     step.restart()
     with Collectives() as counted:
@@ -74,21 +74,21 @@ def collectives_of(knob: str, place: Place) -> Collectives:
     ],
 )
 def test_a_knob_changes_the_collectives_that_it_should(
-    place: Place, knob: str, gather: int, scatter: int, reduce: int
+    context: RankContext, knob: str, gather: int, scatter: int, reduce: int
 ) -> None:
-    assert collectives_of(knob, place).num == {"gather": gather, "scatter": scatter, "reduce": reduce}
+    assert collectives_of(knob, context).num == {"gather": gather, "scatter": scatter, "reduce": reduce}
 
 
 @pytest.mark.parametrize(("knob", "units"), [("plain", 2), ("prefetch_2", 4)])
-def test_explicit_prefetch_gathers_units_before_the_first_matmul(place: Place, knob: str, units: int) -> None:
+def test_explicit_prefetch_gathers_units_before_the_first_matmul(context: RankContext, knob: str, units: int) -> None:
     # The root and the first block are needed by then anyway.
-    assert collectives_of(knob, place).num_before_compute == units
+    assert collectives_of(knob, context).num_before_compute == units
 
 
 @pytest.mark.parametrize(
     ("knob", "share"), [("bf16_params", 0.5), ("bf16_reduce", 1.0), ("gather_bf16", 0.5), ("gather_int8", 0.25)]
 )
-def test_parameters_travel_in_the_form_that_the_knob_names(place: Place, knob: str, share: float) -> None:
-    plain = collectives_of("plain", place).gathered_bytes
+def test_parameters_travel_in_the_form_that_the_knob_names(context: RankContext, knob: str, share: float) -> None:
+    plain = collectives_of("plain", context).gathered_bytes
     # The scales of int8, and the norms that extensions leave alone, are a few percent.
-    assert collectives_of(knob, place).gathered_bytes / plain == pytest.approx(share, abs=0.03)
+    assert collectives_of(knob, context).gathered_bytes / plain == pytest.approx(share, abs=0.03)

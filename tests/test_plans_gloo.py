@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from conftest import DATA, ROOT, forked_ranks, run_cli, run_files
 
-from distbench.display import Quiet
 from distbench.launch import Request, jobs_of, launch
-from distbench.results import read_run
+from distbench.launch.display import Quiet
+from distbench.runs.run_file import read_run
 from distbench.spec import parse_mesh
 
 pytestmark = pytest.mark.gloo

@@ -11,22 +11,22 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.spec import CompilePlan, LargestDim, ParallelPlan
-from distbench.worker.forwards import compile_modules, recompute_modules, why_not
-from distbench.worker.fully_sharded import shard_placement_of
-from distbench.worker.materialise import blueprint, materialise
-from distbench.worker.parallelize import parallelize
-from distbench.worker.place import Place
+from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules, why_not
+from distbench.worker.plans.fully_sharded import shard_placement_of
+from distbench.worker.plans.materialise import blueprint, materialise
+from distbench.worker.plans.parallelize import parallelize
+from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Skipped
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def context() -> Iterator[RankContext]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     assert dist.group.WORLD is not None
-    yield Place(1, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+    yield RankContext(1, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
     dist.destroy_process_group()
 
 
@@ -49,21 +49,21 @@ def test_a_blueprint_has_no_memory_but_knows_its_buffers() -> None:
     assert not nn.Linear(2, 2).weight.is_meta, "parameters are ordinary again afterwards"
 
 
-def test_materialised_buffers_have_their_values_and_shared_parameters_stay_shared(place: Place) -> None:
+def test_materialised_buffers_have_their_values_and_shared_parameters_stay_shared(context: RankContext) -> None:
     built = blueprint(WithBuffers, 7)
-    materialise(built.model, place, built.buffers)
+    materialise(built.model, context, built.buffers)
     model = built.model
     assert model.table.tolist() == [0, 1, 2] and torch.equal(model.noise, built.buffers["noise"])
     assert model.first.weight is model.second.weight and model.first.weight.abs().sum() > 0
 
 
-def test_frozen_parameters_stay_frozen_under_sequence_parallel(place: Place) -> None:
+def test_frozen_parameters_stay_frozen_under_sequence_parallel(context: RankContext) -> None:
     from torch.distributed.tensor.parallel import SequenceParallel
 
     model = blueprint(lambda: nn.ModuleDict({"norm": nn.LayerNorm(4), "other": nn.LayerNorm(4)}), 7).model
     model["norm"].requires_grad_(False)
     styled = SequenceParallel()
-    parallelize(model, ParallelPlan(tp={"norm": styled, "other": styled}), place)
+    parallelize(model, ParallelPlan(tp={"norm": styled, "other": styled}), context)
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
 
 
@@ -79,7 +79,7 @@ def test_the_largest_tensor_dim_that_divides_is_sharded(shape: tuple[int, ...], 
     assert (None if placement is None else placement.dim) == chosen
 
 
-def test_a_tensor_dim_that_tp_shards_is_not_sharded_again(place: Place) -> None:
+def test_a_tensor_dim_that_tp_shards_is_not_sharded_again(context: RankContext) -> None:
     from torch.distributed.tensor import DTensor, Shard
 
     from distbench.spec import FsdpPlan
@@ -87,7 +87,7 @@ def test_a_tensor_dim_that_tp_shards_is_not_sharded_again(place: Place) -> None:
     choose = shard_placement_of(FsdpPlan(shard_placement=LargestDim()), 4)
     assert choose is not None
     local = torch.empty(8, 4)
-    assert choose(nn.Parameter(DTensor.from_local(local, place.mesh, [Shard(0)], run_check=False))).dim == 1
+    assert choose(nn.Parameter(DTensor.from_local(local, context.mesh, [Shard(0)], run_check=False))).dim == 1
 
 
 @pytest.mark.parametrize(("form", "bound"), [("bf16", 2**-8), ("int8", 0.5 / 127)])

@@ -12,28 +12,28 @@ import torch.nn.functional as F
 from conftest import ROOT
 
 from distbench.spec import CpPlan, ParallelPlan
-from distbench.worker.attribution import Communication, communications_of
-from distbench.worker.place import Place
-from distbench.worker.plan_check import problems
-from distbench.worker.reference import verdict
+from distbench.worker.cases.reference import verdict
+from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Skipped, fake_ranks, require_kernel
-from distbench.worker.workloads.step import Step
+from distbench.worker.tracing.attribution import Communication, communications_of
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def context() -> Iterator[RankContext]:
     with fake_ranks({"cp": 2}) as mesh:
         assert dist.group.WORLD is not None
-        yield Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        yield RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
 
 
-def step_of(place: Place, **plan: Any) -> Step:
+def step_of(context: RankContext, **plan: Any) -> TrainingStep:
     sys.path.insert(0, str(ROOT / "tests" / "data"))
     from wrong_plans import mistaken
 
     scenario = mistaken()
     assert scenario.plan.cp is not None
-    return Step(replace(scenario, plan=replace(scenario.plan, cp=replace(scenario.plan.cp, **plan))), place)
+    return TrainingStep(replace(scenario, plan=replace(scenario.plan, cp=replace(scenario.plan.cp, **plan))), context)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def step_of(place: Place, **plan: Any) -> Step:
 )
 @pytest.mark.parametrize("raises", [False, True])
 def test_buffers_are_sharded_for_the_step_and_whole_again_after_it(
-    place: Place, load_balance: bool, rows: list[int], raises: bool
+    context: RankContext, load_balance: bool, rows: list[int], raises: bool
 ) -> None:
-    step = step_of(place, load_balance=load_balance)
+    step = step_of(context, load_balance=load_balance)
     table = step.model.rotations
     before, seen, attention = table.clone(), [], F.scaled_dot_product_attention
 
@@ -65,15 +65,15 @@ def test_buffers_are_sharded_for_the_step_and_whole_again_after_it(
     assert torch.equal(table, before) and F.scaled_dot_product_attention is attention
 
 
-def gathers(place: Place, **plan: Any) -> list[Communication]:
-    step = step_of(place, **plan)
+def gathers(context: RankContext, **plan: Any) -> list[Communication]:
+    step = step_of(context, **plan)
     step(lambda: None)
-    rows = communications_of(step, step.phases, step.plan, place, step.model)
+    rows = communications_of(step, step.phases, step.plan, context, step.model)
     return [row for row in rows if row.kind == "all_gather" and row.source == "cp"]
 
 
-def test_a_whole_output_costs_one_all_gather_of_the_logits_that_belongs_to_the_root(place: Place) -> None:
-    (more,) = set(gathers(place, unshard_output=True)) - set(gathers(place))
+def test_a_whole_output_costs_one_all_gather_of_the_logits_that_belongs_to_the_root(context: RankContext) -> None:
+    (more,) = set(gathers(context, unshard_output=True)) - set(gathers(context))
     assert (more.phase, more.mesh_dim, more.owner, more.owner_known) == ("forward", "cp", "", True)
     assert more.payload_bytes == 4 * 2 * 32 * 100, "fp32 logits of (batch, sequence, vocabulary)"
 
@@ -92,9 +92,9 @@ def test_an_output_that_is_off_is_told() -> None:
         (ParallelPlan(cp=CpPlan(unshard_output=True), tp=lambda model, mesh: model, loss_parallel=True), "a DTensor"),
     ],
 )
-def test_what_context_parallel_cannot_do_is_one_sentence(place: Place, plan: ParallelPlan, says: str) -> None:
+def test_what_context_parallel_cannot_do_is_one_sentence(context: RankContext, plan: ParallelPlan, says: str) -> None:
     with torch.device("meta"):
-        (text,) = problems(torch.nn.Linear(2, 2), torch.empty(4, 8, 2), plan, place)
+        (text,) = problems(torch.nn.Linear(2, 2), torch.empty(4, 8, 2), plan, context)
     assert says in text
 
 

@@ -15,10 +15,10 @@ import pytest
 from conftest import ROOT
 
 import distbench.launch
-from distbench.launch import Outcome
+from distbench.launch import JobOutcome
 from distbench.pytest_plugin.case import MeasuredCase
 from distbench.pytest_plugin.fixture import Distbench
-from distbench.results import Case, CaseResult, append
+from distbench.runs.run_file import Case, CaseResult, append
 from distbench.spec import Job
 
 pytest_plugins = ("pytester",)
@@ -61,13 +61,13 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     def played(status: str, message: str, *results: CaseResult, log: str = "") -> list[Job]:
         jobs: list[Job] = []
 
-        def launch(job: Job, joined: None, watcher: Any) -> Outcome:
+        def launch(job: Job, joined: None, watcher: Any) -> JobOutcome:
             jobs.append(job)
             Path(job.log_dir).mkdir(parents=True)
             (Path(job.log_dir) / "rank1.log").write_text(log)
             for record in (HEADER, *(result.to_record() for result in results)):
                 append(Path(job.run_file), record)
-            return Outcome(job, status, message, num_by_status={result.status: 1 for result in results})
+            return JobOutcome(job, status, message, num_by_status={result.status: 1 for result in results})
 
         monkeypatch.setattr(distbench.launch, "launch", launch)
         return jobs
@@ -159,14 +159,14 @@ def test_where_pytest_benchmark_is_not_there_cases_are_printed_a_line_each(
         f"""
         from pathlib import Path
         import distbench.launch
-        from distbench.launch import Outcome
-        from distbench.results import append
+        from distbench.launch import JobOutcome
+        from distbench.runs.run_file import append
 
         def launch(job, joined, watcher):
             for record in {[HEADER, OK.to_record()]!r}:
                 Path(job.run_file).parent.mkdir(parents=True, exist_ok=True)
                 append(Path(job.run_file), record)
-            return Outcome(job, "complete")
+            return JobOutcome(job, "complete")
 
         distbench.launch.launch = launch
         """

@@ -8,25 +8,25 @@ import torch
 import torch.distributed as dist
 from conftest import DATA, ROOT
 
-from distbench.worker import rehearsal
-from distbench.worker.place import Place
-from distbench.worker.rehearsal import Rehearsal, rehearse
+from distbench.worker.children import fake_step
+from distbench.worker.children.fake_step import Rehearsal, rehearse
+from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
 
 sys.path[:0] = [str(DATA), str(ROOT / "scenarios")]
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def context() -> Iterator[RankContext]:
     with fake_ranks({"tp": 4}) as mesh:
         assert dist.group.WORLD is not None
-        yield Place(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        yield RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
 
 
-def tried(fault: str, place: Place) -> Rehearsal:
+def tried(fault: str, context: RankContext) -> Rehearsal:
     from bad_steps import bad_steps
 
-    return rehearse(bad_steps(fault=fault), place)
+    return rehearse(bad_steps(fault=fault), context)
 
 
 GIVEN = "given f32[2,16,12] and gate=f32[2,16,12]"
@@ -50,54 +50,56 @@ GIVEN = "given f32[2,16,12] and gate=f32[2,16,12]"
 # Above the limit nothing is run again with values, as with models that are too large for it.
 @pytest.mark.parametrize("limit", [0, 20_000_000])
 def test_what_cannot_run_is_one_sentence_with_the_module_and_what_it_got(
-    place: Place, monkeypatch: pytest.MonkeyPatch, fault: str, where: str, what: str, limit: int
+    context: RankContext, monkeypatch: pytest.MonkeyPatch, fault: str, where: str, what: str, limit: int
 ) -> None:
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", limit)
-    (text,) = tried(fault, place).problems
+    monkeypatch.setattr(fake_step, "MAX_REPEATED", limit)
+    (text,) = tried(fault, context).problems
     assert where in text and what in text and "\n" not in text
     assert text.endswith("(tried on shapes alone)") == (limit == 0)
 
 
 @pytest.mark.parametrize("limit", [0, 20_000_000])
-def test_what_runs_is_left_in_peace(place: Place, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", limit)
+def test_what_runs_is_left_in_peace(context: RankContext, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(fake_step, "MAX_REPEATED", limit)
     # All parameters but the first layer's 12 x 12 weight and bias, of which a quarter is on a rank.
-    assert tried("none", place) == Rehearsal(parameter_bytes=4 * (4 * 12 * 12 + 13 * 12 // 4))
+    assert tried("none", context) == Rehearsal(parameter_bytes=4 * (4 * 12 * 12 + 13 * 12 // 4))
 
 
 def test_a_model_that_asks_for_a_value_is_tried_with_values_unless_it_is_too_large(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    context: RankContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tried("asks for a value", place).why_not is None
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", 0)
-    refused = tried("asks for a value", place)
+    assert tried("asks for a value", context).why_not is None
+    monkeypatch.setattr(fake_step, "MAX_REPEATED", 0)
+    refused = tried("asks for a value", context)
     assert refused.problems == () and refused.why_not is not None
     assert refused.why_not.startswith("the root, given f32[2,16,12], asks for values (aten._local_scalar_dense")
 
 
-def test_a_torch_without_such_tensors_still_has_the_plan_applied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_such_tensors_still_has_the_plan_applied(
+    context: RankContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._subclasses import fake_tensor
 
     monkeypatch.delattr(fake_tensor, "FakeTensorMode")
-    found = tried("heads", place)
+    found = tried("heads", context)
     assert found.problems == () and found.parameter_bytes > 0
     assert found.why_not is not None and "has no torch._subclasses.fake_tensor.FakeTensorMode" in found.why_not
 
 
 @pytest.mark.parametrize("style", ["vocabulary", "loss_parallel", "prepare_both"])
 def test_masked_embeddings_and_dtensors_need_no_values(
-    place: Place, monkeypatch: pytest.MonkeyPatch, style: str
+    context: RankContext, monkeypatch: pytest.MonkeyPatch, style: str
 ) -> None:
     from tp_styles import tp_styles
 
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", 0)
-    found = rehearse(tp_styles(dim=64, hidden=128, sequence=32, style=style), place)
+    monkeypatch.setattr(fake_step, "MAX_REPEATED", 0)
+    found = rehearse(tp_styles(dim=64, hidden=128, sequence=32, style=style), context)
     assert found.problems == () and found.why_not is None
 
 
-def test_a_step_of_a_size_that_no_machine_holds_is_tried(place: Place) -> None:
+def test_a_step_of_a_size_that_no_machine_holds_is_tried(context: RankContext) -> None:
     from tp_attention import tp_attention
 
     # 4 x 65536 x 65536 parameters: 69 GB in fp32, a quarter of them on a rank.
-    found = rehearse(tp_attention(dim=65536, num_heads=512, batch=1, sequence=8), place)
+    found = rehearse(tp_attention(dim=65536, num_heads=512, batch=1, sequence=8), context)
     assert found == Rehearsal(parameter_bytes=4 * 65536 * 65536)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from distbench.display import Quiet
-from distbench.launch import Outcome, launch, watch
+from distbench.launch import JobOutcome, launch, run_job
 from distbench.launch.attempt import Attempt, attempt
+from distbench.launch.display import Quiet
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
-from distbench.results import SCHEMA_VERSION, Case, CaseResult, append, read_run
+from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, append, read_run
 from distbench.spec import Job, Settings
 
 CASES = ("a", "b", "c", "d", "e")
@@ -68,10 +68,10 @@ class Ranks:
 
 
 @pytest.fixture
-def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Outcome, Ranks, list[Any]]]:
-    def run(misdeed: Misdeed, joined: Joined | None = None, **settings: Any) -> tuple[Outcome, Ranks, list[Any]]:
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[JobOutcome, Ranks, list[Any]]]:
+    def run(misdeed: Misdeed, joined: Joined | None = None, **settings: Any) -> tuple[JobOutcome, Ranks, list[Any]]:
         ranks = Ranks(misdeed)
-        monkeypatch.setattr(watch, "attempt", ranks)
+        monkeypatch.setattr(run_job, "attempt", ranks)
         outcome = launch(job_in(tmp_path, **settings), joined, Quiet())
         run_file = tmp_path / "run.jsonl"
         rows = [(r["case"]["id"], r["status"]) for r in read_run(run_file).cases] if run_file.exists() else []

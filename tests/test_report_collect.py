@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distbench.report.collect import collect, run_files_in
+from distbench.runs.find import collect, run_files_in
 from distbench.spec.errors import UserError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

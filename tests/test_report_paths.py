@@ -8,13 +8,13 @@ import pytest
 import trace_records as golden
 from trace_records import STEP, collective, record, run_file
 
-from distbench.report.paths import render_difference, render_paths
-from distbench.report.paths.choose import chosen, one_trace
-from distbench.report.paths.costs import PATH, busy_share, costs, doubts
-from distbench.report.paths.intervals import lanes_of, left_of
-from distbench.report.paths.read import Trace
-from distbench.report.paths.timeline import timeline_figures
+from distbench.report.traced_steps import render_difference, render_paths
 from distbench.spec.errors import UserError
+from distbench.traces.costs import PATH, busy_share, costs, doubts
+from distbench.traces.records import Trace
+from distbench.traces.select import chosen, one_trace
+from distbench.traces.spans import lanes_of, left_of
+from distbench.traces.timeline import timeline_figures
 
 OUT = Path("nowhere")
 FORWARD_TP = ("forward", "tp", "all_gather", "tp")

@@ -13,14 +13,14 @@ from trace_records import STEP, collective, record, run_file
 
 from distbench.cli import main
 from distbench.report import render
-from distbench.report.paths import render_difference, render_paths
-from distbench.report.paths.choose import one_trace
-from distbench.report.paths.chrome import chrome_events
-from distbench.report.paths.compare import cautions, difference, names_of, step_change
-from distbench.report.paths.compare_text import headline, path_changes
-from distbench.report.paths.read import Trace
-from distbench.report.paths.timeline import lanes, median_step, waiting_and_own
+from distbench.report.traced_steps import render_difference, render_paths
 from distbench.spec.errors import UserError
+from distbench.traces.chrome import chrome_events
+from distbench.traces.diff import cautions, difference, names_of, step_change
+from distbench.traces.diff_text import headline, path_changes
+from distbench.traces.records import Trace
+from distbench.traces.select import one_trace
+from distbench.traces.timeline import lanes, median_step, waiting_and_own
 
 OUT = Path("nowhere")
 FSDP4 = {"dp_shard": 4}

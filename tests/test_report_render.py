@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from distbench.render.blocks import Table, text_of
 from distbench.report import FORMS, Rendered, render
-from distbench.report.layout import Table, text_of
 from distbench.report.overview import overview
-from distbench.results import Run
+from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from distbench.report.frame import factors_of
-from distbench.report.stats import (
+from distbench.compare.intervals import (
     Interval,
     geometric_mean,
     geometric_mean_ci,
@@ -18,7 +17,8 @@ from distbench.report.stats import (
     widened,
     widening_for,
 )
-from distbench.report.units import bandwidth_text, count_text, ratio_text, size_text, time_ci_text, time_text
+from distbench.render.units import bandwidth_text, count_text, ratio_text, size_text, time_ci_text, time_text
+from distbench.runs.frame import factors_of
 
 
 def interval(*triples: tuple[float, float, float]) -> Interval:

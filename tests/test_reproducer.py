@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT
 from test_lab_report import failing, four_pairs, study_in
 
-from distbench.report.failures import Failure
-from distbench.report.reproducer import Cut, NotWritten, Versions, layout_of, script_of, write_reproducers
+from distbench.laboratory.failures import Failure
+from distbench.laboratory.reproducer import Cut, NotWritten, Versions, layout_of, script_of, write_reproducers
 
 GOLDEN = ROOT / "tests" / "golden" / "laboratory.jsonl"
 VERSIONS = Versions("2.13.0", "gloo")
@@ -157,9 +157,9 @@ def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:
 
 
 def study_in_file(path: Path) -> list[Failure]:
-    from distbench.report.collect import collect
-    from distbench.report.frame import frame_of
-    from distbench.report.laboratory import studies_of
+    from distbench.laboratory.study import studies_of
+    from distbench.runs.find import collect
+    from distbench.runs.frame import frame_of
 
     runs, _ = collect((path,), Path("nowhere"))
     (study,) = studies_of(runs, [frame_of(runs)])

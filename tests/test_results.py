@@ -4,17 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from distbench.results import (
-    SCHEMA_VERSION,
-    Case,
-    CaseResult,
-    append,
-    busbw_factor,
-    median,
-    median_ci,
-    median_ci_ranks,
-    read_run,
-)
+from distbench.compare.medians import median, median_ci, median_ci_ranks
+from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, append, busbw_factor, read_run
 from distbench.spec import UserError
 
 HEADER = {"type": "run", "schema_version": SCHEMA_VERSION, "run_id": "r", "job": {}, "environment": {}}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from conftest import DATA, ROOT, forked_ranks, run_cli, run_files
 
-from distbench.display import Quiet
 from distbench.launch import Request, jobs_of, launch
-from distbench.results import Run, read_run
+from distbench.launch.display import Quiet
+from distbench.runs.run_file import Run, read_run
 
 pytestmark = pytest.mark.gloo
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "redistribute")

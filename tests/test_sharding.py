@@ -7,8 +7,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.spec import UserError
-from distbench.worker.planners import wire_bytes
-from distbench.worker.sharding import (
+from distbench.worker.cases.collective import OPERATIONS, expected, sizes_of, tag, tag_period
+from distbench.worker.redistribute.expected_shards import (
     chunk_of,
     cut,
     cut_in_order,
@@ -18,8 +18,8 @@ from distbench.worker.sharding import (
     source_shard,
     tagged,
 )
+from distbench.worker.redistribute.planners import wire_bytes
 from distbench.worker.torch_internals import PathStep
-from distbench.worker.workloads.collective import OPERATIONS, expected, sizes_of, tag, tag_period
 
 FULL = torch.arange(20.0).reshape(5, 4)
 

@@ -15,7 +15,7 @@ from conftest import DATA, ROOT
 
 from distbench.cli import main
 from distbench.launch import Request, jobs_of
-from distbench.results import Case
+from distbench.runs.run_file import Case
 from distbench.signature import Path, Signature, counted, differences, incomparable, load, parse, signatures_of
 from distbench.spec import UserError, parse_mesh
 
@@ -115,7 +115,7 @@ def test_what_another_scenario_left_behind_changes_nothing(written: dict[str, Si
         assert differences(base, written["first"]) == []
 
 
-class Bench:
+class CaseSpec:
     """Stands in for a case; it raises the error given where it is opened."""
 
     def __init__(self, name: str, error: Exception | None) -> None:
@@ -129,15 +129,19 @@ class Bench:
 
 
 def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distbench.worker import signature as worker
+    from distbench.worker.children import signatures as worker
     from distbench.worker.torch_internals import Skipped
 
     (job,) = jobs_of(Request(("tp_mlp",), device="cpu"), None)
-    benches = [Bench("fine", None), Bench("skipped", Skipped("no")), Bench("raises", RuntimeError("not\nyet"))]
-    monkeypatch.setattr(worker, "all_benches", lambda *arguments: benches)
-    monkeypatch.setattr(worker, "_of_case", lambda prepared, place: {})
+    case_specs = [
+        CaseSpec("fine", None),
+        CaseSpec("skipped", Skipped("no")),
+        CaseSpec("raises", RuntimeError("not\nyet")),
+    ]
+    monkeypatch.setattr(worker, "all_cases", lambda *arguments: case_specs)
+    monkeypatch.setattr(worker, "_of_case", lambda opened_case, context: {})
     assert worker.signature(job) == ({"fine": {}}, {"raises": "RuntimeError: not"})
-    del benches[0]
+    del case_specs[0]
     with pytest.raises(UserError, match=r"no case runs .*: raises raises RuntimeError: not; see"):
         worker.signature(job)
 

@@ -18,14 +18,14 @@ from conftest import DATA, forked_ranks, run_cli
 
 from distbench.ask_child import ask_child
 from distbench.cli import main
-from distbench.display import Quiet
 from distbench.launch import Request, jobs_of, launch
-from distbench.results import read_run
+from distbench.launch.display import Quiet
+from distbench.runs.run_file import read_run
 from distbench.spec import Job, list_entries
-from distbench.worker.attribution import Communication
 from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
-from distbench.worker.trace import StepTrace, differences
-from distbench.worker.trace_rows import COLUMNS, PHASE_COLUMNS, Row, Traced, tables
+from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.trace import StepTrace, differences
+from distbench.worker.tracing.trace_rows import COLUMNS, PHASE_COLUMNS, Traced, TracedRow, tables
 
 PHASES = ("forward", "backward")
 
@@ -39,9 +39,9 @@ def seen(kind: str, group: str = "0,1", payload_bytes: int = 64, phase: str = "f
 def told(start_s: float) -> Traced:
     """A step that began at `start_s`: two collectives over one group, one over another, one after the other."""
     rows = [
-        Row(seen("all_gather"), start_s + 1, start_s + 2),
-        Row(seen("reduce_scatter", "0,2", phase="backward"), start_s + 4, start_s + 6),
-        Row(seen("all_reduce", phase="backward"), start_s + 7, None),
+        TracedRow(seen("all_gather"), start_s + 1, start_s + 2),
+        TracedRow(seen("reduce_scatter", "0,2", phase="backward"), start_s + 4, start_s + 6),
+        TracedRow(seen("all_reduce", phase="backward"), start_s + 7, None),
     ]
     return Traced(start_s, [start_s + 3, start_s + 9], 0.1, rows)
 
@@ -113,7 +113,7 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     jobs = [variants_of_interest(job) for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None)]
     sizes = ("dim=64", "hidden=256", "sequence=32", "num_layers=4")
     jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
-    found = ask_child("distbench.worker.agree", given=[job.to_record() for job in jobs], timeout_s=300)
+    found = ask_child("distbench.worker.children.cross_check", given=[job.to_record() for job in jobs], timeout_s=300)
     cases = {case["case_id"]: case for job in found for case in job}
     assert {name: case for name, case in cases.items() if case["differences"]} == {}
     scenarios = {case.split("/")[2] for case in cases}
@@ -179,7 +179,7 @@ def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("distbench.doctor.ask_child", ask_child)
     done = CliRunner().invoke(main, ["doctor", "--paths", "llama_2d", "tp_mlp"])
-    assert asked == {"module": "distbench.worker.agree", "scenarios": ["llama_2d", "tp_mlp"]}
+    assert asked == {"module": "distbench.worker.children.cross_check", "scenarios": ["llama_2d", "tp_mlp"]}
     assert done.exit_code == 1
     assert done.output.splitlines()[:3] == [
         "agreed    step/a: 3 collectives",
@@ -233,7 +233,7 @@ def a_trace_is_whole(trace: dict[str, Any]) -> None:
 
 def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path) -> None:
     from distbench.commands.run import _of_traces
-    from distbench.results import Case, CaseResult, append
+    from distbench.runs.run_file import Case, CaseResult, append
 
     file = tmp_path / "run.jsonl"
     append(file, {"type": "run", "schema_version": 1})

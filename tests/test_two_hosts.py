@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA, ROOT, run_files
 
-from distbench.results import read_run
+from distbench.runs.run_file import read_run
 
 pytestmark = pytest.mark.gloo
 HOSTS = {"distbench-a": "10.77.0.1", "distbench-b": "10.77.0.2"}

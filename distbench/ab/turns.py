@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distbench.ab.side import Side
-from distbench.gate.gate import gate
-from distbench.gate.launches import read_side
-from distbench.gate.options import Options
+from distbench.compare.options import Options
+from distbench.gate.compare_sides import gate
 from distbench.gate.verdict import INCONCLUSIVE, REGRESSION, Gated
+from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 
 # Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.

@@ -22,14 +22,14 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     Raises:
         UserError: a layout that is none, or a picture that cannot be written.
     """
+    from distbench.advise.advice_text import pair_json, pair_text
     from distbench.advise.ask_torch import ask_torch
-    from distbench.advise.blocks import MAX_TEXT_RANKS, diagram_of
     from distbench.advise.drawing import drawing_of
     from distbench.advise.picture import check_picture, save_picture
     from distbench.advise.plans import advise
     from distbench.advise.question import pair_of
-    from distbench.advise.text import pair_json, pair_text
-    from distbench.report.layout import MAX_WIDTH, wrap
+    from distbench.advise.tensor_blocks import MAX_TEXT_RANKS, diagram_of
+    from distbench.render.blocks import MAX_WIDTH, wrap
 
     pair = pair_of(source, target, setting)
     if picture:
@@ -51,10 +51,10 @@ def plan_all_pairs(setting: Setting, form: str) -> str:
         setting: the tensor, the mesh and the cost model.
         form: "table" or "json".
     """
+    from distbench.advise.advice_text import ranking_json, ranking_text
     from distbench.advise.ask_torch import ask_torch
     from distbench.advise.pairs import chosen_pairs, ranking_of
     from distbench.advise.question import every_pair
-    from distbench.advise.text import ranking_json, ranking_text
 
     every = list(every_pair(setting))
     pairs = chosen_pairs(setting, every)

@@ -58,7 +58,7 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
     }
     try:
         record: dict[str, Any] = ask_child(
-            "distbench.worker.plan_paths",
+            "distbench.worker.children.plan_paths",
             given=request,
             timeout_s=budget_s + START_S,
             failure="torch cannot be asked: {why}",

@@ -14,7 +14,7 @@ MAX_WORK = 4_000_000
 
 
 @dataclass(frozen=True)
-class Ranking:
+class PairRanking:
     """Every pair's advice, the most striking first.
 
     Args:
@@ -43,7 +43,7 @@ def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list
 
 def ranking_of(
     setting: Setting, pairs: Sequence[tuple[State, State]], torch: TorchAnswers, num_all: int | None = None
-) -> Ranking:
+) -> PairRanking:
     """Work out and sort all pairs.
 
     Args:
@@ -56,7 +56,7 @@ def ranking_of(
     advices.sort(key=lambda advice: (-times_longer(advice), str(advice.source), str(advice.target)))
     used = {planner: sum(advice.use.planner == planner for advice in advices) for planner in PLANNERS}
     unasked = sum("greedy" in advice.missing or "min_cost" in advice.missing for advice in advices)
-    return Ranking(tuple(advices), used, num_all or len(pairs), unasked)
+    return PairRanking(tuple(advices), used, num_all or len(pairs), unasked)
 
 
 def times_longer(advice: Advice) -> float:

@@ -10,10 +10,10 @@ from distbench.advise.drawing import Drawing, Scene, drawing_of
 from distbench.advise.plans import Advice, Plan
 from distbench.advise.question import Setting
 from distbench.planning import Box
-from distbench.planning.direct import overlap, volume
-from distbench.report.layout import wrap
-from distbench.report.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SETTINGS, SKY
-from distbench.report.units import size_text, time_text
+from distbench.planning.direct_exchange import overlap, volume
+from distbench.render.blocks import wrap
+from distbench.render.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SETTINGS, SKY
+from distbench.render.units import size_text, time_text
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh
 

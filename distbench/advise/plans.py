@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distbench.advise.ask_torch import TORCH_PLANNERS, TorchAnswers, TorchPath
-from distbench.advise.exchange import Load, exchange_seconds, load_of
+from distbench.advise.exchange_load import Load, exchange_seconds, load_of
 from distbench.advise.question import Setting, num_ranks
-from distbench.choice import choose
 from distbench.planning import (
     Exchange,
     NotHandled,
@@ -16,6 +15,7 @@ from distbench.planning import (
     plan_exchange,
     priced_steps,
 )
+from distbench.planning.choice import choose
 
 PLANNERS = (*TORCH_PLANNERS, "calibrated", "direct")
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
@@ -24,7 +24,7 @@ HOW = {
     "greedy": "DTensor's default, nothing to change",
     "min_cost": "torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
     "calibrated": "with distbench.calibrated_planning(profile file)",
-    "direct": "distbench.worker.direct.DirectRedistribution, in place of redistribute",
+    "direct": "distbench.worker.redistribute.direct_executor.DirectRedistribution, in place of redistribute",
 }
 
 

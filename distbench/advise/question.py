@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from distbench.costmodel import MeasuredCost, Profile, line_error, load_profile, measured_cost
+from distbench.costmodel.profile import MeasuredCost, Profile, line_error, load_profile, measured_cost
 from distbench.planning import MeshCost, NotHandled, Problem, State, TorchCost, parse_state
-from distbench.results import DTYPE_BYTES
+from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, parse_mesh
 

@@ -59,9 +59,9 @@ def ab(
     """
     from distbench.ab.side import Side, checked_out, parse_variables, python_at
     from distbench.ab.turns import Terms, check_run_arguments, looks_of, take_turns
+    from distbench.compare.options import Options, tolerances_of
     from distbench.gate.comparable import check_allowed
-    from distbench.gate.options import Options, tolerances_of
-    from distbench.gate.page import text
+    from distbench.gate.comparison_text import text
 
     check_run_arguments(run_arguments)
     options = Options(

@@ -27,8 +27,8 @@ def save(paths: tuple[str, ...], out: Path) -> None:
     Example:
       distbench baseline save runs/ && git add results/baselines
     """
-    from distbench.gate.baseline import save_baselines
-    from distbench.gate.launches import read_side
+    from distbench.runs.baselines import save_baselines
+    from distbench.runs.sides import read_side
 
     warnings: list[str] = []
     launches = read_side(expanded(paths), "baseline", warnings)
@@ -47,8 +47,8 @@ def list_baselines(out: Path) -> None:
     Example:
       distbench baseline list
     """
-    from distbench.gate.baseline import FOLDER, baseline_files, describe
-    from distbench.report.layout import Table, text_of
+    from distbench.render.blocks import Table, text_of
+    from distbench.runs.baselines import FOLDER, baseline_files, describe
 
     rows = describe(baseline_files(out), out / FOLDER)
     if not rows:
@@ -67,6 +67,6 @@ def show(file: Path) -> None:
     Example:
       distbench baseline show results/baselines/ci-runner/llama_2d-dp_shard-2-tp-2-cpu.json
     """
-    from distbench.gate.show import baseline_page
+    from distbench.gate.baseline_text import baseline_page
 
     click.echo(baseline_page(file))

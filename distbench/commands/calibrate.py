@@ -75,8 +75,8 @@ def _check_plots(folder: Path) -> None:
 
 
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
-    from distbench.calibrate import draw, measured_in, profile_of, profile_text
-    from distbench.results import read_run
+    from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
+    from distbench.runs.run_file import read_run
 
     run = read_run(run_file)
     profile = profile_of(run)

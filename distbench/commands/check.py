@@ -22,7 +22,7 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
       distbench check llama_2d --mesh dp_shard=512,tp=8 --set batch=512
       distbench check my_model.py --mesh tp=3
     """
-    from distbench.check import check_plans
+    from distbench.check_plans import check_plans
     from distbench.launch import Request
     from distbench.spec import parse_mesh
 

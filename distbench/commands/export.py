@@ -24,7 +24,7 @@ def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
       distbench export pytest-benchmark runs/ -o 0001_new.json
       distbench export run all_reduce.json -o results/all_reduce.jsonl
     """
-    from distbench.gate.exchange.formats import exported
+    from distbench.runs.exports import exported
 
     text = exported(form, expanded(paths))
     if output is None:

@@ -14,7 +14,7 @@ from distbench.commands.self_test import self_test
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from distbench.gate.options import Options
+    from distbench.compare.options import Options
     from distbench.gate.verdict import Gated
 
 FORMS = ("table", "markdown", "json", "junit", "github")
@@ -88,8 +88,8 @@ def gate(
     put_out = partial(_put_out, form=form, targets=_targets(write_to), github=github)
     if signature or update:
         ctx.exit(_gate_signatures(paths, signature, update, put_out))
+    from distbench.compare.options import Options, tolerances_of
     from distbench.gate.comparable import check_allowed
-    from distbench.gate.options import Options, tolerances_of
 
     options = Options(
         tolerances=tolerances_of(tolerance),
@@ -108,8 +108,8 @@ def gate(
 
 
 def _judged(paths: Sequence[str], options: "Options") -> "Gated":
-    from distbench.gate.gate import gate as judge
-    from distbench.gate.launches import read_side
+    from distbench.gate.compare_sides import gate as judge
+    from distbench.runs.sides import read_side
 
     warnings: list[str] = []
     left, right = sides_of(paths)
@@ -133,9 +133,9 @@ def _gate_signatures(
     paths: tuple[str, ...], signature: bool, update: bool, put_out: Callable[[Callable[[str], str]], None]
 ) -> int:
     """Compare signatures or make the new ones the baseline; the exit code."""
-    from distbench.signature.gate import compare
-    from distbench.signature.gate import update as make_baseline
-    from distbench.signature.show import rendered
+    from distbench.signature.difference_text import rendered
+    from distbench.signature.exact_gate import compare
+    from distbench.signature.exact_gate import update as make_baseline
 
     if not signature:
         raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
@@ -175,15 +175,15 @@ def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _rendered(gated: "Gated", form: str, strict: bool) -> str:
-    from distbench.gate import ci, page
+    from distbench.gate import comparison_text, machine_forms
 
     if form == "markdown":
-        return page.markdown(gated, strict)
+        return comparison_text.markdown(gated, strict)
     if form == "json":
-        return ci.json_text(gated, strict)
+        return machine_forms.json_text(gated, strict)
     if form == "junit":
-        return ci.junit_text(gated)
-    return ci.annotations(gated, strict) if form == "github" else page.text(gated, strict)
+        return machine_forms.junit_text(gated)
+    return machine_forms.annotations(gated, strict) if form == "github" else comparison_text.text(gated, strict)
 
 
 def _targets(texts: Sequence[str]) -> list[tuple[str, Path]]:

@@ -21,9 +21,9 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
     Example:
       distbench history "step/*llama_2d*" --runs results --plots plots
     """
-    from distbench.gate.launches import read_side
+    from distbench.history.history_report import draw, text
     from distbench.history.series import series_of
-    from distbench.history.show import draw, text
+    from distbench.runs.sides import read_side
 
     warnings: list[str] = []
     launches = read_side([runs], "--runs", warnings)

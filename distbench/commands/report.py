@@ -64,12 +64,12 @@ def report(
         | {"--reproducers": reproducers, "--group-by": group_by}
     )
     if diff:
-        from distbench.report.paths import render_difference
+        from distbench.report.traced_steps import render_difference
 
         return _tell(*render_difference(*diff, form))
     by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if paths:
-        from distbench.report.paths import render_paths
+        from distbench.report.traced_steps import render_paths
 
         return _tell(*render_paths(runs, out, form, plots, page, chrome, by))
     from distbench.report import render

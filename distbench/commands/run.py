@@ -86,8 +86,8 @@ def run(
 
 def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
     """Launch jobs one after the other; the worst exit code. A mistake of the user's or Ctrl-C ends it."""
-    from distbench.display import display_for
     from distbench.launch import launch
+    from distbench.launch.display import display_for
 
     exit_codes = []
     for job in jobs:
@@ -108,7 +108,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
 
 def _of_traces(run_file: Path) -> str:
     """What came of --trace-paths, and how to look at it."""
-    from distbench.results import read_run
+    from distbench.runs.run_file import read_run
 
     found = read_run(run_file)
     if not any(record["case"]["kind"] == "step" for record in found.cases):

@@ -10,7 +10,7 @@ import click
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from distbench.gate.options import Options
+    from distbench.compare.options import Options
 
 DEFAULT_RUN = ("collectives", "--quick", "--passes", "8")
 NUM_PAIRS = (5, 10)
@@ -29,11 +29,11 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     Raises:
         UserError: too few launches, or one that could not work.
     """
-    from distbench.ab.rehearsal import rehearse
+    from distbench.ab.record_launches import rehearse
     from distbench.ab.turns import check_run_arguments
-    from distbench.gate.quality.series import recorded
-    from distbench.gate.quality.show import table
-    from distbench.gate.quality.trial import Trial
+    from distbench.gate.quality.rates_text import table
+    from distbench.gate.quality.recorded_launches import recorded
+    from distbench.gate.quality.trial import QualityTrial
 
     least = 2 * min(NUM_PAIRS)
     if num_launches < least:
@@ -44,7 +44,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         check_run_arguments(paths)
         out = Path("results") / "self-test" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         folder = rehearse(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
-    trial = Trial(recorded(folder))
+    trial = QualityTrial(recorded(folder))
     click.echo(
         f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"
         "samples of one case at a time; tail: one sample in ten takes three times as long. In percent of comparisons."

@@ -52,7 +52,7 @@ def signature(
 
 def _files(names: Sequence[str], output: Path | None) -> list[Path]:
     """Where each scenario's signature goes, known to be writable in time; none where it is printed."""
-    from distbench.signature.gate import SUFFIX
+    from distbench.signature.exact_gate import SUFFIX
 
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"two files hold a scenario {min(twice)}; write their signatures apart: FILE::NAME -o FILE")

@@ -1,33 +1,16 @@
 """Which launches may be compared: the fields of the environment that must agree, and those that are only shown."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distbench.runs.header import MUST_AGREE
 from distbench.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from distbench.gate.launches import Launch
+    from distbench.runs.launches import Launch
 
-# A number measured under another value of one of these is another number.
-MUST_AGREE = (
-    "machine",
-    "cpu_model",
-    "num_cpus",
-    "device",
-    "device_name",
-    "backend",
-    "mesh",
-    "world_size",
-    "num_hosts",
-    "num_threads",
-    "scheduler",
-    "pipelined",
-    "passes",
-)
-# These may be the very thing that is compared.
-SHOWN = ("torch", "nccl", "cuda", "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
 DTYPE = "dtype"  # it stands in a case's id, not in the environment
 _DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")
 MAX_VALUES = 3
@@ -50,21 +33,6 @@ class Group:
     baseline: "Sequence[Launch]"
     candidate: "Sequence[Launch]"
     conflicts: tuple[str, ...] = ()
-
-
-def facts_of(job: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of MUST_AGREE and SHOWN, None where the file does not say."""
-    facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
-    given, mesh = job.get("settings"), job.get("mesh")
-    settings = dict(given) if isinstance(given, dict) else {}
-    mesh = mesh if isinstance(mesh, dict) else {}
-    facts["mesh"] = ",".join(f"{name}={size}" for name, size in mesh.items()) or None
-    facts["device"] = environment.get("device") or job.get("device")
-    facts["pipelined"] = settings.pop("iterations_per_sample", None)
-    facts["passes"] = settings.pop("passes", 1)
-    facts["settings"] = settings or None
-    facts["profile"] = job.get("profile")
-    return facts
 
 
 def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from distbench.compare.families import Block, Tested, tested
+from distbench.compare.log_differences import Floats, LogDifference, paired_difference, unpaired_difference
+from distbench.compare.options import METRICS, Options
+from distbench.compare.pairing import Pairing, pairing_of
 from distbench.gate.comparable import Group
-from distbench.gate.family import Block, Tested, tested
 from distbench.gate.load import load_conflict
-from distbench.gate.options import METRICS, Options
-from distbench.gate.pairing import Pairing, pairing_of
-from distbench.gate.statistics import Difference, Floats, paired_difference, unpaired_difference
-from distbench.gate.table import Side, logarithms
+from distbench.gate.table import CaseTable, logarithms
 from distbench.gate.verdict import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, CaseVerdict, MetricVerdict
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCases:
     """One group's cases that both sides measured, and their differences.
 
     Args:
@@ -35,7 +35,7 @@ class Measured:
     group: Group
     case_ids: list[str]
     pairing: Pairing
-    difference: dict[str, Difference]
+    difference: dict[str, LogDifference]
     pairs: dict[str, Floats]
     levels: dict[str, tuple[Floats, Floats]]
     notes: dict[str, tuple[str, ...]]
@@ -44,8 +44,13 @@ class Measured:
 
 
 def measure(
-    group: Group, baseline: Side, candidate: Side, rows: list[str], notes: dict[str, tuple[str, ...]], options: Options
-) -> Measured:
+    group: Group,
+    baseline: CaseTable,
+    candidate: CaseTable,
+    rows: list[str],
+    notes: dict[str, tuple[str, ...]],
+    options: Options,
+) -> MeasuredCases:
     """The differences of one group, and what stands against believing them.
 
     Args:
@@ -73,7 +78,7 @@ def measure(
     doubt = load
     if doubt is None and not pairing.interleaved and not options.dedicated:
         doubt = "the launches did not take turns, and machines drift; interleave them, or give --dedicated"
-    return Measured(group, rows, pairing, difference, pairs, levels, notes, doubt, load is not None)
+    return MeasuredCases(group, rows, pairing, difference, pairs, levels, notes, doubt, load is not None)
 
 
 def _means(values: Floats) -> Floats:
@@ -82,7 +87,7 @@ def _means(values: Floats) -> Floats:
     return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
 
 
-def judged(measured: Sequence[Measured], options: Options) -> tuple[list[CaseVerdict], int, int]:
+def judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
     """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
     blocks = [
         Block(one.difference[metric], one.pairs.get(metric), _tolerance(one, metric, options))
@@ -106,13 +111,13 @@ def judged(measured: Sequence[Measured], options: Options) -> tuple[list[CaseVer
     return cases, num_tests, too_few
 
 
-def _tolerance(one: Measured, metric: str, options: Options) -> Floats:
+def _tolerance(one: MeasuredCases, metric: str, options: Options) -> Floats:
     """The logarithm of the slowdown that is still fine, the floor in seconds taken in."""
     baseline_s = np.exp(one.levels[metric][0])
     return np.log1p(np.maximum(options.tolerances[metric], options.floor_s / baseline_s))
 
 
-def _cases_of(one: Measured, by_metric: Sequence[Sequence[MetricVerdict]], options: Options) -> list[CaseVerdict]:
+def _cases_of(one: MeasuredCases, by_metric: Sequence[Sequence[MetricVerdict]], options: Options) -> list[CaseVerdict]:
     cases = []
     for case_id, metrics in zip(one.case_ids, zip(*by_metric, strict=True), strict=True):
         verdict = _together([metric.verdict for metric in metrics])
@@ -142,7 +147,9 @@ def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:
     return metric.verdict != verdict, metric.suspected != REGRESSION, towards
 
 
-def _metric_verdicts(metric: str, one: Measured, block: Block, found: Tested, options: Options) -> list[MetricVerdict]:
+def _metric_verdicts(
+    metric: str, one: MeasuredCases, block: Block, found: Tested, options: Options
+) -> list[MetricVerdict]:
     difference, tolerance = block.difference, block.tolerance
     left, right = (np.exp(level) for level in one.levels[metric])
     low, high = difference.interval(options.confidence)
@@ -205,7 +212,7 @@ def _more(verdict: str, needed: float, count: int, least: int) -> int | None:
     return max(int(needed) - count, 1) if math.isfinite(needed) else None
 
 
-def _reason(metric: MetricVerdict, one: Measured, options: Options) -> str:
+def _reason(metric: MetricVerdict, one: MeasuredCases, options: Options) -> str:
     if metric.verdict != INCONCLUSIVE:
         return {
             REGRESSION: f"the {metric.metric} is slower by more than the tolerance, and not by chance",

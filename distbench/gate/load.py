@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from distbench.gate.launches import Launch
-from distbench.gate.pairing import Pairing
+from distbench.compare.pairing import Pairing
+from distbench.runs.launches import Launch
 
 SURE = 2.0  # standard errors: a difference in load that launches scatter around is none
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distbench.gate.launches import FAILED, NOT_RUN, Launch, Value
-from distbench.gate.options import METRICS
-from distbench.gate.statistics import Floats
+from distbench.compare.log_differences import Floats
+from distbench.compare.options import METRICS
+from distbench.runs.launches import FAILED, NOT_RUN, Launch, Value
 
 
 @dataclass(frozen=True)
-class Side:
+class CaseTable:
     """One side's launches.
 
     Args:
@@ -45,7 +45,7 @@ class Side:
         return [value for value in self.values.get(case_id, ()) if value is not None]
 
 
-def side_of(launches: Sequence[Launch]) -> Side:
+def side_of(launches: Sequence[Launch]) -> CaseTable:
     """The launches of one side of one group."""
     values: dict[str, list[Value | None]] = {}
     seen_under: dict[str, set[str]] = {}
@@ -57,10 +57,10 @@ def side_of(launches: Sequence[Launch]) -> Side:
         text: sum(launch.variants == text for launch in launches) for text in {one.variants for one in launches}
     }
     expected = {case_id: sum(num_with[text] for text in texts) for case_id, texts in seen_under.items()}
-    return Side(launches, values, expected)
+    return CaseTable(launches, values, expected)
 
 
-def logarithms(baseline: Side, candidate: Side, case_ids: Sequence[str]) -> dict[str, tuple[Floats, Floats]]:
+def logarithms(baseline: CaseTable, candidate: CaseTable, case_ids: Sequence[str]) -> dict[str, tuple[Floats, Floats]]:
     """Metric to the logarithms of both sides, each [cases, launches], nan where a launch did not measure the case."""
     found: dict[str, tuple[Floats, Floats]] = {}
     for metric in METRICS:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from distbench.gate.options import Options
+from distbench.compare.options import Options
 
 # Worst first: how a report is ordered.
 REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"

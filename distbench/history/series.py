@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.gate.comparable import MUST_AGREE
-from distbench.gate.launches import Launch
+from distbench.runs.header import MUST_AGREE
+from distbench.runs.launches import Launch
 
 # A level is of at least so many launches: fewer are outliers, not a change.
 MIN_LAUNCHES = 3

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from distbench.launch.explain import LAUNCH_LOG, Cause, cause_of
 from distbench.launch.ranks import Joined, rank_environment, torchrun_command
-from distbench.progress import FILE_NAME, Listener
-from distbench.results import Case
+from distbench.runs.progress import FILE_NAME, ProgressReader
+from distbench.runs.run_file import Case
 from distbench.spec import Job
 from distbench.spec.mesh import mesh_size
 
@@ -86,7 +86,7 @@ def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str
     """
     log_dir = Path(job.log_dir)
     timeout_s = job.timeout_s if not joined or joined.rank == 0 else math.inf
-    seen, listener = Attempt(), Listener(log_dir / FILE_NAME)
+    seen, listener = Attempt(), ProgressReader(log_dir / FILE_NAME)
     process = _start(job, joined, log_dir, module)
     try:
         seen.status = _follow(process, listener, seen, watcher, timeout_s)
@@ -110,7 +110,7 @@ def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str
     return seen
 
 
-def _take_in(listener: Listener, seen: Attempt, watcher: Watcher) -> None:
+def _take_in(listener: ProgressReader, seen: Attempt, watcher: Watcher) -> None:
     for event in listener.news():
         seen.note(event)
         watcher.event(event)
@@ -133,7 +133,7 @@ def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ..
 
 
 def _follow(
-    process: subprocess.Popen[bytes], listener: Listener, seen: Attempt, watcher: Watcher, timeout_s: float
+    process: subprocess.Popen[bytes], listener: ProgressReader, seen: Attempt, watcher: Watcher, timeout_s: float
 ) -> str:
     while True:
         ended = process.poll() is not None

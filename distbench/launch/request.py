@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distbench.environment import gpu_count, host_facts, slug
 from distbench.launch.ranks import Joined
+from distbench.runs.machine import gpu_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
 from distbench.spec.job import axis_names, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
@@ -167,7 +167,7 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
     Raises:
         UserError: the file cannot be read, or was measured on another backend or mesh.
     """
-    from distbench.costmodel import load_profile, measured_cost
+    from distbench.costmodel.profile import load_profile, measured_cost
 
     profile = load_profile(path)
     backend = BACKENDS[device]

@@ -1,10 +1,10 @@
-"""What a cost model is to the planner, and torch's own one; the measured one is `distbench.costmodel.measured_cost`."""
+"""What a cost model is to the planner, and torch's own one; the measured one is `costmodel.profile.measured_cost`."""
 
 import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from distbench.costmodel import LOCAL_OPS
+from distbench.costmodel.profile import LOCAL_OPS
 
 # torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6

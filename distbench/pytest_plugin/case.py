@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distbench.results import Record, median, median_ci
+from distbench.compare.medians import median, median_ci
+from distbench.runs.run_file import Record
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from distbench import launch
-from distbench.display import Quiet
+from distbench.launch.display import Quiet
 from distbench.pytest_plugin.asked import arguments_of, asked_of, entry_of
 from distbench.pytest_plugin.case import MeasuredCase
 from distbench.pytest_plugin.rows import add_rows
-from distbench.results import read_run
+from distbench.runs.run_file import read_run
 from distbench.spec import Job, UserError
 
 MARKER = "distbench"
@@ -105,7 +105,7 @@ class Distbench:
                 self._item.add_report_section("call", f"{log.stem} of distbench", "\n".join(lines[-LOG_LINES:]))
 
 
-def _what_is_wrong(outcome: launch.Outcome, cases: Sequence[MeasuredCase]) -> str:
+def _what_is_wrong(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> str:
     """Why the test fails, a line a reason; empty where every case is ok."""
     lines = [outcome.message] if outcome.message else []
     lines += [

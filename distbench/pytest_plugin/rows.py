@@ -15,7 +15,7 @@ from distbench.spec import Job
 
 
 @dataclass
-class Row:
+class BenchmarkRow:
     """What pytest-benchmark takes from its own fixture.
 
     Args:
@@ -58,7 +58,7 @@ def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool
     return True
 
 
-def _row(item: pytest.Item, case: MeasuredCase) -> Row:
+def _row(item: pytest.Item, case: MeasuredCase) -> BenchmarkRow:
     what = case.id.removeprefix("call/")
     group = item.get_closest_marker("benchmark")
     callspec = getattr(item, "callspec", None)
@@ -74,7 +74,7 @@ def _row(item: pytest.Item, case: MeasuredCase) -> Row:
         "stop_reason": case.stop_reason,
         "checked": case.counters.get("checked"),
     }
-    return Row(
+    return BenchmarkRow(
         name=f"{item.name}::{what}",
         fullname=f"{item.nodeid}::{what}",
         group=group.kwargs.get("group") if group else None,

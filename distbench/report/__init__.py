@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbench.results import Run
+from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from distbench.report.laboratory import Study
-    from distbench.report.layout import Block
+    from distbench.laboratory.study import Study
+    from distbench.render.blocks import Block
 
 FORMS = ("table", "markdown", "csv", "json")
 
@@ -56,11 +56,11 @@ def render(
         UserError: nothing to report, a file that is no run file, an unknown form or column, or a file or folder that
             cannot be written.
     """
-    from distbench.report.collect import collect
-    from distbench.report.data_text import data_text
-    from distbench.report.frame import frame_of
+    from distbench.laboratory.study import studies_of
+    from distbench.render.data_text import data_text
     from distbench.report.groups import grouped
-    from distbench.report.laboratory import studies_of
+    from distbench.runs.find import collect
+    from distbench.runs.frame import frame_of
 
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
@@ -125,8 +125,8 @@ def _report_text(
     written: Sequence[Path],
     form: str,
 ) -> str:
+    from distbench.render.blocks import Lines, markdown_of, text_of
     from distbench.report.groups import table
-    from distbench.report.layout import Lines, markdown_of, text_of
     from distbench.report.overview import overview
     from distbench.report.sections import report_blocks
 
@@ -145,16 +145,16 @@ def write_page_of(page: Path, runs: Sequence[Run]) -> str:
     Raises:
         UserError: it cannot be written.
     """
-    from distbench.report.frame import frame_of
-    from distbench.report.laboratory import studies_of
+    from distbench.laboratory.study import studies_of
+    from distbench.runs.frame import frame_of
 
     frames = _by_run(frame_of(runs), runs)
     return _write_page(page, runs, frames, studies_of(runs, frames))
 
 
 def _write_page(page: Path, runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence["Study"]) -> str:
-    from distbench.report.page import page_of
-    from distbench.report.plot_style import styled
+    from distbench.render.html import page_of
+    from distbench.render.plot_style import styled
     from distbench.report.sections import page_blocks
 
     with styled():
@@ -168,7 +168,7 @@ def _write_page(page: Path, runs: Sequence[Run], frames: Sequence["pd.DataFrame"
 
 
 def _write_reproducers(folder: Path, studies: Sequence["Study"]) -> list[str]:
-    from distbench.report.reproducer import write_reproducers
+    from distbench.laboratory.reproducer import write_reproducers
 
     lines = []
     for study in studies:

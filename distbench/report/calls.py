@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.report.frame import Row
-from distbench.report.layout import Table, capped
-from distbench.report.stats import MIN_SAMPLES_FOR_CI
-from distbench.report.units import time_ci_text, time_text, whole_text
+from distbench.compare.intervals import MIN_SAMPLES_FOR_CI
+from distbench.render.blocks import Table, capped
+from distbench.render.units import time_ci_text, time_text, whole_text
+from distbench.runs.frame import Row
 
 if TYPE_CHECKING:
     import pandas as pd

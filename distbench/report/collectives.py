@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.report.frame import Row
-from distbench.report.layout import Table, capped
-from distbench.report.units import bandwidth_text, size_text, time_ci_text, time_text, whole_text
+from distbench.render.blocks import Table, capped
+from distbench.render.units import bandwidth_text, size_text, time_ci_text, time_text, whole_text
+from distbench.runs.frame import Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from distbench.report.frame import Row
-from distbench.report.layout import Table, capped
-from distbench.report.stats import geometric_mean
-from distbench.report.units import known, time_text
+from distbench.compare.intervals import geometric_mean
+from distbench.render.blocks import Table, capped
+from distbench.render.units import known, time_text
+from distbench.runs.frame import Row
 from distbench.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:

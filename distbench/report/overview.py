@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from distbench.report.layout import Block, Heading, Lines, Table, capped, shorten
-from distbench.report.units import known, percent_text, size_text, time_text
-from distbench.results import STATUSES, Record, Run
+from distbench.render.blocks import Block, Heading, Lines, Table, capped, shorten
+from distbench.render.units import known, percent_text, size_text, time_text
+from distbench.runs.header import scenario_name
+from distbench.runs.run_file import STATUSES, Record, Run
 
 MAX_CASES = 40
 # Cases that cannot work here and say so beforehand: `distbench run` exits with 0 for them.
@@ -35,11 +35,6 @@ def overview(runs: Sequence[Run], opening: Sequence[Block] = (), told: Sequence[
         blocks.append(Lines(cautions))
     tables = (cases_table("NOT OK", NOT_OK, runs, told), cases_table("skipped", SKIPPED, runs, told))
     return [*blocks, *(table for table in tables if table)]
-
-
-def scenario_name(run: Run) -> str:
-    """The run's scenario; its file's name where the header does not say."""
-    return str(_job(run).get("scenario") or Path(run.path).stem)
 
 
 def run_status(run: Run) -> str:

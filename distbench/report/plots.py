@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distbench.report import plot_style as style
+from distbench.laboratory.redistributions import BASELINE, Comparison, comparisons
+from distbench.laboratory.study import Study
+from distbench.laboratory.study_plots import laboratory_figures
+from distbench.render import plot_style as style
+from distbench.render.units import size_text, time_text, whole_text
 from distbench.report.collectives import collectives_of
-from distbench.report.frame import PHASES
-from distbench.report.laboratory import Study
-from distbench.report.laboratory_plots import laboratory_figures
-from distbench.report.overview import scenario_name
-from distbench.report.paths.read import traces_of
-from distbench.report.paths.timeline import timeline_figures
-from distbench.report.redistributions import BASELINE, Comparison, comparisons
 from distbench.report.steps import steps_of
-from distbench.report.units import size_text, time_text, whole_text
-from distbench.results import Run
+from distbench.runs.frame import PHASES
+from distbench.runs.header import scenario_name
+from distbench.runs.run_file import Run
+from distbench.traces.records import traces_of
+from distbench.traces.timeline import timeline_figures
 
 if TYPE_CHECKING:
     import pandas as pd

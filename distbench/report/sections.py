@@ -4,19 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbench.report import calls, collectives, redistributions, steps
-from distbench.report.laboratory import Study
-from distbench.report.laboratory_plots import laboratory_figures
-from distbench.report.laboratory_text import opening, story
-from distbench.report.laboratory_verdict import code_blocks
-from distbench.report.layout import Block, Heading, Lines
-from distbench.report.overview import overview, scenario_name, spent_line
-from distbench.report.page import Picture, Verdict
-from distbench.report.paths.read import traces_of
-from distbench.report.paths.text import trace_blocks
-from distbench.report.paths.timeline import timeline_figures
+from distbench.laboratory import redistributions
+from distbench.laboratory.study import Study
+from distbench.laboratory.study_plots import laboratory_figures
+from distbench.laboratory.study_text import opening, story
+from distbench.laboratory.study_verdict import code_blocks
+from distbench.render.blocks import Block, Heading, Lines
+from distbench.render.html import Picture, Verdict
+from distbench.report import calls, collectives, steps
+from distbench.report.overview import overview, spent_line
 from distbench.report.plots import figures_of
-from distbench.results import Run
+from distbench.runs.header import scenario_name
+from distbench.runs.run_file import Run
+from distbench.traces.path_tables import trace_blocks
+from distbench.traces.records import traces_of
+from distbench.traces.timeline import timeline_figures
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.report.frame import Row
-from distbench.report.layout import Table, capped
-from distbench.report.stats import MIN_SAMPLES_FOR_CI, Interval, ratio_of, side_of_one
-from distbench.report.units import (
+from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, ratio_of, side_of_one
+from distbench.render.blocks import Table, capped
+from distbench.render.units import (
     count_text,
     error_text,
     ratio_text,
@@ -16,6 +15,7 @@ from distbench.report.units import (
     time_text,
     whole_text,
 )
+from distbench.runs.frame import Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from distbench.signature.paths import Path, Signature
+from distbench.signature.signature_file import Path, Signature
 from distbench.spec.mesh import format_mesh
 
 KILO = 1000.0

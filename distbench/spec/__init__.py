@@ -5,7 +5,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.job import Job, Settings
 from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
 from distbench.spec.parallel import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
-from distbench.spec.plan import (
+from distbench.spec.scenario import (
     Calibration,
     Collectives,
     Laboratory,

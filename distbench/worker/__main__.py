@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from distbench.spec import Job
-from distbench.worker.orphans import die_with_parent
-from distbench.worker.scheduling import calm_scheduler
+from distbench.worker.rank.parent_death import die_with_parent
+from distbench.worker.rank.scheduling import calm_scheduler
 
 STARTED_AT = time.time()
 
@@ -19,7 +19,7 @@ STARTED_AT = time.time()
 def main(job_path: str) -> NoReturn:
     """Run one rank of a job, and end the process: 0 when all went well, else 1."""
     from distbench.spec import UserError
-    from distbench.worker.failure import RankFailed, StorageFailed, one_line, report_failure
+    from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line, report_failure
 
     job = Job.load(Path(job_path))
     rank = int(os.environ.get("RANK", "0"))
@@ -53,7 +53,7 @@ def _leave(exit_code: int) -> NoReturn:
 
 
 def _run(job: Job) -> None:
-    from distbench.worker.stopwatch import Stopwatch
+    from distbench.worker.rank.stopwatch import Stopwatch
 
     stopwatch = Stopwatch()
     stopwatch.add("launch", max(STARTED_AT - job.started_at, 0.0))

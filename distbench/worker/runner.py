@@ -13,17 +13,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.progress import Teller
-from distbench.results import CaseResult, append
+from distbench.runs.progress import ProgressWriter
+from distbench.runs.run_file import CaseResult, append
 from distbench.spec import Settings, UserError
-from distbench.worker.bench import Bench, Prepared
-from distbench.worker.clocks import CudaClock, HostClock
-from distbench.worker.failure import RankFailed, StorageFailed, one_line
-from distbench.worker.measure import Meter, Ranks, Samples
-from distbench.worker.place import Place
-from distbench.worker.stopwatch import Stopwatch
+from distbench.worker.rank.clocks import CudaClock, HostClock
+from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
+from distbench.worker.rank.measure import Meter, RankGroup, Samples
+from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
-from distbench.worker.trace import Tracing
+from distbench.worker.tracing.trace import Tracing
 
 AGREEMENT_TIMEOUT = datetime.timedelta(seconds=5)
 GONE = "distbench/gone"
@@ -33,42 +33,42 @@ class Runner:
     """One rank's part in measuring a list of cases.
 
     Args:
-        place: this rank's place.
+        context: this rank's context.
         store: the launch's key-value store, through which ranks agree on failures.
         settings: when to stop sampling.
         run_file: where rank 0 appends results.
-        teller: where rank 0 tells its progress.
+        progress: where rank 0 tells its progress.
         stopwatch: where this rank's time is counted.
         trace_paths: whether cases that can be traced are, each after its row is on the disk.
     """
 
     def __init__(
         self,
-        place: Place,
+        context: RankContext,
         store: dist.TCPStore | dist.PrefixStore,
         settings: Settings,
         run_file: Path,
-        teller: Teller,
+        progress: ProgressWriter,
         stopwatch: Stopwatch,
         trace_paths: bool = False,
     ) -> None:
-        self._place = place
+        self._context = context
         self._store = store
         self._run_file = run_file
-        self._teller = teller
+        self._progress = progress
         self._stopwatch = stopwatch
-        clock = CudaClock() if place.device.type == "cuda" else HostClock()
-        shared = clock.shared_between_ranks and len(set(place.gather(os.uname().nodename))) == 1
-        ranks = Ranks(place.control, place.device)
+        clock = CudaClock() if context.device.type == "cuda" else HostClock()
+        shared = clock.shared_between_ranks and len(set(context.gather(os.uname().nodename))) == 1
+        ranks = RankGroup(context.control, context.device)
         self._repeats = settings.iterations_per_sample
-        self._meter = Meter(ranks, clock, settings.of_a_pass(), shared, teller.tell_samples)
+        self._meter = Meter(ranks, clock, settings.of_a_pass(), shared, progress.tell_samples)
         self._passes = settings.passes
         self._earlier: dict[str, list[torch.Tensor]] = {}
         self._tracing: Tracing | None = None
         if trace_paths:
-            self._tracing = Tracing(Forwarding(place.mesh), shared, alive=partial(teller.tell, "tracing"))
+            self._tracing = Tracing(Forwarding(context.mesh), shared, alive=partial(progress.tell, "tracing"))
 
-    def run(self, benches: Sequence[Bench]) -> None:
+    def run(self, case_specs: Sequence[CaseSpec]) -> None:
         """Measure every case, in order.
 
         Raises:
@@ -76,18 +76,18 @@ class Runner:
             RankFailed: this rank failed alone, so the others wait for it in vain.
             StorageFailed: a result could not be written.
         """
-        waiting = list(enumerate(benches))
+        waiting = list(enumerate(case_specs))
         for number in range(self._passes):
-            waiting = [(index, bench) for index, bench in waiting if not self._ended(index, bench, number)]
+            waiting = [(index, case_spec) for index, case_spec in waiting if not self._ended(index, case_spec, number)]
 
-    def _ended(self, index: int, bench: Bench, number: int) -> bool:
+    def _ended(self, index: int, case_spec: CaseSpec, number: int) -> bool:
         """One pass over a case; whether it has its row now: after the last pass, or where it failed."""
-        case = bench.case
-        self._teller.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
-        result = self._outcome(index, bench, is_last=number == self._passes - 1)
+        case = case_spec.case
+        self._progress.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
+        result = self._outcome(index, case_spec, is_last=number == self._passes - 1)
         if result is None:
             return False
-        self._teller.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
+        self._progress.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
         return True
 
     def save(self, record: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Runner:
         Raises:
             StorageFailed: the disk is full or the folder is gone.
         """
-        if self._place.rank != 0:
+        if self._context.rank != 0:
             return
         try:
             append(self._run_file, record)
@@ -104,16 +104,16 @@ class Runner:
             raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
 
     def _record(self, result: CaseResult) -> CaseResult:
-        result.backend = self._place.backend
+        result.backend = self._context.backend
         self.save(result.to_record())
         return result
 
-    def _outcome(self, index: int, bench: Bench, is_last: bool) -> CaseResult | None:
+    def _outcome(self, index: int, case_spec: CaseSpec, is_last: bool) -> CaseResult | None:
         """Run a case and append its row; its trace follows, where one is wanted. None before the last pass."""
         try:
             if is_last:
-                return self._measure(index, bench)
-            self._take_samples(bench)
+                return self._measure(index, case_spec)
+            self._take_samples(case_spec)
             return None
         except (UserError, StorageFailed, RankFailed):
             raise
@@ -125,7 +125,7 @@ class Runner:
         self._agree(str(index), message)
         if status == "raised":
             self._meet_again(message)
-        return self._record(CaseResult(bench.case, status, error=message))
+        return self._record(CaseResult(case_spec.case, status, error=message))
 
     def _meet_again(self, message: str) -> None:
         """Return when every group still works: ranks that raised amid a collective may have left half of one behind.
@@ -133,61 +133,63 @@ class Runner:
         Where it does not, this case breaks the launch, and not the innocent one after it.
         """
         try:
-            sound = [self._place.meets(mesh_dim) for mesh_dim in self._place.mesh_dims]
+            sound = [self._context.meets(mesh_dim) for mesh_dim in self._context.mesh_dims]
         except RuntimeError as error:
             raise RankFailed(message) from error
-        if self._place.any(not all(sound)):
+        if self._context.any(not all(sound)):
             raise RankFailed(message)
 
     def _agree(self, what: str, message: str) -> None:
         """Return when every rank failed this too; a rank that failed alone must end the launch."""
-        self._store.set(f"distbench/failed/{what}/{self._place.rank}", message)
+        self._store.set(f"distbench/failed/{what}/{self._context.rank}", message)
         keys = [f"distbench/failed/{what}/{rank}" for rank in range(dist.get_world_size())]
         try:
             self._store.wait(keys, AGREEMENT_TIMEOUT)
         except RuntimeError as error:
-            self._store.set(GONE, str(self._place.rank))
+            self._store.set(GONE, str(self._context.rank))
             raise RankFailed(message) from error
         if self._store.check([GONE]):
             # Not a failure of this rank's own: the rank that failed alone has left, and broke its connections.
             raise RankFailed(message)
 
     @contextlib.contextmanager
-    def _warm(self, bench: Bench) -> Iterator[tuple[Prepared, float]]:
+    def _warm(self, case_spec: CaseSpec) -> Iterator[tuple[OpenedCase, float]]:
         """A case opened and warmed up, and the seconds that an iteration takes."""
         with contextlib.ExitStack() as opened:
             with self._stopwatch.on("set-up"):
-                prepared = opened.enter_context(bench.open())
+                opened_case = opened.enter_context(case_spec.open())
             with self._stopwatch.on("warm-up"):
-                estimate_s = self._meter.warm_up(prepared.call)
-            yield prepared, estimate_s
+                estimate_s = self._meter.warm_up(opened_case.call)
+            yield opened_case, estimate_s
 
-    def _take_samples(self, bench: Bench) -> None:
+    def _take_samples(self, case_spec: CaseSpec) -> None:
         """A pass that is not the last: samples, and nothing else."""
-        with self._warm(bench) as (prepared, estimate_s):
-            stamps, _ = self._meter.sample(prepared.call, estimate_s)
-        self._earlier.setdefault(bench.case.id, []).append(stamps)
+        with self._warm(case_spec) as (opened_case, estimate_s):
+            stamps, _ = self._meter.sample(opened_case.call, estimate_s)
+        self._earlier.setdefault(case_spec.case.id, []).append(stamps)
 
-    def _measure(self, index: int, bench: Bench) -> CaseResult:
+    def _measure(self, index: int, case_spec: CaseSpec) -> CaseResult:
         watch = self._stopwatch
-        with self._warm(bench) as (prepared, estimate_s):
-            earlier = self._earlier.pop(bench.case.id, [])
-            samples = self._meter.measure(prepared.call, prepared.phases, estimate_s, earlier)
+        with self._warm(case_spec) as (opened_case, estimate_s):
+            earlier = self._earlier.pop(case_spec.case.id, [])
+            samples = self._meter.measure(opened_case.call, opened_case.phases, estimate_s, earlier)
             watch.add("timed", sum(samples.samples_s) * self._repeats)
             with watch.on("checking"):
-                wrong = self._check(prepared)
-            result = self._result(bench, prepared, samples, wrong)
-            if self._tracing is not None and prepared.trace is not None:
+                wrong = self._check(opened_case)
+            result = self._result(case_spec, opened_case, samples, wrong)
+            if self._tracing is not None and opened_case.trace is not None:
                 # The row first: whatever becomes of the trace, what was measured stays.
                 self._record(result)
                 with watch.on("tracing"):
-                    self._trace(index, bench.case.id, partial(prepared.trace.record, self._tracing, result.counters))
+                    self._trace(
+                        index, case_spec.case.id, partial(opened_case.trace.record, self._tracing, result.counters)
+                    )
                 return result
         return self._record(result)
 
     def _trace(self, index: int, case_id: str, trace: Callable[[], dict[str, Any]]) -> None:
         """Append a case's trace; one that fails says so in its record, and costs only itself where all ranks failed."""
-        self._teller.tell("tracing")
+        self._progress.tell("tracing")
         record = {"type": "trace", "case_id": case_id}
         try:
             self.save(record | trace())
@@ -210,25 +212,25 @@ class Runner:
         key = f"distbench/failed/{what}/{rank}"
         return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
 
-    def _check(self, prepared: Prepared) -> str | None:
-        message = prepared.check()
-        if not self._place.any(message is not None):
+    def _check(self, opened_case: OpenedCase) -> str | None:
+        message = opened_case.check()
+        if not self._context.any(message is not None):
             return None
-        found = enumerate(self._place.gather(message))
+        found = enumerate(self._context.gather(message))
         return next(f"rank {rank}: {message}" for rank, message in found if message)
 
-    def _result(self, bench: Bench, prepared: Prepared, samples: Samples, wrong: str | None) -> CaseResult:
-        fields = dict(prepared.fields)
+    def _result(self, case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
+        fields = dict(opened_case.fields)
         counters = {
             **fields.pop("counters", {}),
             "entry_skew_s": samples.entry_skew_s,
             "isolated_s": samples.isolated_s,
-            **prepared.after(),
+            **opened_case.after(),
         }
         # JSON has no infinity: an error beyond all bounds is told by the status and its sentence.
         counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
         return CaseResult(
-            case=bench.case,
+            case=case_spec.case,
             status="wrong" if wrong else "ok",
             error=wrong,
             samples_s=samples.samples_s,

@@ -15,33 +15,33 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.costmodel import load_profile
-from distbench.progress import FILE_NAME, Teller
-from distbench.results import SCHEMA_VERSION
+from distbench.costmodel.profile import load_profile
+from distbench.runs.progress import FILE_NAME, ProgressWriter
+from distbench.runs.run_file import SCHEMA_VERSION
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
-from distbench.worker.bench import Bench
-from distbench.worker.environment import torch_facts
-from distbench.worker.failure import one_line
-from distbench.worker.place import Place
+from distbench.worker.cases import cases_of
+from distbench.worker.cases.call import scenario_of_call
+from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.stopwatch import Stopwatch
+from distbench.worker.rank.torch_facts import torch_facts
 from distbench.worker.runner import Runner
-from distbench.worker.stopwatch import Stopwatch
-from distbench.worker.workloads import benches_of
-from distbench.worker.workloads.call import scenario_of_call
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ConnectedRanks:
     """The launch's ranks, connected.
 
     Args:
-        place: this rank's place.
+        context: this rank's context.
         store: the launch's key-value store.
     """
 
-    place: Place
+    context: RankContext
     store: dist.TCPStore | dist.PrefixStore
 
 
@@ -57,19 +57,19 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         function = load_scenario(Path(job.file), job.scenario)
         connected = connected_ranks(job)
     with connected as ranks:
-        place = ranks.place
-        teller = Teller(Path(job.log_dir) / FILE_NAME if place.rank == 0 else None)
-        teller.tell("connected")
+        context = ranks.context
+        progress = ProgressWriter(Path(job.log_dir) / FILE_NAME if context.rank == 0 else None)
+        progress.tell("connected")
         with stopwatch.on("set-up"):
-            benches = all_benches(job, function, place)
-            settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(benches)))
-            runner = Runner(place, ranks.store, settings, Path(job.run_file), teller, stopwatch, job.trace_paths)
+            case_specs = all_cases(job, function, context)
+            settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
+            runner = Runner(context, ranks.store, settings, Path(job.run_file), progress, stopwatch, job.trace_paths)
             if not job.done_ids:
-                runner.save(header_of(job, place))
-        teller.tell("plan", num_cases=len(benches))
+                runner.save(header_of(job, context))
+        progress.tell("plan", num_cases=len(case_specs))
         done = set(job.done_ids)
-        runner.run([bench for bench in benches if bench.case.id not in done])
-        teller.tell("end", spent_s=stopwatch.spent_s)
+        runner.run([case_spec for case_spec in case_specs if case_spec.case.id not in done])
+        progress.tell("end", spent_s=stopwatch.spent_s)
 
 
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
@@ -96,7 +96,7 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
 
 
 @contextlib.contextmanager
-def connected_ranks(job: Job) -> Iterator[Ranks]:
+def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves)."""
     profile = load_profile(Path(job.profile)) if job.profile else None
     device = torch.device("cpu")
@@ -111,7 +111,7 @@ def connected_ranks(job: Job) -> Iterator[Ranks]:
     dist.init_process_group(default, store=store, rank=rank, world_size=world_size, timeout=timeout)
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     control = control_group(job.device, timeout)
-    yield Ranks(Place(rank, device, mesh, backend, control, job.settings.seed, profile), store)
+    yield ConnectedRanks(RankContext(rank, device, mesh, backend, control, job.settings.seed, profile), store)
     # Without the barrier a rank that leaves early can abort one that is still speaking (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
@@ -129,20 +129,20 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
     return dist.new_group(backend="gloo", timeout=timeout)
 
 
-def all_benches(job: Job, function: Callable[..., Scenario], place: Place) -> list[Bench]:
+def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext) -> list[CaseSpec]:
     """Every case of every variant, each id once.
 
     Raises:
         UserError: the scenario raised, returned something else, or its plan cannot work.
     """
-    found: dict[str, Bench] = {}
+    found: dict[str, CaseSpec] = {}
     for variant in job.variants:
         label = variant_label(job, variant)
         scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
         if not isinstance(scenario, Scenario):
             raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
-        for bench in benches_of(scenario, label, place):
-            found.setdefault(bench.case.id, bench)
+        for case_spec in cases_of(scenario, label, context):
+            found.setdefault(case_spec.case.id, case_spec)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
     return list(found.values())
@@ -154,10 +154,10 @@ def variant_label(job: Job, variant: Variant) -> str:
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 
-def header_of(job: Job, place: Place) -> dict[str, Any]:
+def header_of(job: Job, context: RankContext) -> dict[str, Any]:
     """The run file's first line."""
     record = job.to_record()
-    environment = {**record.pop("environment"), **torch_facts(place)}
+    environment = {**record.pop("environment"), **torch_facts(context)}
     return {
         "type": "run",
         "schema_version": SCHEMA_VERSION,

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from distbench.spec import Job, format_mesh, list_entries, parse_mesh
 from distbench.worker import session
 from distbench.worker.__main__ import main
-from distbench.worker.bench import Bench
-from distbench.worker.place import Place
+from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.rank.rank_context import RankContext
 
 LLAMA = {"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64}
 ATTENTION = {"dim": 64, "sequence": 128, "load_balance": False, "causal": False}
@@ -26,7 +26,7 @@ COMBINATIONS = (
 )
 
 
-def combinations(job: Job, function: object, place: Place) -> list[Bench]:
+def combinations(job: Job, function: object, context: RankContext) -> list[CaseSpec]:
     entries = {entry.name: entry for entry in list_entries()}
     found = []
     for number, (name, mesh_text, params) in enumerate(COMBINATIONS):
@@ -34,12 +34,12 @@ def combinations(job: Job, function: object, place: Place) -> list[Bench]:
         devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
         load = partial(session.load_scenario, entries[name].file, name)
         one = replace(job, scenario=f"{number} {name} {format_mesh(mesh)}", variants=[params], axes=[])
-        found += alone(one, load(), replace(place, mesh=devices))
+        found += alone(one, load(), replace(context, mesh=devices))
     return found
 
 
-alone = session.all_benches
-session.all_benches = combinations
+alone = session.all_cases
+session.all_cases = combinations
 
 if __name__ == "__main__":
     main(sys.argv[1])

@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 
-from distbench.worker.orphans import die_with_parent
+from distbench.worker.rank.parent_death import die_with_parent
 
 IMPORTED = ("distbench.worker.session", "torch.distributed.tensor.parallel", "torch.distributed.fsdp")
 

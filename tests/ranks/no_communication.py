@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from distbench.worker.__main__ import main
-from distbench.worker.workloads import collective
+from distbench.worker.cases import collective
 
 
 def local_copy(output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distbench.gate.comparable import facts_of
-from distbench.gate.gate import gate
-from distbench.gate.launches import Launch, Value, value_of
-from distbench.gate.options import Options
-from distbench.gate.quality.series import Series
-from distbench.gate.statistics import Floats
+from distbench.compare.log_differences import Floats
+from distbench.compare.options import Options
+from distbench.gate.compare_sides import gate
+from distbench.gate.quality.recorded_launches import RecordedSeries
 from distbench.gate.verdict import Gated
+from distbench.runs.header import facts_of
+from distbench.runs.launches import Launch, Value, value_of
 
 OURS = "distbench gate"
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
@@ -73,7 +73,7 @@ class Window:
 
 
 @dataclass
-class Trial:
+class QualityTrial:
     """A series with what is computed of it once.
 
     Args:
@@ -81,7 +81,7 @@ class Trial:
         values: [case][launch] to what the gate keeps of its samples.
     """
 
-    series: Series
+    series: RecordedSeries
     values: list[list[Value]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ def judged_once(baseline: Sequence[Launch], candidate: Sequence[Launch], options
 
 
 def rates(
-    trial: Trial,
+    trial: QualityTrial,
     num_pairs: int,
     change: str,
     num_comparisons: int,

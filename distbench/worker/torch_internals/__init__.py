@@ -7,6 +7,17 @@ is recorded as such.
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
+from distbench.worker.torch_internals.dtensor_planners import (
+    OrderedPlacements,
+    OrderedTensor,
+    PathStep,
+    clear_redistribution_caches,
+    partition,
+    path_between,
+    plan_only,
+    plan_path,
+    planner,
+)
 from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (
     Label,
@@ -15,7 +26,7 @@ from distbench.worker.torch_internals.labels import (
     labelled_communication,
     next_autograd_position,
 )
-from distbench.worker.torch_internals.mesh import (
+from distbench.worker.torch_internals.mesh_facts import (
     BACKEND_OPS,
     fake_mesh,
     fake_ranks,
@@ -28,17 +39,6 @@ from distbench.worker.torch_internals.mesh import (
 from distbench.worker.torch_internals.native import native_all_to_all
 from distbench.worker.torch_internals.peak import tracked_peak_bytes
 from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
-from distbench.worker.torch_internals.redistribution import (
-    OrderedPlacements,
-    OrderedTensor,
-    PathStep,
-    clear_redistribution_caches,
-    partition,
-    path_between,
-    plan_only,
-    plan_path,
-    planner,
-)
 from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
 
 __all__ = [

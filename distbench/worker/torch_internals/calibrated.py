@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel import Profile, load_profile, measured_cost
+from distbench.costmodel.profile import Profile, load_profile, measured_cost
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
 from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
+from distbench.worker.torch_internals.dtensor_planners import clear_redistribution_caches, layout_of
 from distbench.worker.torch_internals.probe import Unsupported, require
-from distbench.worker.torch_internals.redistribution import clear_redistribution_caches, layout_of
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
 _STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")

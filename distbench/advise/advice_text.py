@@ -1,0 +1,243 @@
+"""What was found, as text of at most 100 columns and as JSON."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from distbench.advise.ask_torch import TorchAnswers
+from distbench.advise.exchange_load import direct_line
+from distbench.advise.pairs import PairRanking, times_longer
+from distbench.advise.plans import PLANNERS, Advice, Plan
+from distbench.advise.question import Setting, num_ranks
+from distbench.advise.recommendation import verdict
+from distbench.render.blocks import Block, Heading, Lines, Table, text_of
+from distbench.render.units import percent_text, size_text, time_text
+from distbench.spec.mesh import format_mesh
+
+MAX_ROWS = 40
+PRICED_NOTE = (
+    "Bytes and peak are those of the rank that has most to do; peak is its local tensors before and after a step."
+)
+DIRECT_NOTE = (
+    "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other: an estimate, since no "
+    "line of a profile covers it."
+)
+ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even where greedy is set."
+UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own constants here, as min_cost does."
+
+
+def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
+    """One pair's plans, steps and diagram, and which planner to use.
+
+    Args:
+        setting: the tensor, the mesh and the cost model.
+        advice: the pair's plans.
+        torch: which torch was asked.
+        diagram: how the tensor lies after each step, lines of at most 100 characters.
+    """
+    blocks: list[Block] = [
+        Heading(f"{advice.source} -> {advice.target}", 1),
+        Lines((_tensor_line(setting), _prices_line(setting, torch), _bound_line(advice))),
+        _summary(setting, advice),
+        Lines((verdict(setting, advice),)),
+        _steps(advice),
+    ]
+    return text_of(blocks) + (f"\n\n{diagram}" if diagram else "")
+
+
+def _tensor_line(setting: Setting) -> str:
+    shape = ",".join(map(str, setting.problem.shape))
+    size = size_text(setting.problem.num_bytes)
+    return f"{setting.dtype}[{shape}], {size}, on mesh {format_mesh(setting.mesh)} ({num_ranks(setting)} ranks)."
+
+
+def _prices_line(setting: Setting, torch: TorchAnswers) -> str:
+    asked = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
+    return f"Times are predicted, by {setting.prices}{asked}."
+
+
+def _bound_line(advice: Advice) -> str:
+    if advice.least_bytes is None:
+        return "Receive lower bound: not known for this pair."
+    return (
+        f"Receive lower bound: {size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)."
+    )
+
+
+def _summary(setting: Setting, advice: Advice) -> Table:
+    rows = [_summary_row(setting, advice, planner) for planner in PLANNERS]
+    notes = [PRICED_NOTE]
+    if setting.profile is None:
+        notes.append(UNMEASURED_NOTE)
+    estimated = direct_line(setting) is None
+    if estimated and "direct" in advice.plans and advice.plans["direct"].num_collectives:
+        notes.append(DIRECT_NOTE)
+    if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
+        notes.append(ORDER_NOTE)
+    columns = ("<planner", "time", "collectives", "sent by a rank", "peak", "received/bound", "<")
+    return Table("Plans", columns, rows, notes)
+
+
+def _summary_row(setting: Setting, advice: Advice, planner: str) -> tuple[str, ...]:
+    if planner in advice.missing:
+        return (planner, "-", "-", "-", "-", "-", advice.missing[planner])
+    plan = advice.plans[planner]
+    mark = "<- use" if plan is advice.use and advice.source != advice.target else ""
+    ratio = advice.received_ratio(plan)
+    return (
+        planner,
+        _time(plan.seconds, plan.error),
+        str(plan.num_collectives),
+        size_text(plan.sent_bytes),
+        size_text(plan.peak_bytes),
+        "-" if ratio is None else f"{ratio:.2f}",
+        mark,
+    )
+
+
+def _time(seconds: float, error: float | None) -> str:
+    text = time_text(seconds) if seconds else "0 us"
+    return text if error is None or not seconds else f"{text} +-{percent_text(error)}"
+
+
+def _steps(advice: Advice) -> Table:
+    rows: list[tuple[str, ...]] = []
+    breaks: set[int] = set()
+    notes = []
+    for planner, plan in advice.plans.items():
+        if twin := _same_path(advice, plan):
+            notes.append(f"{planner} takes {twin}'s path.")
+            continue
+        breaks.add(len(rows))
+        rows += _step_rows(plan)
+    columns = ("<planner", "<step", "<layout", "sent by a rank", "time", "peak")
+    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}))
+
+
+def _same_path(advice: Advice, plan: Plan) -> str | None:
+    if plan.planner == "direct":
+        return None
+    for planner, other in advice.plans.items():
+        if other is plan:
+            return None
+        if planner != "direct" and other.states == plan.states:
+            return planner
+    return None
+
+
+def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
+    layouts = plan.path.split("->")
+    rows: list[tuple[str, ...]] = [(plan.planner, "start", layouts[0], "", "", "")]
+    for step, layout in zip(plan.steps, layouts[1:], strict=False):
+        rows.append(
+            (
+                "",
+                f"{step.op} over {step.over}" if step.is_collective else f"local {step.op}",
+                f"-> {layout}",
+                size_text(step.sent_bytes),
+                _time(step.seconds, step.error),
+                size_text(step.held_bytes),
+            )
+        )
+    return rows
+
+
+def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
+    """The table of all pairs, most striking first, at most MAX_ROWS of them."""
+    used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
+    lines = [
+        _tensor_line(setting),
+        _prices_line(setting, torch),
+        f"{_count(ranking)}; the planner to use: {used}.",
+    ]
+    if ranking.num_unasked:
+        reasons = {reason for advice in ranking.advices for name, reason in advice.missing.items() if name != "direct"}
+        lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
+    rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
+    notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes are what a rank sends."]
+    if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
+        notes.append(DIRECT_NOTE)
+    if setting.profile is None:
+        notes.append(UNMEASURED_NOTE)
+    if (more := len(ranking.advices) - MAX_ROWS) > 0:
+        notes.insert(0, f"... {more} more rows: --format json")
+    columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use")
+    return text_of([Heading("All pairs", 1), Lines(tuple(lines)), Table("Most striking first", columns, rows, notes)])
+
+
+def _count(ranking: PairRanking) -> str:
+    count = len(ranking.advices)
+    return f"{count} ordered pairs" if count == ranking.num_all else f"A random {count} of {ranking.num_all} pairs"
+
+
+def _ranking_row(advice: Advice) -> tuple[str, ...]:
+    cells = []
+    for planner in PLANNERS:
+        plan = advice.plans.get(planner)
+        cells.append("-" if plan is None else f"{_time(plan.seconds, None)}\n{size_text(plan.sent_bytes)}")
+    longer = times_longer(advice)
+    return (
+        str(advice.source),
+        str(advice.target),
+        "-" if advice.least_bytes is None else size_text(advice.least_bytes),
+        *cells,
+        f"{longer:.2f}" if longer else "-",
+        advice.use.planner,
+    )
+
+
+def pair_json(setting: Setting, advice: Advice, torch: TorchAnswers) -> str:
+    """One pair as JSON: times in seconds, sizes in bytes."""
+    return json.dumps({**_setting_record(setting, torch), **_record(setting, advice)}, indent=1)
+
+
+def ranking_json(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
+    """All pairs as JSON: times in seconds, sizes in bytes."""
+    pairs: Sequence[Any] = [_record(setting, advice) for advice in ranking.advices]
+    record = {
+        **_setting_record(setting, torch),
+        "num_all": ranking.num_all,
+        "num_used": ranking.num_used,
+        "pairs": pairs,
+    }
+    return json.dumps(record, indent=1)
+
+
+def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
+    return {
+        "shape": list(setting.problem.shape),
+        "dtype": setting.dtype,
+        "mesh": dict(setting.mesh),
+        "prices": setting.prices,
+        "devices_per_host": setting.devices_per_host,
+        "torch": torch.torch,
+    }
+
+
+def _record(setting: Setting, advice: Advice) -> dict[str, Any]:
+    return {
+        "source": str(advice.source),
+        "target": str(advice.target),
+        "least_received_bytes": advice.least_bytes,
+        "use": advice.use.planner,
+        "why": verdict(setting, advice),
+        "plans": {planner: _plan_record(advice, plan) for planner, plan in advice.plans.items()},
+        "no_plan": dict(advice.missing),
+    }
+
+
+def _plan_record(advice: Advice, plan: Plan) -> dict[str, Any]:
+    fields = ("op", "over", "seconds", "error", "sent_bytes", "held_bytes")
+    return {
+        "path": plan.path,
+        "predicted_s": plan.seconds,
+        "error": plan.error,
+        "num_collectives": plan.num_collectives,
+        "sent_bytes": plan.sent_bytes,
+        "received_bytes": plan.received_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "received_ratio": advice.received_ratio(plan),
+        "steps": [
+            {**{name: getattr(step, name) for name in fields}, "target": str(step.target)} for step in plan.steps
+        ],
+    }

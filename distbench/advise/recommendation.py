@@ -1,0 +1,45 @@
+"""One sentence on which planner to use and why."""
+
+from distbench.advise.plans import HOW, Advice, Plan
+from distbench.advise.question import Setting
+from distbench.planning.choice import LEAVING_SHARE
+from distbench.render.units import percent_text, size_text, time_text
+
+
+def verdict(setting: Setting, advice: Advice) -> str:
+    """Which planner to use and why, and how far to trust that."""
+    use = advice.use
+    default = advice.plans.get("greedy")
+    if advice.source == advice.target:
+        return "Nothing to do: source and target are the same."
+    if not use.num_collectives and not use.seconds:
+        reason = "the target is already local, so no rank sends anything"
+    elif default is None:
+        reason = f"predicted {_time(use.seconds)}, the least of those that could be planned"
+    elif use is default:
+        reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
+    else:
+        reason = _against(use, default)
+    return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {HOW[use.planner]}."
+
+
+def _against(use: Plan, default: Plan) -> str:
+    share = f"predicted {_time(use.seconds)}, {use.seconds / default.seconds:.2f} of greedy's time"
+    if use.sent_bytes == default.sent_bytes:
+        return f"{share}, for the same bytes sent by a rank"
+    return f"{share}; a rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
+
+
+def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
+    if default is None or use is default:
+        return ""
+    if setting.profile is None:
+        return " (by torch's constants; --profile decides for your machine)"
+    error = max(use.error or 0.0, default.error or 0.0)
+    if 1 - use.seconds / default.seconds < error:
+        return f" (less apart than the prediction's error of {percent_text(error)}: measure both)"
+    return ""
+
+
+def _time(seconds: float) -> str:
+    return " ".join(time_text(seconds).split())

@@ -1,0 +1,75 @@
+"""Whether plans can work on a mesh of any size, in seconds and without ranks: one child process asks torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distbench.ask_child import ask_child
+from distbench.launch import Request, jobs_of
+from distbench.spec import Job, format_mesh
+from distbench.spec.mesh import mesh_size
+
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `distbench check` found.
+
+    Args:
+        lines: for a terminal.
+        num_problems: how many different problems the plans have.
+    """
+
+    lines: tuple[str, ...]
+    num_problems: int
+
+
+def check_plans(request: Request) -> Checked:
+    """Check every variant of the scenarios that the request names; no rank is started.
+
+    Raises:
+        UserError: an unknown scenario, axis, value or mesh, a scenario that cannot be loaded, or no answer in time.
+    """
+    jobs = jobs_of(request, None)
+    answers = ask_child(
+        "distbench.worker.children.plan_problems",
+        given=[job.to_record() for job in jobs],
+        timeout_s=TIMEOUT_S,
+        failure="the plans cannot be checked: {why}; try `distbench doctor`",
+    )
+    told = [_lines_of(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+    return Checked(tuple(line for lines, _ in told for line in lines), sum(count for _, count in told))
+
+
+def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str], int]:
+    head = f"{job.scenario} on {format_mesh(job.mesh)} ({mesh_size(job.mesh)} ranks)"
+    found: dict[str, list[str]] = {}
+    lines = []
+    for answer in answers:
+        label = str(answer["label"])
+        for problem in answer["problems"]:  # type: ignore[attr-defined]
+            found.setdefault(problem, []).append(label)
+        if "skipped" in answer:
+            lines.append(f"  {label}: skipped: {answer['skipped']}")
+        elif "parameter_bytes" in answer:
+            lines.append(f"  {label}: {_size(answer)}")
+    if found:
+        head += f": {len(found)} problem" + ("s" if len(found) > 1 else "")
+    problems = [f"  - {problem}{_whose(labels, len(answers))}" for problem, labels in found.items()]
+    return [head, *problems, *lines], len(found)
+
+
+def _size(answer: dict[str, object]) -> str:
+    parameters, own = answer["num_parameters"], answer["parameter_bytes"]
+    assert isinstance(parameters, int) and isinstance(own, int)
+    step = f"no step was tried: {reason}" if (reason := answer["not_tried"]) else "a step runs"
+    return f"ok, {parameters / 1e6:.3g} M parameters, {own / 1e6:.3g} MB of them on a rank; {step}"
+
+
+def _whose(labels: list[str], num_variants: int) -> str:
+    if num_variants == 1:
+        return ""
+    if len(labels) == num_variants:
+        return " [every variant]"
+    axes = [label.partition("/")[2] for label in labels]
+    return f" [{'; '.join(axes[:4])}{'; ...' if len(axes) > 4 else ''}]"

@@ -1,0 +1,161 @@
+"""Differences of logarithms between two sides, tested, bounded and planned for: arrays in, arrays out, one row a test.
+
+A launch's value is a mean or a percentile of times, so the logarithm makes changes additive and tails short.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+Floats = NDArray[np.float64]
+POWER = 0.8
+MAX_LAUNCHES = 1000
+_GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
+
+
+@dataclass(frozen=True)
+class LogDifference:
+    """Candidate minus baseline, in logarithms; every field an array with one element a test.
+
+    Args:
+        estimate: the mean difference.
+        error: its standard error; nan where there are too few launches for one.
+        freedom: degrees of freedom of that error.
+        num_launches: pairs, or launches of the smaller side.
+        paired: whether launches were compared in pairs.
+    """
+
+    estimate: Floats
+    error: Floats
+    freedom: Floats
+    num_launches: NDArray[np.int64]
+    paired: bool
+
+    def p_above(self, sign: int = 1) -> Floats:
+        """One-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = sign * self.estimate / self.error
+        # No spread at all: what is there is either no difference, or one that is certain.
+        t = np.where(self.error == 0, np.where(self.estimate == 0, 0.0, np.copysign(np.inf, sign * self.estimate)), t)
+        return np.where(np.isnan(self.error), np.nan, stdtr(self.freedom, -t))
+
+    def interval(self, confidence: float) -> tuple[Floats, Floats]:
+        """Lower and upper bound of the estimate, two-sided."""
+        reach = stdtrit(self.freedom, 0.5 + confidence / 2) * self.error
+        return self.estimate - reach, self.estimate + reach
+
+    def detectable(self, alpha: float, tolerance: Floats) -> Floats:
+        """The smallest true slowdown that such data would have called a regression four times in five.
+
+        It must be significant at `alpha`, and its estimate above the tolerance. The noncentral t is taken for a
+        shifted one, as usual for planning (Cohen, Statistical Power Analysis, 2.4).
+
+        Args:
+            alpha: one-sided level of the one test.
+            tolerance: in logarithms, one a test.
+        """
+        return _detectable(self.error, self.freedom, alpha, tolerance)
+
+    def launches_to_settle(
+        self,
+        alpha: float,
+        confidence: float,
+        tolerance: Floats,
+        found_error: Floats | None = None,
+        lent_freedom: float = 0.0,
+    ) -> Floats:
+        """Launches a side (pairs) in all that would settle it four times in five, were the estimate the truth.
+
+        A true change above the tolerance is settled when it is found, one below when the upper bound falls below the
+        tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
+
+        Args:
+            alpha: as `detectable`.
+            confidence: of the interval whose upper bound a pass needs.
+            tolerance: in logarithms, one a test.
+            found_error: the standard error by which a slowdown is found, where that is not `error`.
+            lent_freedom: degrees of freedom that it has beyond those of its own launches.
+        """
+        roots = np.sqrt(self.num_launches)
+        found_spread = (self.error if found_error is None else found_error) * roots
+        spread = self.error * roots
+        needed = np.full(self.estimate.shape, np.nan)
+        for count in _GRID[::-1]:
+            error = spread / np.sqrt(count)
+            freedom = float(count - 1 if self.paired else 2 * (count - 1))
+            detectable = _detectable(found_spread / np.sqrt(count), freedom + lent_freedom, alpha, tolerance)
+            found = self.estimate >= detectable
+            reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * error
+            needed = np.where(found | (self.estimate + reach <= tolerance), float(count), needed)
+        return needed
+
+
+def _detectable(error: Floats, freedom: Floats | float, alpha: float, tolerance: Floats) -> Floats:
+    luck = stdtrit(freedom, POWER)
+    return np.maximum((stdtrit(freedom, 1 - alpha) + luck) * error, tolerance + luck * error)
+
+
+def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
+    """The mean of differences within pairs.
+
+    Args:
+        baseline: logarithms, shape [tests, pairs]; nan where a launch lacks the value.
+        candidate: likewise; a pair lacking either is left out.
+    """
+    differences = candidate - baseline
+    mean, variance, count = _moments(differences)
+    return LogDifference(
+        mean, np.sqrt(variance / _at_least_one(count)), _known(count.astype(float) - 1), count, paired=True
+    )
+
+
+def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
+    """The difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
+
+    Args:
+        baseline: logarithms, shape [tests, launches]; nan where a launch lacks the value.
+        candidate: likewise; the number of launches may differ.
+    """
+    (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
+    left_part, right_part = left_variance / _at_least_one(left_count), right_variance / _at_least_one(right_count)
+    total = left_part + right_part
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = left_part**2 / (left_count - 1) + right_part**2 / (right_count - 1)
+        freedom: Floats = np.where(total == 0, left_count + right_count - 2.0, total**2 / parts).astype(float)
+    count = np.minimum(left_count, right_count)
+    return LogDifference(right - left, np.sqrt(total), _known(freedom), count, paired=False)
+
+
+def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    known = np.isfinite(values)
+    count = known.sum(axis=1)
+    mean = np.where(known, values, 0.0).sum(axis=1) / _at_least_one(count)
+    mean = np.where(count > 0, mean, np.nan)
+    squares = np.where(known, (values - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    # Equal values leave a rest of rounding, which is no spread.
+    squares = np.where(squares <= (1e-12 * (1 + np.abs(mean))) ** 2 * count, 0.0, squares)
+    return mean, np.where(count > 1, squares / _at_least_one(count - 1), np.nan), count
+
+
+def _at_least_one(count: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.maximum(count, 1)
+
+
+def _known(freedom: Floats) -> Floats:
+    return np.where(np.isfinite(freedom) & (freedom > 0), freedom, np.nan)
+
+
+def holm(p: Floats) -> Floats:
+    """Adjusted p values (Holm, Scand. J. Statist. 6, 1979): below alpha where the family's error stays below it.
+
+    Args:
+        p: one a test; nan where none was made, which counts as no member of the family.
+    """
+    adjusted = np.full(p.shape, np.nan)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return adjusted

@@ -1,0 +1,65 @@
+"""One stored baseline as a person reads it."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from distbench.render.blocks import Heading, Lines, Table, text_of
+from distbench.render.units import NOTHING, time_text
+from distbench.runs.baselines import load_record, read_baseline
+from distbench.runs.header import MUST_AGREE
+from distbench.runs.launches import Launch, Value
+
+PROVENANCE = ("git_commit", "torch", "nccl", "python")
+
+
+def baseline_page(path: Path) -> str:
+    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart.
+
+    Args:
+        path: the baseline's file.
+
+    Raises:
+        UserError: it is no baseline, or damaged.
+    """
+    record, launches = load_record(path), read_baseline(path)
+    facts = record["facts"]
+    told = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
+    lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(told))
+    rows = [
+        _row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in _ids(launches)
+    ]
+    columns = ("<case", "launches", "mean", "p10")
+    notes = [
+        "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
+    ]
+    title = f"{len(rows)} cases:"
+    return text_of([Heading(f"baseline {record['scenario']}", 1), Lines(lines), Table(title, columns, rows, notes)])
+
+
+def _ids(launches: Sequence[Launch]) -> list[str]:
+    return list(dict.fromkeys(case_id for launch in launches for case_id in launch.cases))
+
+
+def _row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:
+    good = [value for value in values if value.status == "ok"]
+    if not good:
+        return (case_id, "0", values[0].status, NOTHING)
+    by_metric = [value.mean_s for value in good], [value.p10_s for value in good]
+    return (
+        case_id,
+        str(len(good)),
+        *(f"{time_text(_center(times))}, {_spread(times)}" for times in by_metric),
+    )
+
+
+def _center(times: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, times)) / len(times))
+
+
+def _spread(times: Sequence[float]) -> str:
+    if len(times) < 2:
+        return NOTHING
+    logs = [math.log(time) for time in times]
+    center = sum(logs) / len(logs)
+    return f"{100 * math.sqrt(sum((one - center) ** 2 for one in logs) / (len(logs) - 1)):.1f} %"

@@ -1,0 +1,169 @@
+"""A comparison as a person reads it: text of at most 100 columns, and Markdown for a step summary. The worst first."""
+
+from collections.abc import Sequence
+
+from distbench.compare.options import METRICS
+from distbench.gate.verdict import INCONCLUSIVE, JUDGED, PASS, CaseVerdict, Gated, MetricVerdict
+from distbench.render.blocks import Block, Heading, Lines, Table, markdown_of, text_of
+from distbench.render.units import NOTHING, time_text
+
+MAX_ROWS = 40
+MAX_PASSES = 10  # where all is well
+MAX_NAMED = 20
+MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
+COLUMNS = ("<verdict", "<case", "<of", "baseline", "change", "95 % interval", "finds", "more")
+NOTES = (
+    "change: of the geometric mean over launches; finds: the smallest slowdown that these launches would have found "
+    "four times in five; more: further launches a side (pairs) that would settle it, were the change the truth."
+)
+
+
+def text(gated: Gated, strict: bool = False) -> str:
+    """The comparison as text, no line longer than 100 characters."""
+    return text_of([*_top(gated, strict), *_tables(gated), *_bottom(gated)])
+
+
+def markdown(gated: Gated, strict: bool = False) -> str:
+    """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
+    folded = [_all_cases(case) for case in gated.cases]
+    blocks = [*_top(gated, strict), *_tables(gated), *_bottom(gated)]
+    page = markdown_of(blocks)
+    head = "\n\n<details><summary>Every case and metric</summary>\n\n```\n"
+    tail = "\n```\n\n</details>\n"
+    room = MAX_MARKDOWN_BYTES - len((page + head + tail).encode()) - 100
+    kept: list[str] = []
+    for lines in folded:
+        room -= len(lines.encode()) + 1
+        if room < 0:
+            kept.append(f"... {len(folded) - len(kept)} more cases: distbench gate --format json")
+            break
+        kept.append(lines)
+    return page + head + "\n".join(kept) + tail
+
+
+def _top(gated: Gated, strict: bool) -> list[Block]:
+    lines = [f"{gated.num_baseline} baseline launches, {gated.num_candidate} candidate launches; {_terms(gated)}"]
+    lines += gated.designs
+    lines += [f"allowed to differ: {stamp}" for stamp in gated.stamps]
+    lines += [f"differs: {sentence}" for sentence in gated.shown]
+    lines += [f"warning: {sentence}" for sentence in gated.warnings]
+    return [Heading(f"gate: {gated.headline(strict)}", 1), Lines(tuple(_capped(lines)))]
+
+
+def _terms(gated: Gated) -> str:
+    options = gated.options
+    shares = {f"{100 * options.tolerances[metric]:g} %" for metric in METRICS}
+    tolerance = (
+        shares.pop()
+        if len(shares) == 1
+        else ", ".join(f"{metric} {100 * options.tolerances[metric]:g} %" for metric in METRICS)
+    )
+    floor = f" and {options.floor_s * 1e6:g} us" if options.floor_s else ""
+    return f"tolerance {tolerance}{floor}, alpha {options.alpha:g} over {gated.num_tests} tests"
+
+
+def _capped(lines: Sequence[str]) -> list[str]:
+    more = [f"... {len(lines) - MAX_NAMED} more such lines: --format json"] if len(lines) > MAX_NAMED else []
+    return [*lines[:MAX_NAMED], *more]
+
+
+def _tables(gated: Gated) -> list[Block]:
+    blocks: list[Block] = []
+    several = len({case.scenario for case in gated.cases}) > 1
+    untimed = [case for case in gated.cases if case.verdict not in JUDGED]
+    if untimed:
+        reasons = [(case.verdict, _name(case, several), case.reason) for case in untimed[:MAX_ROWS]]
+        table = Table(
+            "cases without a comparison:", ("<verdict", "<case", "<why"), reasons, _left_out(untimed, MAX_ROWS)
+        )
+        blocks.append(table)
+    timed = [case for case in gated.cases if case.metrics]
+    worth = [case for case in timed if case.verdict != PASS] or timed
+    if worth:
+        cap = MAX_PASSES if worth[0].verdict == PASS else MAX_ROWS
+        rows = [_row(case, several) for case in worth[:cap]]
+        title = f"{len(worth)} of {len(timed)} compared cases:"
+        blocks.append(Table(title, COLUMNS, rows, [*_left_out(worth, cap), NOTES]))
+    return blocks
+
+
+def _left_out(cases: Sequence[CaseVerdict], cap: int) -> list[str]:
+    return [f"... {len(cases) - cap} more: --format json"] if len(cases) > cap else []
+
+
+def _name(case: CaseVerdict, several: bool) -> str:
+    return f"{case.case_id}\n({case.scenario})" if several else case.case_id
+
+
+def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
+    first = case.metrics[0]
+    verdict = f"{case.verdict}\n({case.suspected}?)" if case.suspected else case.verdict
+    return (verdict, _name(case, several), first.metric, *_numbers(first))
+
+
+def _numbers(metric: MetricVerdict) -> tuple[str, ...]:
+    return (
+        time_text(metric.baseline_s),
+        change_text(metric.change),
+        interval_text(metric),
+        NOTHING if metric.detectable is None else f"{100 * metric.detectable:.0f} %",
+        _more_text(metric),
+    )
+
+
+def change_text(share: float | None) -> str:
+    """A change as `+12.3 %`."""
+    return NOTHING if share is None else f"{100 * share:+.1f} %"
+
+
+def interval_text(metric: MetricVerdict) -> str:
+    """A change's interval as `[+3.1, +22.0]`, in percent."""
+    if metric.low is None or metric.high is None:
+        return NOTHING
+    return f"[{100 * metric.low:+.1f}, {100 * metric.high:+.1f}]"
+
+
+def _more_text(metric: MetricVerdict) -> str:
+    if metric.verdict != INCONCLUSIVE:
+        return ""
+    if metric.suspected:
+        return NOTHING  # more launches of this kind would not help
+    return "> 1000" if metric.num_more is None else f"+{metric.num_more}"
+
+
+def _bottom(gated: Gated) -> list[Block]:
+    """Why cases are inconclusive, and what passed or was left out."""
+    counted: dict[str, int] = {}
+    for case in gated.cases:
+        if case.verdict == INCONCLUSIVE:
+            counted[case.reason] = counted.get(case.reason, 0) + 1
+    lines = [f"inconclusive ({count}): {reason}" for reason, count in counted.items()]
+    passed = [case for case in gated.cases if case.verdict == PASS]
+    if passed:
+        worst = max(metric.high or 0.0 for case in passed for metric in case.metrics)
+        lines.append(f"{len(passed)} pass; the least certain of them is at most {100 * worst:.1f} % slower")
+    if gated.num_not_run:
+        lines.append(f"{gated.num_not_run} cases were skipped or unsupported on both sides")
+    return [Lines(tuple(_capped(lines)))] if lines else []
+
+
+def _all_cases(case: CaseVerdict) -> str:
+    """One case, every metric, a line each: what is folded away."""
+    head = f"{case.verdict}: {case.scenario}: {case.case_id}"
+    parts = [head if not case.reason else f"{head}: {case.reason}"]
+    for metric in case.metrics:
+        numbers = f"{time_text(metric.baseline_s)} -> {time_text(metric.candidate_s)}, {change_text(metric.change)}"
+        p = "" if metric.p is None else f", adjusted p {metric.p:.2g}"
+        parts.append(f"    {metric.metric}: {metric.verdict}: {numbers} {interval_text(metric)}{p}")
+    parts += [f"    note: {note}" for note in case.notes]
+    return "\n".join(parts).replace("```", "'''")
+
+
+def sentence(case: CaseVerdict) -> str:
+    """One case in one line, for annotations and JUnit: what changed, how sure that is, and why the verdict."""
+    if not case.metrics:
+        return f"{case.case_id}: {case.reason}"
+    first = case.metrics[0]
+    times = f"{time_text(first.baseline_s)} -> {time_text(first.candidate_s)}"
+    interval = f", 95 % interval {interval_text(first)} %" if first.low is not None else ""
+    return f"{case.case_id}: {first.metric} {times}, {change_text(first.change)}{interval}: {case.reason}"

@@ -1,0 +1,68 @@
+"""A comparison as machines read it: JSON, JUnit XML, GitHub annotations."""
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from distbench.gate.comparison_text import sentence
+from distbench.gate.verdict import INCOMPARABLE, INCONCLUSIVE, INVALID, MISSING, NEW, REGRESSION, CaseVerdict, Gated
+from distbench.render.ci import TOOL, CiOutcome, annotation, junit_xml
+from distbench.render.ci import annotations as annotation_lines
+
+_ERRORS = (INVALID, MISSING, INCOMPARABLE)
+
+
+def json_text(gated: Gated, strict: bool = False) -> str:
+    """Everything that was found, as JSON; times in seconds, changes as shares."""
+    record = {
+        "exit_code": gated.exit_code(strict),
+        "headline": gated.headline(strict),
+        "counts": gated.counts,
+        **{name: value for name, value in asdict(gated).items() if name != "cases"},
+        "cases": [{**asdict(case), "suspected": case.suspected} for case in gated.cases],
+    }
+    return json.dumps(_finite(record), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same without nan and infinity, for which JSON has no word."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def junit_text(gated: Gated) -> str:
+    """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
+    outcomes = [
+        CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", _tag(case)) for case in gated.cases
+    ]
+    if gated.num_judged == 0:
+        nothing = "nothing was measured that could be compared"
+        outcomes.append(CiOutcome(TOOL, "something was compared", nothing, "error"))
+    return junit_xml(outcomes)
+
+
+def _tag(case: CaseVerdict) -> str | None:
+    if case.verdict == REGRESSION:
+        return "failure"
+    if case.verdict in _ERRORS:
+        return "error"
+    return "skipped" if case.verdict in (INCONCLUSIVE, NEW) else None
+
+
+def annotations(gated: Gated, strict: bool = False) -> str:
+    """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
+    levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
+    for case in gated.cases:
+        told = (f"{case.verdict}: {case.scenario}", sentence(case))
+        if case.verdict in (REGRESSION, *_ERRORS):
+            levels["error"].append(told)
+        elif case.verdict == INCONCLUSIVE:
+            levels["error" if strict else "warning"].append(told)
+    lines = annotation_lines(levels)
+    if gated.num_judged == 0:
+        lines.insert(0, annotation("error", TOOL, gated.headline(strict)))
+    return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""Series as a table of levels, and as plots: a point a launch, a line a level, changes named by their commit."""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distbench.history.series import Point, Series
+from distbench.render.blocks import Block, Heading, Lines, Table, text_of
+from distbench.render.plot_style import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
+from distbench.render.units import time_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_CASES = 40
+SHORT_HASH = 8
+COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
+
+
+def text(series: Sequence[Series], notes: Sequence[str]) -> str:
+    """Every case's levels, the case with the largest change first."""
+    num_changed = sum(bool(one.changes) for one in series)
+    blocks: list[Block] = [
+        Heading("history", 1),
+        Lines((f"{len(series)} cases, {num_changed} of them changed their level", *notes)),
+    ]
+    for one in series[:MAX_CASES]:
+        rows = []
+        changes = dict(zip((level.start for level in one.levels[1:]), one.changes, strict=True))
+        for level in one.levels:
+            first = one.points[level.start]
+            change = f"{100 * changes[level.start][1]:+.0f} %" if level.start in changes else ""
+            count = str(level.stop - level.start)
+            rows.append((_date(first), commit_text(first), count, time_text(level.seconds), change))
+        blocks.append(Table(f"{one.scenario}: {one.case_id}", COLUMNS, rows))
+    if len(series) > MAX_CASES:
+        blocks.append(Lines((f"... {len(series) - MAX_CASES} more cases: narrow the pattern",)))
+    return text_of(blocks)
+
+
+def _date(point: Point) -> str:
+    if point.started_at <= 0:
+        return "-"
+    return datetime.datetime.fromtimestamp(point.started_at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def commit_text(point: Point) -> str:
+    """`1a2b3c4d`, with a `+` where files differed from it; `-` where it is not known."""
+    return "-" if point.commit is None else point.commit[:SHORT_HASH] + ("+" if point.dirty else "")
+
+
+def draw(series: Sequence[Series], folder: Path) -> list[Path]:
+    """One figure a case; the paths.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with styled():
+        for number, one in enumerate(series[:MAX_CASES]):
+            paths += save(_figure(one), folder, f"history-{number:02}")
+    return paths
+
+
+def _figure(one: Series) -> "Figure":
+    figure, [axes] = new_figure(1, 9, 3.6)
+    axes.plot(range(len(one.points)), [point.seconds for point in one.points], "o", color=GREY, markersize=4)
+    for level in one.levels:
+        axes.hlines(level.seconds, level.start - 0.4, level.stop - 0.6, color=BLUE, linewidth=2)
+    for level, (point, change) in zip(one.levels[1:], one.changes, strict=True):
+        colour = RED if change > 0 else BLUE
+        axes.axvline(level.start - 0.5, color=colour, linewidth=1, linestyle=":")
+        axes.annotate(
+            f"{100 * change:+.0f} %\n{commit_text(point)}",
+            (level.start - 0.4, 1.0),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            color=colour,
+        )
+    axes.set_title(f"{one.case_id}: the fastest sample of each launch")
+    axes.set_xlabel("launch, oldest first")
+    axes.set_ylabel("time")
+    axes.set_ylim(0, 1.25 * max(point.seconds for point in one.points))
+    axes.grid(axis="y")
+    label_axis(axes.yaxis, time_tick)
+    return figure

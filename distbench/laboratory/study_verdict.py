@@ -1,0 +1,213 @@
+"""The laboratory's verdict: what to use, what greedy wastes, what min_cost mispredicts; and the line of code."""
+
+from pathlib import Path
+
+from distbench.compare.intervals import geometric_mean
+from distbench.laboratory.comparisons import CHOSEN, PlannerComparison, Regret
+from distbench.laboratory.predictions import APART
+from distbench.laboratory.study import NATIVE, Study
+from distbench.render.blocks import Block, Code, Heading, Lines
+from distbench.render.units import known, percent_text, ratio_text
+
+OURS = ("calibrated", "calibrated+native", "direct")
+# What torch can be told to plan with, everywhere, operators and backward included.
+EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
+# Predictions further off than this rank plans by luck.
+ROUGH = 0.5
+NO_PROFILE = "profile.json"
+
+
+def verdict_lines(study: Study) -> tuple[str, ...]:
+    """What an engineer has to know, in the order of telling; only what was measured."""
+    lines = [_use_line(study), _greedy_line(study), _min_cost_line(study), _prediction_line(study), _wrong_line(study)]
+    if study.is_native:
+        lines.insert(1, "Every all-to-all ran as such in these runs (+native), greedy's and min_cost's too.")
+    return tuple(line for line in lines if line)
+
+
+def best_everywhere(study: Study) -> PlannerComparison | None:
+    """The planner to set for everything: the one with the least mean time, if it is surely under greedy's; or None."""
+    found = [matchup for planner in EVERYWHERE if (matchup := study.against(planner))]
+    best = min(found, key=lambda matchup: matchup.mean[0], default=None)
+    return best if best and best.mean[2] < 1 else None
+
+
+def best_by_hand(study: Study) -> PlannerComparison | None:
+    """direct, where on the pairs it can move it is surely faster than greedy, and than what is best everywhere."""
+    direct, everywhere = study.against("direct"), best_everywhere(study)
+    if not direct or not direct.mean[2] < 1:
+        return None
+    if everywhere:
+        one, other = (study.planner_table.times[name].center for name in ("direct", everywhere.planner))
+        if not geometric_mean((one / other)[study.focus & study.planner_table.communicates()]) < 1:
+            return None
+    return direct
+
+
+def regret_of(study: Study, planner: str) -> Regret | None:
+    """A planner's regret, or that of choosing by prediction; None where it moved no pair in focus."""
+    return next((regret for regret in study.regrets if regret.planner == planner and regret.num_pairs), None)
+
+
+def _use_line(study: Study) -> str:
+    meshes = ", ".join(dict.fromkeys(mesh for mesh, _, _ in study.planner_table.groups())) or "unknown mesh"
+    on = f"On {study.machine} ({study.versions.backend}, mesh {meshes})"
+    everywhere, by_hand = best_everywhere(study), best_by_hand(study)
+    if not study.planner_table.planners:
+        return f"{on} no redistribution came out right, so there is nothing to compare."
+    parts = []
+    if by_hand:
+        parts.append(
+            f"direct for redistributions that you write yourself: {_times_greedy(by_hand)} on the {by_hand.num_pairs} "
+            f"pairs that it can move"
+        )
+    if everywhere:
+        parts.append(
+            f"{everywhere.planner} for everything: {_times_greedy(everywhere)} over {everywhere.num_pairs} pairs"
+        )
+    elif study.planner_comparisons:
+        parts.append(
+            "greedy, torch's default, for the rest: no planner that can be set for everything is surely faster"
+        )
+    if not parts:
+        return f"{on} greedy was not measured beside another planner, so none can be recommended."
+    parts.sort(key=lambda part: part.startswith("greedy"))
+    return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
+
+
+def _times_greedy(matchup: PlannerComparison) -> str:
+    return f"{ratio_text(*matchup.mean)} of greedy's time"
+
+
+def _greedy_line(study: Study) -> str:
+    regret = regret_of(study, "greedy")
+    if not regret:
+        return ""
+    sent = study.sent_over_bound.get("greedy", float("nan"))
+    bytes_text = f", and sends {sent:.1f} times the bytes that must arrive" if known(sent) else ""
+    return (
+        f"greedy wastes {percent_text(1 - 1 / regret.mean)} of its time: it takes {regret.mean:.2f} times as long as "
+        f"the best planner measured{bytes_text}; at worst {regret.worst:.1f} times."
+    )
+
+
+def _min_cost_line(study: Study) -> str:
+    found = study.against("min_cost")
+    if not found:
+        return ""
+    changed = next((d for d in study.differences if (d.planner, d.other, d.mesh) == ("min_cost", "greedy", "")), None)
+    if not changed or not changed.num_differing:
+        return "min_cost plans what greedy plans on every pair here."
+    open_calls = found.num_differing - found.num_faster - found.num_slower
+    return (
+        f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
+        f"say that pays. Measured beyond noise it paid on {found.num_faster} and cost time on {found.num_slower}, "
+        f"{open_calls} are too close to call; over all, min_cost takes {_times_greedy(found)}."
+    )
+
+
+def _prediction_line(study: Study) -> str:
+    chosen = regret_of(study, CHOSEN)
+    overall = [error.error for error in study.errors if not error.size]
+    if not chosen or not overall:
+        return ""
+    rank = study.ranking
+    ranked = ""
+    if rank.num_plans:
+        share = percent_text(rank.num_right / rank.num_plans)
+        ranked = (
+            f", and of {rank.num_plans} plan pairs predicted over {percent_text(APART)} apart {share} are ranked right"
+        )
+    low, high = min(overall), max(overall)
+    errors = (
+        percent_text(low) if percent_text(low) == percent_text(high) else f"{100 * low:.0f} to {percent_text(high)}"
+    )
+    line = (
+        f"Choosing each pair's planner by the profile's prediction alone takes {ratio_text(*study.chosen_ratio)} of "
+        f"greedy's time; predictions are off by {errors} (median, by planner){ranked}."
+    )
+    if max(overall) > ROUGH:
+        line += (
+            " That is rough: this machine did not behave as when it was calibrated; calibrate again, without --quick."
+        )
+    return line
+
+
+def _wrong_line(study: Study) -> str:
+    ours = sum(count for planner in OURS for status, count in study.outcomes.get(planner, {}).items() if status == "ok")
+    bad = {
+        planner: sum(counts.get(status, 0) for status in ("wrong", "raised", "aborted", "timeout"))
+        for planner, counts in study.outcomes.items()
+    }
+    theirs = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner not in OURS]
+    own = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner in OURS]
+    parts = []
+    if theirs:
+        parts.append(f"torch's planners gave wrong values or broke: {', '.join(theirs)} cases")
+    if own:
+        parts.append(f"OURS TOO: {', '.join(own)} cases")
+    elif ours:
+        parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
+    return (
+        "; ".join(parts) + "." if theirs or own else ("Every value was checked, and right." if study.outcomes else "")
+    )
+
+
+def code_blocks(study: Study) -> list[Block]:
+    """The lines of code for what the verdict says to use."""
+    everywhere, by_hand = best_everywhere(study), best_by_hand(study)
+    profile = study.profile or NO_PROFILE
+    if Path(profile).is_relative_to(Path.cwd()):
+        profile = str(Path(profile).relative_to(Path.cwd()))
+    blocks: list[Block] = [Heading("The line of code")]
+    native = NATIVE if study.is_native else ""
+    if everywhere:
+        why = f"{everywhere.planner}, for every redistribution, also those inside operators and in backward"
+        blocks += [
+            Lines((f"{why}: {_times_greedy(everywhere)}.",)),
+            Code(code_for(everywhere.planner + native, profile)),
+        ]
+    if by_hand:
+        why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
+        blocks += [Lines((f"{why}: {_times_greedy(by_hand)}.",)), Code(code_for("direct", profile))]
+    if not everywhere:
+        beside = study.against("calibrated")
+        if beside:
+            text = f"calibrated takes {_times_greedy(beside)} here: no sure gain. To try it all the same:"
+            blocks += [Lines((text,)), Code(code_for("calibrated" + native, profile))]
+        elif not by_hand:
+            blocks.append(Lines(("Nothing to change: greedy is what torch uses by itself.",)))
+    return blocks
+
+
+def code_for(planner: str, profile: str) -> tuple[str, ...]:
+    """Lines of Python that make a training loop use a planner.
+
+    Args:
+        planner: its name in a report, `+native` included.
+        profile: the profile's file.
+    """
+    name, _, native = planner.partition("+")
+    if name == "direct":
+        return (
+            "from distbench.planning import parse_state",
+            "from distbench.worker.redistribute.direct_executor import DirectRedistribution",
+            'before, after = parse_state("S(0)R", x.ndim), parse_state("RS(0)", x.ndim)  # your placements',
+            "move = DirectRedistribution(before, after, x.shape, mesh.mesh)  # once",
+            "local = move(x.to_local())  # as often as wanted",
+        )
+    imports, contexts = [], []
+    if native:
+        imports.append("from distbench.worker.torch_internals import native_all_to_all")
+        contexts.append("native_all_to_all()")
+    if name == "calibrated":
+        imports.append("import distbench")
+        contexts.append(f'distbench.calibrated_planning("{profile}")')
+        if native:
+            imports += ["from pathlib import Path", "from distbench.costmodel.profile import load_profile"]
+            contexts[-1] = "distbench.calibrated_planning(profile)"
+            imports.append(f'profile = load_profile(Path("{profile}")).natively()')
+    elif name == "min_cost":
+        imports.append("from torch.distributed.tensor._redistribute import use_min_cost_redistribution_plan")
+        contexts.append("use_min_cost_redistribution_plan(True)")
+    return (*imports, f"with {', '.join(contexts)}:", "    train()")

@@ -1,0 +1,147 @@
+"""What became of a job over its launches: the cases that broke one, what is left to run, and the run file's footer."""
+
+import contextlib
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from distbench.launch.attempt import Attempt, Watcher
+from distbench.launch.explain import Cause
+from distbench.launch.ranks import Joined
+from distbench.runs.machine import CpuUse, load_average
+from distbench.runs.run_file import Case, CaseResult, append, read_run
+from distbench.spec import Job
+
+NUM_NAMED = 3
+
+
+class Launches:
+    """The launches of one job so far, and the cases that broke them, each recorded in the run file as it is known."""
+
+    def __init__(self, job: Job, joined: Joined | None, watcher: Watcher) -> None:
+        self._job, self._joined, self._watcher = job, joined, watcher
+        self.num_launches = 0
+        self._cpu_use = None if joined else CpuUse.now()
+        self.last = Attempt()
+        self.lost: list[tuple[Case, str]] = []
+        self.num_by_status: Counter[str] = Counter()
+        self.spent_s: Counter[str] = Counter()
+
+    @property
+    def status(self) -> str:
+        """The last launch's; "complete" too where the last case of all broke it."""
+        return "complete" if self.num_left == 0 and self.last.lost_case else self.last.status
+
+    @property
+    def num_left(self) -> int | None:
+        """Cases that have no row; None where the ranks never counted them."""
+        total = self.last.num_cases
+        return None if total is None else total - sum(self.num_by_status.values())
+
+    @property
+    def message(self) -> str:
+        """What to tell the user, one sentence; empty where all went well."""
+        if not self.lost:
+            return self.summary
+        named = "; ".join(f"{case.id}: {why}" for case, why in self.lost[:NUM_NAMED])
+        more = f"; and {len(self.lost) - NUM_NAMED} more" if len(self.lost) > NUM_NAMED else ""
+        return f"{self.summary}: {named}{more}"
+
+    @property
+    def summary(self) -> str:
+        """The same for the footer, whose file has a row for each case that broke a launch."""
+        cause = self.last.cause.message
+        if not self.lost:
+            return cause
+        also = "" if self.last.lost_case else f" and then {cause}" if cause else ""
+        return f"{_count(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()})"
+
+    def _what_followed(self) -> str:
+        relaunches = self.num_launches - 1
+        if not self.num_left:
+            if not relaunches:
+                return "it was the last one"
+            return f"the ranks were started again {_count(relaunches, 'time')} and all cases have a row"
+        left = f"{_count(self.num_left, 'case')} not run"
+        if self._joined:
+            return f"{left}: ranks that another launcher started are not started again"
+        return f"{left} after {_count(relaunches, 'relaunch', 'es')}"
+
+    def add(self, ended: Attempt) -> None:
+        """Count a launch that ended, and give the case that broke it its row."""
+        self.num_launches += 1
+        self.last = replace(ended, num_cases=ended.num_cases or self.last.num_cases)
+        self.num_by_status.update(ended.num_by_status)
+        self.spent_s.update(ended.spent_s)
+        if ended.running and ended.status != "complete" and ended.cause.kind not in ("user", "storage"):
+            self._record(ended, ended.running)
+
+    def _record(self, ended: Attempt, case: Case) -> None:
+        verdict = {"timeout": "timeout", "interrupted": "aborted"}.get(ended.status)
+        verdict = verdict or ("raised" if ended.cause.kind == "raised" else "aborted")
+        if (written := self._rows().get(case.id)) is not None:
+            # The rank died after its row was on the disk and before it could say so.
+            self.num_by_status[written] += 1
+            return
+        run_file = Path(self._job.run_file)
+        if (self._joined and self._joined.rank != 0) or not run_file.exists():
+            return
+        with contextlib.suppress(OSError):
+            append(run_file, CaseResult(case, verdict, error=ended.cause.message).to_record())
+            self.num_by_status[verdict] += 1
+            if ended.lost_case:
+                self.lost.append((case, ended.cause.message))
+                self._watcher.event({"event": "done", "id": case.id, "status": verdict})
+
+    def done_ids(self) -> list[str]:
+        """Ids of the cases that have a row."""
+        return list(self._rows())
+
+    def _rows(self) -> dict[str, str]:
+        run_file = Path(self._job.run_file)
+        if not run_file.exists():
+            return {}
+        return {record["case"]["id"]: record["status"] for record in read_run(run_file).cases}
+
+    def end(self, status: str, cause: Cause) -> None:
+        """What ended the job between two launches."""
+        self.last = replace(self.last, status=status, cause=cause)
+
+    def goes_on(self) -> bool:
+        """Whether the cases after the one that was lost shall run in a new launch."""
+        lost = self.last.lost_case
+        within = self.num_launches <= self._job.settings.max_relaunches
+        return bool(lost and not self._joined and within and self.num_left and lost.id in self.done_ids())
+
+    def close_run_file(self) -> None:
+        """Write the footer; a full disk keeps what it has."""
+        run_file = Path(self._job.run_file)
+        if not run_file.exists():
+            return
+        wall_s = time.time() - self._job.started_at
+        spent_s = {**self.spent_s, "other": max(wall_s - sum(self.spent_s.values()), 0.0)}
+        footer = {
+            "type": "footer",
+            "status": self.status,
+            "message": self.summary,
+            "finished_at": time.time(),
+            "wall_s": wall_s,
+            "spent_s": spent_s,
+            "num_by_status": dict(self.num_by_status),
+            "num_relaunches": self.num_launches - 1,
+            "num_not_run": self.num_left,
+            "load_at_end": load_average(),
+            "foreign_cpu": self._foreign_cpu(),
+        }
+        with contextlib.suppress(OSError):
+            append(run_file, footer)
+
+    def _foreign_cpu(self) -> float | None:
+        """How busy others kept the CPUs meanwhile; None where not all ranks are ours: theirs cannot be told apart."""
+        now = CpuUse.now()
+        return now.foreign_since(self._cpu_use) if now and self._cpu_use else None
+
+
+def _count(number: int, word: str, plural: str = "s") -> str:
+    return f"{number} {word}{'' if number == 1 else plural}"

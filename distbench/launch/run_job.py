@@ -1,0 +1,134 @@
+"""A job to its end: its ranks are launched, launched again after a case that broke them, and the run file is closed."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distbench.launch.attempt import Watcher, attempt
+from distbench.launch.explain import Cause
+from distbench.launch.ranks import Joined
+from distbench.launch.relaunch import Launches
+from distbench.runs.machine import load_average
+from distbench.spec import Job, UserError
+
+MODULE = "distbench.worker"
+
+
+@dataclass
+class JobOutcome:
+    """What became of one job.
+
+    Args:
+        job: the job.
+        status: "complete", "failed", "timeout" or "interrupted".
+        message: one sentence, empty when complete and no case broke its launch.
+        user_can_mend: whether the user can fix the cause.
+        num_by_status: cases by status.
+    """
+
+    job: Job
+    status: str
+    message: str = ""
+    user_can_mend: bool = False
+    num_by_status: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 every case ok or skipped, 1 some case not, 2 the user can fix it, 130 interrupted."""
+        if self.status == "interrupted":
+            return 130
+        if self.user_can_mend:
+            return 2
+        fine = set(self.num_by_status) <= {"ok", "skipped"}
+        return 0 if self.status == "complete" and fine else 1
+
+
+def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str, ...] = ("-m", MODULE)) -> JobOutcome:
+    """Run one job to its end, whatever that is; the run file is closed with a footer.
+
+    A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
+    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started).
+
+    Args:
+        job: the job.
+        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
+        watcher: is shown every event.
+        module: what a rank runs, as Python's arguments (tests put a mutant here).
+
+    Raises:
+        UserError: the results or log folder cannot be written.
+    """
+    environment = {**job.environment, "load_at_start": load_average()}
+    job = replace(job, started_at=time.time(), environment=environment)
+    _make_folders(job)
+    launches = Launches(job, joined, watcher)
+    with _terminated_as_interrupt():
+        try:
+            launches.add(attempt(job, joined, watcher, module))
+            while launches.goes_on():
+                launches.add(attempt(_relaunched(job, launches), joined, _WithoutPlan(watcher), module))
+        except KeyboardInterrupt:  # between two launches
+            launches.end("interrupted", Cause("", "interrupted"))
+        except OSError as error:
+            launches.end("failed", Cause("storage", f"{error.filename} cannot be written: {error.strerror}"))
+    if not joined or joined.rank == 0:
+        launches.close_run_file()
+    mendable = launches.last.cause.kind in ("user", "storage")
+    return JobOutcome(job, launches.status, launches.message, mendable, dict(launches.num_by_status))
+
+
+class _WithoutPlan:
+    """Shows the events of a relaunch: the number of cases is known already."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show all but the plan."""
+        if event["event"] != "plan":
+            self._watcher.event(event)
+
+
+def _relaunched(job: Job, launches: Launches) -> Job:
+    """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
+    log_dir = Path(job.log_dir) / f"relaunch{launches.num_launches}"
+    again = replace(job, log_dir=str(log_dir), done_ids=launches.done_ids(), started_at=time.time())
+    log_dir.mkdir()
+    again.save(log_dir / "job.json")
+    return again
+
+
+def _make_folders(job: Job) -> None:
+    log_dir = Path(job.log_dir)
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        job.save(log_dir / "job.json")
+        run_file = Path(job.run_file)
+        run_file.parent.mkdir(parents=True, exist_ok=True)
+        probe = run_file.with_suffix(f".probe{os.getpid()}")
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or job.run_file} cannot be written ({error.strerror}); "
+            "give a writable folder with --out or --log-dir"
+        ) from error
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM (a scheduler's or torchrun's way to say stop) ends the run as Ctrl-C does."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

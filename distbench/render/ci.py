@@ -1,0 +1,84 @@
+"""The two forms that CI systems read, whatever was found: JUnit XML, and GitHub's annotations."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+TOOL = "distbench gate"
+MAX_ANNOTATIONS = 10  # of each level that GitHub shows for one step
+
+
+@dataclass(frozen=True)
+class CiOutcome:
+    """One test case of a JUnit report.
+
+    Args:
+        suite: what it belongs to.
+        name: what was tried.
+        message: what came of it.
+        tag: "failure", "error" or "skipped"; None where all is well.
+    """
+
+    suite: str
+    name: str
+    message: str
+    tag: str | None = None
+
+
+def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
+    """JUnit XML, suites in the order of their first outcome.
+
+    The text stands in the message and in the body, since readers show one or the other.
+    """
+    root = ElementTree.Element("testsuites", name=TOOL, tests=str(len(outcomes)))
+    for name in dict.fromkeys(one.suite for one in outcomes):
+        members = [one for one in outcomes if one.suite == name]
+        suite = ElementTree.SubElement(root, "testsuite", {"name": name, **_counts(members)})
+        for one in members:
+            _add(ElementTree.SubElement(suite, "testcase", classname=name, name=_legal(one.name)), one)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
+
+
+def _counts(outcomes: Sequence[CiOutcome]) -> dict[str, str]:
+    tags = [one.tag for one in outcomes]
+    named = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    return {"tests": str(len(tags)), **{name: str(tags.count(tag)) for name, tag in named.items()}}
+
+
+def _add(element: ElementTree.Element, outcome: CiOutcome) -> None:
+    message = _legal(outcome.message)
+    if outcome.tag:
+        ElementTree.SubElement(element, outcome.tag, message=message).text = message
+    else:
+        ElementTree.SubElement(element, "system-out").text = message
+
+
+def _legal(text: str) -> str:
+    """Without the control characters that XML 1.0 forbids."""
+    return "".join(char if char in "\t\n" or ord(char) >= 32 else " " for char in text)
+
+
+def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
+    """GitHub's workflow commands; the last of a level says how many were left out.
+
+    Args:
+        levels: "error" or "warning" to (title, message) of each.
+    """
+    return [line for level, told in levels.items() for line in _of_level(level, list(told))]
+
+
+def _of_level(level: str, told: Sequence[tuple[str, str]]) -> list[str]:
+    room = MAX_ANNOTATIONS if len(told) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
+    lines = [annotation(level, title, message) for title, message in told[:room]]
+    if len(told) > room:
+        lines.append(annotation(level, TOOL, f"{len(told) - room} more; the job's summary has them all"))
+    return lines
+
+
+def annotation(level: str, title: str, message: str) -> str:
+    """One workflow command."""
+    # A property ends at a comma or colon, a message at the line's end (GitHub's escapes of workflow commands).
+    message = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    title = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
+    return f"::{level} title={title}::{message}"

@@ -1,0 +1,145 @@
+"""How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distbench.render.units import size_text, time_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart with any of the common colour deficiencies.
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+RED, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
+GREY, LIGHT = "#8C8C8C", "#D0D0D0"
+CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
+SETTINGS: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.axisbelow": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    # Text stays text, and the same data gives the same file.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "distbench",
+}
+DPI = 150
+
+
+def new_figure(
+    num_panels: int, width: float, height: float, share: bool = True, num_rows: int = 1
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with rows of panels that share their y axis, on the file-only Agg canvas (inches)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(num_rows, num_panels, squeeze=False, sharey=share)
+    return figure, list(axes.flat)
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Figures made and saved inside look like all of ours."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(SETTINGS):
+        yield
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """Write name.png and name.svg; the paths.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    figure.savefig(paths[0], dpi=DPI, metadata={"Software": None})
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def caption(figure: "Figure", text: str) -> None:
+    """One small line below a figure."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+
+
+def label_axis(axis: Any, text: Callable[[float], str]) -> None:
+    """Tick labels by a function of the tick's value; nothing at minor ticks."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
+    """A log-2 x axis of bytes, with ticks at 1 KiB, 16 KiB, 256 KiB and so on, at most seven of them."""
+    import math
+
+    low, high = math.log2(min(sizes)), math.log2(max(sizes))
+    step = max(2 * math.ceil((high - low) / 12), 2)
+    first = math.ceil(low / 2) * 2
+    ticks = [2.0**power for power in range(first, math.floor(high) + 1, step)] or [min(sizes)]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [size_text(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+def time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
+    """A log axis of seconds with ticks at 1, 2 and 5, or at fewer where those would be more than `max_ticks`."""
+    import math
+
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(ticks) <= max_ticks:
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    label_axis(axis, time_tick)
+
+
+def time_tick(seconds: float) -> str:
+    """`100 us`, `5 ms`, `0.5 s`: as short as a tick can be."""
+    text = time_text(seconds).replace("  ", " ")
+    number, _, unit = text.partition(" ")
+    return f"{float(number):g} {unit}" if unit else text
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """The values moved apart, least from where they are, until neighbours are at least `gap` apart; order is kept."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    # Blocks of labels that touch, each (members, centre): two that overlap become one about their common mean.
+    blocks: list[list[int]] = []
+    for index in order:
+        blocks.append([index])
+        while len(blocks) > 1 and _bottom(blocks[-1], values, gap) - _top(blocks[-2], values, gap) < gap:
+            upper = blocks.pop()
+            blocks[-1] += upper
+    placed = [0.0] * len(values)
+    for block in blocks:
+        start = _bottom(block, values, gap)
+        for position, index in enumerate(block):
+            placed[index] = start + position * gap
+    return placed
+
+
+def _bottom(block: Sequence[int], values: Sequence[float], gap: float) -> float:
+    return sum(values[index] for index in block) / len(block) - gap * (len(block) - 1) / 2
+
+
+def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
+    return _bottom(block, values, gap) + gap * (len(block) - 1)

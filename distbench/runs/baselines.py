@@ -1,0 +1,199 @@
+"""Stored baselines: one value a launch, case and metric, small enough for git and one line a case for reviews."""
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from distbench.runs.header import facts_of
+from distbench.runs.launches import Launch, Value
+from distbench.runs.machine import slug
+from distbench.runs.run_file import STATUSES, Record
+from distbench.spec.errors import UserError
+
+FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
+FOLDER = "baselines"
+FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
+SIGNIFICANT = 6  # digits of a time: a clock gives no more
+
+
+def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
+    """Write launches as baselines, one file a machine, scenario, mesh and device; the files written.
+
+    Args:
+        launches: complete or not; a case that failed is stored as failed.
+        out: the results folder; files go to `baselines/<machine>/` below it.
+
+    Raises:
+        UserError: no launches, or the folder cannot be written.
+    """
+    if not launches:
+        raise UserError("there is no launch to save as a baseline; give run files or a folder of them")
+    files: dict[Path, list[Launch]] = {}
+    for launch in launches:
+        facts = launch.facts
+        name = slug("-".join(str(part) for part in (launch.scenario, facts["mesh"], facts["device"]) if part))
+        files.setdefault(out / FOLDER / slug(str(facts["machine"])) / f"{name}.json", []).append(launch)
+    try:
+        for path, group in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(baseline_text(group), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"baseline {error.filename} cannot be written ({error.strerror}); give --out") from error
+    return list(files)
+
+
+def baseline_text(launches: Sequence[Launch]) -> str:
+    """One baseline file's text: JSON, one line a launch and one a case.
+
+    Args:
+        launches: of one scenario.
+    """
+    common = {
+        name: value
+        for name, value in launches[0].facts.items()
+        if all(launch.facts.get(name) == value for launch in launches)
+    }
+    head = {
+        "distbench_baseline": FORMAT_VERSION,
+        "scenario": launches[0].scenario,
+        "saved_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "facts": common,
+    }
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    rows = [_launch_record(launch, common) for launch in launches]
+    lines.append('"launches": [\n  ' + ",\n  ".join(json.dumps(row) for row in rows) + "\n ]")
+    ids = sorted({case_id for launch in launches for case_id in launch.cases})
+    cases = [f"{json.dumps(case_id)}: {json.dumps(_case_record(case_id, launches))}" for case_id in ids]
+    lines.append('"cases": {\n  ' + ",\n  ".join(cases) + "\n }")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _launch_record(launch: Launch, common: Record) -> Record:
+    return {
+        "run_id": launch.run_id,
+        "started_at": launch.started_at,
+        "variants": launch.variants,
+        "foreign_load": launch.foreign_load,
+        "complete": launch.complete,
+        "facts": {name: value for name, value in launch.facts.items() if name not in common},
+    }
+
+
+def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
+    """Columns, one entry a launch; null where the launch has no such case or no such number."""
+    values = [launch.cases.get(case_id) for launch in launches]
+    record: Record = {"num_samples": [value.num_samples if value else None for value in values]}
+    for name in ("mean_s", "p10_s"):
+        record[name] = [_rounded(getattr(value, name)) if value and value.status == "ok" else None for value in values]
+    if any(value and value.status != "ok" for value in values):
+        record["status"] = [value.status if value else None for value in values]
+        record["error"] = [value.error if value else None for value in values]
+    return record
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{SIGNIFICANT}g}")
+
+
+def read_baseline(path: Path) -> list[Launch]:
+    """The launches of one baseline file.
+
+    Raises:
+        UserError: it cannot be read, is damaged, or a newer distbench wrote it.
+    """
+    record = load_record(path)
+    try:
+        return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"baseline {path} is damaged ({error!r}); save it again with distbench baseline save"
+        ) from error
+
+
+def load_record(path: Path) -> Record:
+    """A baseline file as plain data.
+
+    Raises:
+        UserError: it cannot be read, is no baseline, is damaged, or a newer distbench wrote it.
+    """
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"baseline {path} cannot be read: {error}") from error
+    version = record.get("distbench_baseline") if isinstance(record, dict) else None
+    if not isinstance(version, int):
+        raise UserError(f"{path} is no baseline; write one with distbench baseline save")
+    if version < FORMAT_VERSION:
+        raise UserError(
+            f"baseline {path} has version {version}, without 10th percentiles; save it again: distbench baseline save"
+        )
+    if version > FORMAT_VERSION:
+        raise UserError(
+            f"baseline {path} has version {version}, this distbench reads up to {FORMAT_VERSION}; update it"
+        )
+    if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
+        raise UserError(
+            f"baseline {path} is damaged (no {', '.join(lacking)}); save it again with distbench baseline save"
+        )
+    return record
+
+
+def _launch(record: Record, index: int, source: str) -> Launch:
+    row = record["launches"][index]
+    return Launch(
+        run_id=row["run_id"],
+        source=source,
+        scenario=record["scenario"],
+        started_at=float(row["started_at"]),
+        variants=row["variants"],
+        # A fact that the file lacks is not known, as in a run file.
+        facts={**facts_of({}, {}), **record["facts"], **row["facts"]},
+        foreign_load=row["foreign_load"],
+        complete=row["complete"],
+        cases={
+            case_id: _value(columns, index)
+            for case_id, columns in record["cases"].items()
+            if columns["num_samples"][index] is not None
+        },
+    )
+
+
+def _value(columns: Record, index: int) -> Value:
+    status = columns["status"][index] if "status" in columns else "ok"
+    if status not in STATUSES:
+        raise KeyError(status)
+    count, mean_s, p10_s = (columns[name][index] for name in ("num_samples", "mean_s", "p10_s"))
+    if mean_s is None:
+        return Value(status, count, math.nan, math.nan, columns.get("error", {index: None})[index])
+    if not all(0 < value < math.inf for value in (mean_s, p10_s)):
+        raise ValueError(f"mean_s {mean_s}, p10_s {p10_s}")
+    return Value(status, int(count), float(mean_s), float(p10_s))
+
+
+def baseline_files(out: Path) -> list[Path]:
+    """Baseline files under a results folder, by name."""
+    return sorted((out / FOLDER).rglob("*.json"))
+
+
+def describe(paths: Iterable[Path], folder: Path) -> list[tuple[str, ...]]:
+    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for a list of baselines below a folder."""
+    rows: list[tuple[str, ...]] = []
+    for path in paths:
+        record = load_record(path)
+        facts = record.get("facts", {})
+        commit = str(facts.get("git_commit") or "several")[:8]
+        numbers = str(len(record.get("launches", ()))), str(len(record.get("cases", ())))
+        rows.append(
+            (
+                str(path.relative_to(folder)),
+                record["scenario"],
+                str(facts.get("mesh")),
+                *numbers,
+                commit,
+                str(record.get("saved_at")),
+            )
+        )
+    return rows

@@ -1,0 +1,170 @@
+"""Runs in other tools' formats: one value a launch, never raw samples.
+
+pytest-benchmark's storage (read by `pytest-benchmark compare`), github-action-benchmark's customSmallerIsBetter,
+Bencher Metric Format (https://bencher.dev/docs/reference/bencher-metric-format/), and the CSV that Apache Otava reads.
+"""
+
+import csv
+import datetime
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from distbench.compare.medians import median
+from distbench.runs.launches import Launch
+from distbench.runs.run_file import Record
+from distbench.runs.sides import read_side
+from distbench.spec.errors import UserError
+
+NS = 1e9
+
+
+def exported(form: str, paths: Sequence[Path]) -> str:
+    """Run files in another format, as text.
+
+    Args:
+        form: "pytest-benchmark", "customSmallerIsBetter", "bmf", "otava" or "run".
+        paths: run files, baselines, nccl-tests' files, and folders of them.
+
+    Raises:
+        UserError: a path cannot be read, or no case in them is ok.
+    """
+    if form == "run":
+        return run_text(paths)
+    launches = read_side(paths, "run", [])
+    series = series_of(launches)
+    if not series:
+        raise UserError("no case in these runs is ok, so there is nothing to export")
+    if form == "otava":
+        return otava(launches)
+    written = {"pytest-benchmark": pytest_benchmark, "customSmallerIsBetter": smaller_is_better, "bmf": bencher}
+    return json.dumps(written[form](series, launches), indent=1) + "\n"
+
+
+def series_of(launches: Sequence[Launch]) -> dict[tuple[str, str], list[float]]:
+    """(scenario, case id) to the mean of each launch that measured it, seconds, in time order."""
+    series: dict[tuple[str, str], list[float]] = {}
+    for launch in launches:
+        for case_id, value in launch.cases.items():
+            if value.status == "ok":
+                series.setdefault((launch.scenario, case_id), []).append(value.mean_s)
+    return series
+
+
+def pytest_benchmark(series: dict[tuple[str, str], list[float]], launches: Sequence[Launch]) -> Record:
+    """A file as pytest-benchmark stores it: a round is a launch."""
+    facts = launches[-1].facts
+    moment = datetime.datetime.fromtimestamp(launches[-1].started_at, datetime.UTC).isoformat()
+    return {
+        "machine_info": {
+            "node": facts["machine"],
+            "python_version": facts["python"],
+            "cpu": {"brand_raw": facts["cpu_model"], "count": facts["num_cpus"]},
+        },
+        "commit_info": {"id": facts["git_commit"], "dirty": facts["git_dirty"], "time": moment},
+        "benchmarks": [
+            {
+                "group": None,
+                "name": case_id,
+                "fullname": f"{scenario}::{case_id}",
+                "params": None,
+                "param": None,
+                "extra_info": {"scenario": scenario, "unit": "mean of one launch"},
+                "options": {"timer": "time_ns"},
+                "stats": _stats(values),
+            }
+            for (scenario, case_id), values in series.items()
+        ],
+        "datetime": moment,
+        "version": "5.0.0",
+    }
+
+
+def _stats(values: Sequence[float]) -> Record:
+    ordered = sorted(values)
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+    half = len(ordered) // 2
+    low, high = (median(ordered[:half]), median(ordered[-half:])) if half else (mean, mean)
+    far = 1.5 * (high - low)
+    apart = sum(abs(value - mean) > deviation for value in values)
+    outside = sum(value < low - far or value > high + far for value in values)
+    return {
+        "min": ordered[0],
+        "max": ordered[-1],
+        "mean": mean,
+        "stddev": deviation,
+        "rounds": len(values),
+        "iterations": 1,
+        "median": median(values),
+        "iqr": high - low,
+        "q1": low,
+        "q3": high,
+        "iqr_outliers": outside,
+        "stddev_outliers": apart,
+        "outliers": f"{apart};{outside}",
+        "ld15iqr": ordered[0],
+        "hd15iqr": ordered[-1],
+        "ops": 1 / mean,
+        "total": sum(values),
+        "data": list(values),
+    }
+
+
+def smaller_is_better(series: dict[tuple[str, str], list[float]], launches: Sequence[Launch]) -> list[Record]:
+    """What github-action-benchmark reads with `tool: customSmallerIsBetter`: the median launch, in ms."""
+    return [
+        {
+            "name": f"{scenario}: {case_id}",
+            "unit": "ms",
+            "value": 1e3 * median(values),
+            "range": f"{1e3 * min(values):.4g} to {1e3 * max(values):.4g}",
+            "extra": f"{len(values)} launches, torch {launches[-1].facts['torch']}",
+        }
+        for (scenario, case_id), values in series.items()
+    ]
+
+
+def bencher(series: dict[tuple[str, str], list[float]], launches: Sequence[Launch]) -> Record:
+    """Bencher Metric Format: latency in nanoseconds, the median launch between the fastest and the slowest."""
+    return {
+        f"{scenario}: {case_id}": {
+            "latency": {
+                "value": NS * median(values),
+                "lower_value": NS * min(values),
+                "upper_value": NS * max(values),
+            }
+        }
+        for (scenario, case_id), values in series.items()
+    }
+
+
+def otava(launches: Sequence[Launch]) -> str:
+    """A CSV for Apache Otava: a row a launch, a column a case, seconds; empty where a launch lacks the case."""
+    names = sorted({(launch.scenario, case_id) for launch in launches for case_id in launch.cases})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["time", "commit", "branch", *(f"{scenario}: {case_id}" for scenario, case_id in names)])
+    for launch in launches:
+        moment = datetime.datetime.fromtimestamp(launch.started_at, datetime.UTC).isoformat()
+        row = [launch.cases.get(case_id) if scenario == launch.scenario else None for scenario, case_id in names]
+        cells = [repr(value.mean_s) if value and value.status == "ok" else "" for value in row]
+        writer.writerow([moment, launch.facts["git_commit"] or "", "", *cells])
+    return text.getvalue()
+
+
+def run_text(paths: Sequence[Path]) -> str:
+    """One nccl-tests file as the lines of a run file.
+
+    Raises:
+        UserError: several files, or one that nccl-tests did not write.
+    """
+    from distbench.runs.nccl_tests import read_nccl_tests
+
+    if len(paths) != 1:
+        raise UserError(f"export run takes one nccl-tests file at a time, {len(paths)} are given")
+    run = read_nccl_tests(paths[0])
+    records = [run.header, *run.cases, *([run.footer] if run.footer else [])]
+    return "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)

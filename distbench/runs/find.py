@@ -1,0 +1,110 @@
+"""Which run files a report is about: those that were named, or every scenario of the latest `distbench run`."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from distbench.runs.run_file import Record, Run, read_run
+from distbench.spec.errors import UserError
+
+MAX_FILE_WARNINGS = 5
+T = TypeVar("T")
+
+
+class _Head(NamedTuple):
+    """What the choice of files needs of one run file."""
+
+    started_at: float
+    name: str
+    invocation_id: str | None
+    path: Path
+
+
+def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
+    """The runs to report, oldest first, and sentences about files and lines that were left out.
+
+    Args:
+        named: run files and folders of them; empty for the latest invocation under `out`.
+        out: the results folder.
+
+    Raises:
+        UserError: a named path is missing or no run file, or there is nothing to report.
+    """
+    warnings: list[str] = []
+    runs = _read_named(named, warnings) if named else _read_latest(out, warnings)
+    runs.sort(key=lambda run: (_started_at(run.header), run.path.name))
+    return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
+
+
+def run_files_in(folder: Path) -> list[Path]:
+    """Every *.jsonl below the folder that can be a run file: the ranks' logs and progress files are not."""
+    found = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
+    return sorted(folder / path for path in found if path.name != "progress.jsonl" and "logs" not in path.parts[:-1])
+
+
+def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
+    runs: dict[Path, Run] = {}
+    for given in named:
+        if given.is_dir():
+            read = _each(run_files_in(given), read_run, warnings)
+            if not read:
+                raise UserError(
+                    f"folder {given} holds no run file that can be read; give a results folder or a run file"
+                )
+        elif given.exists():
+            read = [read_run(given)]
+        else:
+            raise UserError(f"run {given} does not exist; give a run file or a folder of run files, such as results/")
+        runs.update({run.path.resolve(): run for run in read})
+    return list(runs.values())
+
+
+def _read_latest(out: Path, warnings: list[str]) -> list[Run]:
+    heads = _each(run_files_in(out), _head, warnings) if out.is_dir() else []
+    if not heads:
+        why = f" ({warnings[0]})" if warnings else ""
+        raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
+    newest = max(heads, key=lambda head: (head.started_at, head.name))
+    chosen = [head.path for head in heads if head == newest or _together(head, newest)]
+    runs = _each(chosen, read_run, warnings)
+    if not runs:
+        raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
+    return runs
+
+
+def _together(one: _Head, other: _Head) -> bool:
+    return one.invocation_id is not None and one.invocation_id == other.invocation_id
+
+
+def _each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
+    """What `read` gave for each path; one it refuses becomes a warning, for one bad file must not hide the rest."""
+    good: list[T] = []
+    refused: list[str] = []
+    for path in paths:
+        try:
+            good.append(read(path))
+        except UserError as error:
+            refused.append(f"left out: {error}")
+    warnings += refused[:MAX_FILE_WARNINGS]
+    if len(refused) > MAX_FILE_WARNINGS:
+        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for the like")
+    return good
+
+
+def _head(path: Path) -> _Head:
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no distbench run file: {error}") from error
+    if not isinstance(header, dict) or header.get("type") != "run":
+        raise UserError(f"{path} is no distbench run file (its first line is no run header)")
+    invocation_id = header.get("invocation_id")
+    return _Head(_started_at(header), path.name, invocation_id if isinstance(invocation_id, str) else None, path)
+
+
+def _started_at(header: Record) -> float:
+    job: Any = header.get("job")
+    value = job.get("started_at") if isinstance(job, dict) else None
+    return float(value) if isinstance(value, int | float) else 0.0

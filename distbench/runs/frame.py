@@ -1,0 +1,189 @@
+"""The frame: one row a case. A frame is a list of (column, path into the record), and what is derived from those."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distbench.compare.intervals import Floats, counts_of, summarise
+from distbench.runs.run_file import Run, busbw_factor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Nodes = list[Any]
+Row = dict[Hashable, Any]
+GB = 1e9
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that is read off a record.
+
+    Args:
+        name: the column's name, with its unit as a suffix.
+        path: keys from the case's record down to the value.
+        is_number: whether anything but a number counts as missing.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    is_number: bool = False
+
+
+def _params(*names: str, is_number: bool = False) -> tuple[Column, ...]:
+    return tuple(Column(name, ("case", "params", name), is_number) for name in names)
+
+
+def _counters(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, ("counters", name), is_number=True) for name in names)
+
+
+WHAT = (Column("kind", ("case", "kind")), Column("id", ("case", "id")), Column("status", ("status",)))
+WHERE = (
+    Column("payload_bytes", ("payload_bytes",), is_number=True),
+    Column("wire_bytes", ("wire_bytes",), is_number=True),
+    Column("group_size", ("group_size",), is_number=True),
+    Column("mesh_dim", ("mesh_dim",)),
+    Column("backend", ("backend",)),
+    Column("backend_op", ("backend_op",)),
+)
+PARAMS = (
+    *_params("op", "dtype"),
+    *_params("size_bytes", is_number=True),
+    *_params("source", "target", "planner", "shape", "variant"),
+    *_params("suite", "direction", "mesh_shape", "flattened"),
+    *_params("num_tokens", is_number=True),
+)
+COUNTERS = (
+    Column("path", ("counters", "path")),
+    *_counters("num_collectives", "wire_bytes_executed", "lower_bound_bytes"),
+    *_counters("predicted_s", "planning_cold_s", "planning_warm_s"),
+    *_counters("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes"),
+    *_counters("loss_rel_error", "grad_rel_error", "entry_skew_s", "isolated_s"),
+    Column("worst_grad", ("counters", "worst_grad")),
+)
+OUTCOME = (Column("stop_reason", ("stop_reason",)), Column("error", ("error",)))
+
+
+def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
+    """All cases of the runs, one row each, in file order.
+
+    Times are in seconds, sizes in bytes, bandwidths in GB/s (1e9 bytes a second). algbw and busbw are of collectives
+    alone, from the median; busbw takes the size of the case's own group, and is missing for an op with no known factor.
+    """
+    import pandas as pd
+
+    records = [case for run in runs for case in run.cases]
+    samples: list[Sequence[float]] = [record.get("samples_s") or () for record in records]
+    columns: dict[str, Any] = {
+        **_run_columns(runs),
+        **read_columns(records, WHAT),
+        "num_samples": counts_of(samples),
+        **summarise(samples),
+        **read_columns(records, WHERE),
+    }
+    columns |= read_columns(records, PARAMS)
+    columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
+    columns |= _phase_columns(records)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
+    columns |= read_columns(records, COUNTERS)
+    columns |= read_columns(records, OUTCOME)
+    return pd.DataFrame(columns)
+
+
+def read_columns(records: Nodes, wanted: Iterable[Column]) -> dict[str, Any]:
+    """Column name to values: float arrays (nan where missing) for numbers, lists of text or None for the rest."""
+    seen: dict[tuple[str, ...], Nodes] = {(): records}
+    return {
+        column.name: (_as_floats if column.is_number else _as_texts)(_nodes(column.path, seen)) for column in wanted
+    }
+
+
+def _nodes(path: tuple[str, ...], seen: dict[tuple[str, ...], Nodes]) -> Nodes:
+    """The value at a path of every record; paths with a common beginning are walked once."""
+    if path not in seen:
+        key = path[-1]
+        seen[path] = [node.get(key) if isinstance(node, dict) else None for node in _nodes(path[:-1], seen)]
+    return seen[path]
+
+
+def _as_floats(values: Nodes) -> Floats:
+    numbers = (float(value) if isinstance(value, int | float) else np.nan for value in values)
+    return np.fromiter(numbers, dtype=np.float64, count=len(values))
+
+
+def _as_texts(values: Nodes) -> Nodes:
+    return [value if value is None or isinstance(value, str) else _text(value) for value in values]
+
+
+def _text(value: object) -> str:
+    return "x".join(str(part) for part in value) if isinstance(value, list) else str(value)
+
+
+def _numbers(value: object) -> Sequence[float]:
+    return value if isinstance(value, list) and set(map(type, value)) <= {int, float} else ()
+
+
+def _run_columns(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    facts: dict[str, list[str | None]] = {
+        "scenario": [_scenario(run) for run in runs],
+        "run_file": [run.path.name for run in runs],
+        "machine": [_machine(run) for run in runs],
+        "mesh": [_mesh(run) for run in runs],
+    }
+    counts = [len(run.cases) for run in runs]
+    return {
+        name: [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
+        for name, values in facts.items()
+    }
+
+
+def _scenario(run: Run) -> str | None:
+    job = run.header.get("job")
+    return _as_texts([job.get("scenario")])[0] if isinstance(job, dict) else None
+
+
+def _mesh(run: Run) -> str | None:
+    job = run.header.get("job")
+    mesh = job.get("mesh") if isinstance(job, dict) else None
+    return ",".join(f"{name}={size}" for name, size in mesh.items()) if isinstance(mesh, dict) else None
+
+
+def _machine(run: Run) -> str | None:
+    environment = run.header.get("environment")
+    return _as_texts([environment.get("machine")])[0] if isinstance(environment, dict) else None
+
+
+def _bandwidths(columns: dict[str, Any]) -> tuple[Floats, Floats]:
+    is_collective = np.array([kind == "collective" for kind in columns["kind"]], dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        algbw = np.where(is_collective, columns["payload_bytes"] / columns["median_s"] / GB, np.nan)
+    return algbw, algbw * factors_of(columns["op"], columns["group_size"])
+
+
+def factors_of(ops: Sequence[str | None], group_sizes: Floats) -> Floats:
+    """What algbw is multiplied by to give busbw; nan where the op or the group's size is unknown."""
+    pairs = list(zip(ops, np.nan_to_num(group_sizes).tolist(), strict=True))
+    known = {pair: _factor(*pair) for pair in set(pairs)}
+    return np.fromiter((known[pair] for pair in pairs), dtype=np.float64, count=len(pairs))
+
+
+def _factor(op: str | None, group_size: float) -> float:
+    if op is None or not group_size >= 1:
+        return float("nan")
+    try:
+        return busbw_factor(op, int(group_size))
+    except ValueError:
+        return float("nan")
+
+
+def _phase_columns(records: Nodes) -> dict[str, Floats]:
+    """`forward_s`, `backward_s`, `optimizer_s` and whatever other phases there are: the medians, in seconds."""
+    phases = [found if isinstance(found := record.get("phases_s"), dict) else {} for record in records]
+    others = sorted({name for found in phases for name in found} - set(PHASES))
+    names = (*PHASES, *others)
+    return {f"{name}_s": summarise([_numbers(found.get(name)) for found in phases])["median_s"] for name in names}

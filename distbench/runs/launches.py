@@ -1,0 +1,129 @@
+"""Run files to launches: of each case one value a metric, for the launch and not the sample is what varies freely.
+
+Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
+independent ones. So a launch gives one mean and one 10th percentile a case, and everything after this counts launches.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from distbench.runs.header import facts_of
+from distbench.runs.run_file import Record, Run
+
+FAILED = ("wrong", "raised", "timeout", "aborted")
+NOT_RUN = ("skipped", "unsupported")
+
+
+class Value(NamedTuple):
+    """One case in one launch.
+
+    Args:
+        status: as a run file's.
+        num_samples: samples it took.
+        mean_s: their mean, seconds; nan where there are none.
+        p10_s: their 10th percentile, seconds; nan likewise.
+        error: one sentence, when status is not ok.
+    """
+
+    status: str
+    num_samples: int
+    mean_s: float
+    p10_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of ranks: what one run file holds.
+
+    Args:
+        run_id: unique; a launch may stand on one side only.
+        source: the file it was read from.
+        scenario: the scenario's name.
+        started_at: seconds since the epoch, or 0 where the file does not say.
+        variants: the scenario's parameters as text: launches with the same text should hold the same cases.
+        facts: the fields of `comparable`, by name.
+        foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
+        complete: whether it ran to its end.
+        cases: by case id.
+    """
+
+    run_id: str
+    source: str
+    scenario: str
+    started_at: float
+    variants: str
+    facts: Record
+    foreign_load: float | None
+    complete: bool
+    cases: dict[str, Value] = field(repr=False)
+
+
+def launch_of(run: Run) -> Launch:
+    """What a gate needs of one run file."""
+    job = _mapping(run.header.get("job"))
+    environment = _mapping(run.header.get("environment"))
+    cases: dict[str, Value] = {}
+    for record in run.cases:
+        value, case_id = value_of(record), record["case"]["id"]
+        # A case recorded twice, the second time by the parent when the launch broke: the failure is what counts.
+        if case_id not in cases or cases[case_id].status == "ok":
+            cases[case_id] = value
+    started_at = job.get("started_at")
+    return Launch(
+        run_id=str(run.header.get("run_id", run.path.name)),
+        source=str(run.path),
+        scenario=str(job.get("scenario", run.path.stem)),
+        started_at=float(started_at) if isinstance(started_at, int | float) else 0.0,
+        variants=json.dumps(job.get("variants"), sort_keys=True),
+        facts=facts_of(job, environment),
+        foreign_load=foreign_load(environment, run.footer or {}),
+        complete=run.footer is not None and run.footer.get("status") == "complete",
+        cases=cases,
+    )
+
+
+def value_of(record: Record) -> Value:
+    """One case record as a value; one that is ok without a usable sample counts as raised."""
+    samples, status = record.get("samples_s") or [], record["status"]
+    if status != "ok":
+        return Value(status, len(samples), math.nan, math.nan, record.get("error"))
+    mean_s = sum(samples) / len(samples) if samples else math.nan
+    if not (math.isfinite(mean_s) and min(samples) > 0):
+        return Value("raised", len(samples), math.nan, math.nan, "ok, but without samples that are times")
+    return Value("ok", len(samples), mean_s, tenth_percentile(samples))
+
+
+def tenth_percentile(samples: Sequence[float]) -> float:
+    """What a launch reaches when little is in its way, interpolated between order statistics as numpy does.
+
+    The minimum would be lower the more samples there are, and varied twice as much between launches of a quiet machine.
+    """
+    ordered = sorted(samples)
+    place = 0.1 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def foreign_load(environment: Record, footer: Record) -> float | None:
+    """How busy others kept this host's CPUs, as a share of them.
+
+    A footer that says so (`foreign_cpu`, measured over the launch) is believed. Otherwise it is the load average of the
+    minute before the launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of
+    an interleaved comparison share.
+    """
+    told = footer.get("foreign_cpu")
+    if isinstance(told, int | float):
+        return float(told)
+    load, num_cpus = environment.get("load_at_start"), environment.get("num_cpus")
+    if isinstance(load, list) and load and isinstance(num_cpus, int) and num_cpus > 0:
+        return float(load[0]) / num_cpus if isinstance(load[0], int | float) else None
+    return None
+
+
+def _mapping(value: Any) -> Record:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,135 @@
+"""nccl-tests' JSON (`all_reduce_perf -J FILE`, its file version 2) as a run, so that it can be gated and reported.
+
+Its fields, as its sources write them: start_time, args, env, nccl_version, config {nthreads, ngpus, ..., devices
+[{rank, group, hostname, device_info, ...}]}, results [{size, count, type, redop, root, out_of_place {time, alg_bw,
+bus_bw, nwrong}, in_place {...}, out_of_place_per_iter {times_us, ...}}]. Times are microseconds; `env` holds the whole
+environment, secrets included, and is left alone.
+"""
+
+import datetime
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from distbench.runs.run_file import SCHEMA_VERSION, Record, Run
+from distbench.spec.errors import UserError
+
+DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
+OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+PLACEMENTS = ("out_of_place", "in_place")
+MESH_DIM = "ranks"
+
+
+def read_nccl_tests(path: Path) -> Run:
+    """One file of nccl-tests as a run with one case a size and placement.
+
+    Each iteration is a sample where nccl-tests was asked for them (`-I`); otherwise its average is the only one.
+
+    Raises:
+        UserError: it cannot be read, or has no results.
+    """
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"nccl-tests file {path} cannot be read: {error}") from error
+    results = data.get("results") if isinstance(data, dict) else None
+    if not isinstance(results, list) or not results:
+        raise UserError(f"nccl-tests file {path} holds no results; write it with -J on a run that ends")
+    try:
+        op = _op(str(data["args"][0]))
+        devices = (data.get("config") or {}).get("devices") or []
+        cases = [
+            _case(row, op, placement, max(len(devices), 1))
+            for row in results
+            for placement in PLACEMENTS
+            if isinstance(row.get(placement), dict)
+        ]
+        return Run(path, _header(data, path, op, devices), cases, _footer(data), [])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
+
+
+def _op(program: str) -> str:
+    name = Path(program).name.removesuffix("_perf").removesuffix("_perf_mpi")
+    return OPS.get(name, name)
+
+
+def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
+    started = datetime.datetime.strptime(data["start_time"], "%Y-%m-%d %H:%M:%S").astimezone()
+    config = data.get("config") or {}
+    hosts = sorted({str(device.get("hostname")) for device in devices})
+    settings = {name: config.get(name) for name in ("iterations", "aggregated_iterations", "warmup_iters", "graph")}
+    return {
+        "type": "run",
+        "schema_version": SCHEMA_VERSION,
+        "run_id": f"nccl-tests-{op}-{data['start_time']}-{path.name}",
+        "invocation_id": None,
+        "job": {
+            "scenario": f"nccl-tests-{op}",
+            "variants": [],
+            "mesh": {MESH_DIM: max(len(devices), 1)},
+            "device": "cuda",
+            "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
+            "started_at": started.timestamp(),
+        },
+        "environment": {
+            "machine": "+".join(hosts) or None,
+            "device": "cuda",
+            "device_name": next((device.get("device_info") for device in devices), None),
+            "backend": "nccl",
+            "world_size": max(len(devices), 1),
+            "num_hosts": max(len(hosts), 1),
+            "num_devices": len(devices) // max(len(hosts), 1),
+            "nccl": str(data.get("nccl_version")),
+        },
+    }
+
+
+def _back_to_back(results: list[Record], config: Record) -> int:
+    """How many collectives one sample holds: its average is over all iterations, which it issues back to back."""
+    together = int(config.get("aggregated_iterations") or 1)
+    if any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
+        return together
+    return together * int(config.get("iterations") or 1)
+
+
+def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
+    kind, redop, root = str(row["type"]), str(row["redop"]), str(row["root"]).strip()
+    dtype = DTYPES.get(kind, kind)
+    how = [op, *([redop] if redop != "none" else []), *([f"root{root}"] if root != "-1" else []), MESH_DIM, placement]
+    body = row[placement]
+    iterations = row.get(f"{placement}_per_iter") or {}
+    times_us = iterations.get("times_us") or [body["time"] if "time" in body else body["cpu_time"]]
+    wrong = body.get("nwrong")
+    is_wrong = isinstance(wrong, int | float) and wrong > 0
+    usable = all(isinstance(time, int | float) and math.isfinite(time) and time > 0 for time in times_us)
+    status = "wrong" if is_wrong else "ok" if usable else "raised"
+    errors = {"wrong": f"{wrong:g} elements are wrong" if is_wrong else "", "raised": "a time is no number"}
+    return {
+        "type": "case",
+        "case": {
+            "id": f"collective/{dtype}[{row['count']}]/{'/'.join(how)}",
+            "kind": "collective",
+            "params": {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": row["size"]},
+        },
+        "status": status,
+        "samples_s": [time * 1e-6 for time in times_us] if usable else [],
+        "phases_s": {},
+        "rank_median_s": [],
+        "payload_bytes": row["size"],
+        "wire_bytes": None,
+        "group_size": num_ranks,
+        "mesh_dim": MESH_DIM,
+        "backend": "nccl",
+        "backend_op": op,
+        "stop_reason": None,
+        "counters": {"placement": placement, "reported_busbw_gb_per_s": body.get("bus_bw")},
+        "error": errors.get(status),
+    }
+
+
+def _footer(data: Record) -> Record | None:
+    if "end_time" not in data:
+        return None
+    return {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}

@@ -1,0 +1,59 @@
+"""What the ranks tell the parent while they work: one JSON line an event in the log folder, written by rank 0.
+
+Events: plan (num_cases), case (index, id, kind, params), samples (count), tracing, done (id, status, spent_s), end
+(spent_s).
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "progress.jsonl"
+SAMPLES_EVERY_S = 0.25
+
+
+class ProgressWriter:
+    """Rank 0's end. Events of a case's samples are thinned, so that telling never costs what is being measured.
+
+    Args:
+        path: the file, or None on ranks that tell nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1) if path else None
+        self._last_samples = 0.0
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Write one event."""
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, **facts}) + "\n")
+
+    def tell_samples(self, count: int) -> None:
+        """Write how far a case is, a few times a second at most."""
+        now = time.monotonic()
+        if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
+            self._last_samples = now
+            self.tell("samples", count=count)
+
+
+class ProgressReader:
+    """The parent's end: every whole line since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Events written since the last call, in order."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except OSError:
+            return
+        whole = text.rpartition(b"\n")[0]
+        self._offset += len(whole) + 1 if whole else 0
+        for line in whole.splitlines():
+            yield json.loads(line)

@@ -1,0 +1,219 @@
+"""The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
+
+Line 1 is the run (schema_version, run_id, job, environment), then one line a case, flushed and fsynced as it ends,
+each followed by its trace where one was asked for, then a footer. A file with no footer is an interrupted run; every
+case in it still counts.
+
+History of schema_version:
+    1: first version.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distbench.spec.errors import UserError
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
+DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
+
+Record = dict[str, Any]
+UPGRADES: dict[int, Callable[[Record], Record]] = {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing measured.
+
+    Args:
+        id: stable join key, kind/dtype[shape]/what/how.
+        kind: "collective", "redistribute", "calibrate", "step" or "call".
+        params: what tells it apart, as columns for a report.
+    """
+
+    id: str
+    kind: str
+    params: Record = field(default_factory=dict)
+
+
+@dataclass
+class CaseResult:
+    """What one case gave.
+
+    Args:
+        case: the case.
+        status: one of STATUSES.
+        samples_s: seconds of each sample on its slowest rank.
+        phases_s: phase name to seconds of each sample on that phase's slowest rank.
+        rank_median_s: each rank's median, seconds.
+        payload_bytes: S as nccl-tests has it for a collective or a calibrated step; the global tensor's bytes for a
+            redistribution.
+        wire_bytes: bytes that one rank must send, by the algorithm's own count.
+        group_size: ranks in one group.
+        mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
+        backend: "gloo" or "nccl".
+        backend_op: what the backend really runs for it.
+        stop_reason: what ended sampling: "precise", "max_samples" or "max_case_s".
+        counters: any other number or short text of the case.
+        error: one sentence, when status is not ok.
+    """
+
+    case: Case
+    status: str
+    samples_s: list[float] = field(default_factory=list)
+    phases_s: dict[str, list[float]] = field(default_factory=dict)
+    rank_median_s: list[float] = field(default_factory=list)
+    payload_bytes: int | None = None
+    wire_bytes: int | None = None
+    group_size: int | None = None
+    mesh_dim: str | None = None
+    backend: str | None = None
+    backend_op: str | None = None
+    stop_reason: str | None = None
+    counters: Record = field(default_factory=dict)
+    error: str | None = None
+
+    def to_record(self) -> Record:
+        """As one JSON line's data."""
+        return {"type": "case", **asdict(self)}
+
+
+@dataclass
+class Run:
+    """One run file, read.
+
+    Args:
+        path: the file.
+        header: its first line.
+        cases: one record a case, in file order, each with the fields of CaseResult.
+        footer: its last line, or None when the run was interrupted.
+        warnings: sentences about lines that could not be read.
+        traces: what was traced of steps, one record each, in file order: `case_id`, and either `error` or the fields
+            that `worker.trace` gives.
+    """
+
+    path: Path
+    header: Record
+    cases: list[Record]
+    footer: Record | None
+    warnings: list[str]
+    traces: list[Record] = field(default_factory=list)
+
+
+def append(path: Path, record: Record) -> None:
+    """Append one record as a line, and return when it is on the disk.
+
+    A line that a killed writer left unfinished is closed first, so that this record stands on a line of its own.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written.
+    """
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    with path.open("ab+") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_run(path: Path) -> Run:
+    """Read one run file, whatever state it was left in, and bring it to the present schema.
+
+    Raises:
+        UserError: it cannot be read, its first line is no run header, or a newer distbench wrote it.
+    """
+    warnings: list[str] = []
+    try:
+        records = list(_records(path, warnings))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"run file {path} cannot be read: {error}") from error
+    if not records or records[0].get("type") != "run":
+        raise UserError(
+            f"{path} is no distbench run file (its first line is no run header); give a results/*.jsonl file"
+        )
+    version = records[0].get("schema_version")
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise UserError(
+            f"run file {path} has schema version {version}, this distbench reads 1 up to {SCHEMA_VERSION}; "
+            "update distbench"
+        )
+    for step in range(version, SCHEMA_VERSION):
+        records = [UPGRADES[step](record) for record in records]
+    footers = [record for record in records if record.get("type") == "footer"]
+    cases = [record for record in records if record.get("type") == "case"]
+    if not footers:
+        warnings.append(
+            f"{path.name} has no footer: the run was interrupted; its {len(cases)} finished cases are shown"
+        )
+    traces = [record for record in records if record.get("type") == "trace"]
+    return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
+
+
+def _records(path: Path, warnings: list[str]) -> Iterator[Record]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and _well_formed(record):
+                yield record
+            else:
+                warnings.append(f"{path.name}, line {number}: not a whole record (cut short or corrupt); left out")
+
+
+def _well_formed(record: Record) -> bool:
+    if record.get("type") == "trace":
+        return isinstance(record.get("case_id"), str) and (
+            isinstance(record.get("error"), str) or (_is_table(record) and _is_table(record.get("phases")))
+        )
+    if record.get("type") != "case":
+        return True
+    case = record.get("case")
+    samples = record.get("samples_s", [])
+    return (
+        isinstance(case, dict)
+        and isinstance(case.get("id"), str)
+        and record.get("status") in STATUSES
+        and isinstance(samples, list)
+        and all(isinstance(sample, int | float) for sample in samples)
+    )
+
+
+def _is_table(data: Any) -> bool:
+    """Whether it has `columns`, and `rows` with a value for each."""
+    columns, rows = (data.get("columns"), data.get("rows")) if isinstance(data, dict) else (None, None)
+    return (
+        isinstance(columns, list)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
+    )
+
+
+def busbw_factor(op: str, group_size: int) -> float:
+    """What algbw = S/t is multiplied by to give busbw, as nccl-tests' PERFORMANCE.md derives it.
+
+    Args:
+        op: a name out of COLLECTIVE_OPS, or "send_recv".
+        group_size: ranks in the group that ran it (not the world's).
+
+    Raises:
+        ValueError: an op that has no factor here.
+    """
+    n = group_size
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (n - 1) / n
+    if op in ("broadcast", "send_recv"):
+        return 1.0
+    raise ValueError(f"no busbw factor is known for {op!r}")

@@ -1,0 +1,46 @@
+"""Jobs to their signatures: one child process runs each case once with ranks that do not exist."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distbench.ask_child import ask_child
+from distbench.signature.signature_file import Signature, counted
+from distbench.spec import Job, UserError
+
+TIMEOUT_S = 600.0
+
+
+def signatures_of(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[tuple[Signature, dict[str, str]]]:
+    """What the cases of each job communicate, and those that cannot run: case id to what it raises; in the jobs' order.
+
+    Args:
+        jobs: one scenario's each.
+        timeout_s: seconds after which the process is given up.
+
+    Raises:
+        UserError: a scenario cannot work, none of its cases runs, or the process failed or did not end.
+    """
+    answers = ask_child(
+        "distbench.worker.children.signatures",
+        given=[job.to_record() for job in jobs],
+        timeout_s=timeout_s,
+        failure=f"{_none_of(*jobs)}: {{why}}; see whether distbench run runs it, or give --quick",
+    )
+    told = [
+        f"{_none_of(job)}: {answer['user_error']}"
+        for job, answer in zip(jobs, answers, strict=True)
+        if "user_error" in answer
+    ]
+    if told:
+        raise UserError("; ".join(told))
+    return [(_signature(job, answer), answer["left_out"]) for job, answer in zip(jobs, answers, strict=True)]
+
+
+def _signature(job: Job, answer: Mapping[str, Any]) -> Signature:
+    cases = {case: counted(found["paths"]) for case, found in answer["cases"].items()}
+    peaks = {case: found["peak_bytes"] for case, found in answer["cases"].items() if found["peak_bytes"] is not None}
+    return Signature(job.scenario, job.mesh, answer["torch"], cases, peaks)
+
+
+def _none_of(*jobs: Job) -> str:
+    return f"no signature of {', '.join(job.scenario for job in jobs)}"

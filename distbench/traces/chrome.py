@@ -1,0 +1,133 @@
+"""A trace as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The format: "Trace Event Format" (Chromium project), its JSON array form. Used of it: complete events ("ph": "X", `ts`
+and `dur` in microseconds) and metadata events ("ph": "M") that name and order processes and threads. A process is a
+rank. Its first thread holds steps and phases, one inside the other; each mesh dim has a thread, and as many more as
+collectives of its are under way at once, for events of one thread must nest or be apart.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distbench.render.units import known
+from distbench.spec.errors import UserError
+from distbench.traces.records import Trace
+from distbench.traces.spans import lanes_of
+from distbench.traces.timeline import lanes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Event = dict[str, Any]
+MICRO = 1e6
+NANO = 1e3  # nanoseconds a microsecond
+# Perfetto takes thread 0 for the idle one.
+FIRST_THREAD = 1
+STEPS = "steps and phases"
+# Between one traced step and the next: what ran there was not traced.
+PAUSE_S = 1e-3
+
+
+def chrome_events(trace: Trace) -> list[Event]:
+    """All traced steps of all ranks, one after another, metadata first; times begin at 0.
+
+    Args:
+        trace: a trace whose phases are timed.
+    """
+    starts = _starts(trace)
+    events: list[Event] = []
+    for rank in trace.ranks:
+        events += _named(rank, "process", 0, f"rank {rank}", rank)
+        events += _named(rank, "thread", FIRST_THREAD, STEPS, FIRST_THREAD)
+        phases = trace.phases[trace.phases["rank"] == rank]
+        events += _phase_events(rank, phases, starts)
+        rows = trace.rows[(trace.rows["rank"] == rank) & trace.rows["duration_s"].notna()]
+        thread = FIRST_THREAD + 1
+        for mesh_dim in lanes(trace)[1:]:
+            found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
+            # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
+            used = lanes_of(
+                [(round(event["ts"] * NANO), round((event["ts"] + event["dur"]) * NANO)) for event in found]
+            )
+            for lane in range(max(used, default=0) + 1):
+                name = mesh_dim if lane == 0 else f"{mesh_dim}, at the same time"
+                events += _named(rank, "thread", thread + lane, name, thread + lane)
+            events += [{**event, "tid": thread + lane} for event, lane in zip(found, used, strict=True)]
+            thread += max(used, default=0) + 1
+    return sorted(events, key=lambda event: event["ph"] != "M")
+
+
+def _starts(trace: Trace) -> dict[int, float]:
+    """Seconds at which each step is put, so that nothing comes before 0 and no step reaches into the next."""
+    starts, at = {}, 0.0
+    for step in trace.steps:
+        phases = trace.phases[trace.phases["step"] == step]
+        rows = trace.rows[trace.rows["step"] == step]
+        first = min(phases["start_s"].min(), rows["issued_s"].min()) if len(rows) else phases["start_s"].min()
+        last = max(phases["end_s"].max(), rows["completed_s"].max()) if len(rows) else phases["end_s"].max()
+        first, last = (value if known(value) else 0.0 for value in (float(first), float(last)))
+        starts[step] = at - first
+        at += last - first + PAUSE_S
+    return starts
+
+
+def _named(rank: int, what: str, thread: int, name: str, place: int) -> list[Event]:
+    own = {"ph": "M", "pid": rank, "tid": thread, "ts": 0}
+    return [
+        {**own, "name": f"{what}_name", "args": {"name": name}},
+        {**own, "name": f"{what}_sort_index", "args": {"sort_index": place}},
+    ]
+
+
+def _complete(rank: int, name: str, category: str, start_s: float, end_s: float, args: Event) -> Event:
+    # Whole nanoseconds: the end of one phase and the start of the next must not differ by a rounding.
+    start, end = round(start_s * MICRO, 3), round(end_s * MICRO, 3)
+    event = {"ph": "X", "name": name, "cat": category, "pid": rank, "tid": FIRST_THREAD, "ts": start}
+    return {**event, "dur": round(end - start, 3), "args": args}
+
+
+def _phase_events(rank: int, phases: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
+    for step, found in phases.groupby("step"):
+        at = starts[int(str(step))]
+        span = float(found["start_s"].min()) + at, float(found["end_s"].max()) + at
+        yield _complete(rank, f"step {step}", "step", *span, {"step": int(str(step))})
+        for phase in found.to_dict("records"):
+            yield _complete(rank, str(phase["phase"]), "phase", phase["start_s"] + at, phase["end_s"] + at, {})
+
+
+def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
+    for row in rows.to_dict("records"):
+        at = starts[int(row["step"])]
+        args = {
+            "owner": str(row["owner"]) if row["owner_known"] else None,
+            "phase": str(row["phase"]),
+            "source": str(row["source"]),
+            "backend_op": str(row["backend_op"]),
+            "mesh_dim": str(row["mesh_dim"]),
+            "group": str(row["group"]),
+            "dtype": str(row["dtype"]),
+            "payload_bytes": int(row["payload_bytes"]),
+            "wire_bytes": int(row["wire_bytes"]) if known(row["wire_bytes"]) else None,
+            "redistribution": str(row["redistribution"] or ""),
+            "explicit": bool(row["explicit"]) if isinstance(row["explicit"], bool) else None,
+            "waiting_us": round(row["straggler_s"] * MICRO, 3) if known(row["straggler_s"]) else None,
+        }
+        yield _complete(rank, str(row["kind"]), str(row["source"]), row["issued_s"] + at, row["completed_s"] + at, args)
+
+
+def write_chrome(path: Path, trace: Trace) -> str:
+    """Write the trace file; a sentence that says so.
+
+    Raises:
+        UserError: the file cannot be written, or the trace has no times.
+    """
+    if not trace.is_timed:
+        raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
+    try:
+        path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--chrome {path} cannot be written ({error.strerror}); give another file") from error
+    return f"trace file written: {path} (open it at ui.perfetto.dev or chrome://tracing)"

@@ -1,0 +1,109 @@
+"""Rows of a trace summed into what a step spends on each path, owner or redistribution."""
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distbench.traces.records import Trace
+from distbench.traces.spans import left_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PATH = ("phase", "source", "kind", "mesh_dim")
+PHASES = ("forward", "backward", "optimizer")
+SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
+COSTS = (*SUMMED, "straggler_share", "exposed_share")
+
+
+def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = None) -> "pd.DataFrame":
+    """What a step spends on each combination of some columns of the rows: the keys, then the columns of COSTS.
+
+    SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
+    none. With "rank" among the keys they are that rank's own. The straggler share is of the time of those rows whose
+    straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
+    of phase, then the longest first.
+
+    Args:
+        trace: the trace.
+        keys: columns of `Trace.rows`; none for one row on everything.
+        only: which of the rows count; all of them if it is not given.
+    """
+    kept = trace.rows if only is None else trace.rows[only]
+    rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
+    by = list(keys) or ["everything"]
+    sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1)
+    sums /= 1 if "rank" in keys else len(trace.ranks)
+    counts = sums["count"].unstack("step").reindex(columns=trace.steps)
+    found = counts.notna().sum(axis=1).to_frame("in_steps")
+    for name in SUMMED:
+        each = sums[name].unstack("step").reindex(columns=trace.steps)
+        found[name] = each.where(counts.notna(), 0.0).median(axis=1)
+    for name, part in (("straggler_share", "straggler_s"), ("exposed_share", "exposed_s")):
+        found[name] = _share(rows, part, by)
+    ordered = found.reset_index().drop(columns="in_steps")
+    order = [*(["phase"] if "phase" in by else []), "time_s", "payload_bytes"]
+    is_up = [name == "phase" for name in order]
+    ordered = ordered.sort_values(order, ascending=is_up, key=_phase_first, kind="stable").reset_index(drop=True)
+    return ordered if keys else ordered.drop(columns="everything")
+
+
+def _share(rows: "pd.DataFrame", part: str, by: list[str]) -> "pd.Series[float]":
+    """The part's share of the time of the rows on which it is known."""
+    is_known = rows[part].notna()
+    parts = rows[part].groupby([rows[name] for name in by], sort=False, dropna=False).sum(min_count=1)
+    time = rows["time_s"].where(is_known)
+    times = time.groupby([rows[name] for name in by], sort=False, dropna=False).sum(min_count=1)
+    return (parts / times).replace([np.inf, -np.inf], np.nan)
+
+
+def _phase_first(column: "pd.Series[str]") -> "pd.Series[float]":
+    if column.name != "phase":
+        return column  # type: ignore[return-value]
+    places = {phase: place for place, phase in enumerate(PHASES)}
+    return column.map(lambda phase: float(places.get(phase, len(PHASES))))
+
+
+def step_of(trace: Trace) -> float:
+    """Seconds of the median traced step on its slowest rank; nan where steps were not timed."""
+    taken = [value for value in trace.record.get("steps_s") or () if isinstance(value, int | float)]
+    return float(np.median(taken)) if taken else float("nan")
+
+
+def busy_share(trace: Trace) -> float:
+    """The share of a rank's step with at least one collective under way: the median over steps of the mean over ranks.
+
+    nan where steps or collectives were not timed.
+    """
+    shares: dict[Hashable, list[float]] = {}
+    timed = trace.rows[trace.rows["duration_s"].notna()]
+    by_rank = dict(iter(timed.groupby(["step", "rank"])))
+    for (step, rank), phases in trace.phases.groupby(["step", "rank"]):
+        rows, whole = by_rank.get((step, rank)), (phases["start_s"].min(), phases["end_s"].max())
+        if rows is not None and whole[1] > whole[0]:
+            taken = zip(rows["issued_s"], rows["completed_s"], strict=True)
+            free = sum(end - start for start, end in left_of(whole, taken))
+            shares.setdefault(step, []).append(1 - free / (whole[1] - whole[0]))
+    of_steps = [sum(of_step) / len(trace.ranks) for of_step in shares.values()]
+    return float(np.median(of_steps)) if of_steps else float("nan")
+
+
+def doubts(trace: Trace) -> list[str]:
+    """What does not fit together in the rows, as sentences; nothing where every collective is on all its ranks."""
+    rows = trace.rows
+    said = []
+    silent = sorted(set(trace.ranks) - set(rows["rank"].tolist()))
+    if silent and len(rows):
+        said.append(f"rank {', '.join(map(str, silent))} told of no collective: all counts are means over it too")
+    same = rows.groupby(["step", "group", "seq"], sort=False)
+    num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind"].nunique()
+    if alone := int((num_ranks != sizes).sum()):
+        said.append(
+            f"{alone} of {len(sizes)} collectives were not seen on every rank of their group: no straggler share"
+        )
+    if mixed := int((kinds > 1).sum()):
+        said.append(
+            f"{mixed} of {len(sizes)} collectives are of another kind on another rank: ranks ran different steps"
+        )
+    return said

@@ -1,0 +1,155 @@
+"""Two traces against each other, as one sentence, a list by path and tables."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from distbench.render.blocks import Block, Heading, Lines, Table, capped
+from distbench.render.units import known, size_text, time_text
+from distbench.runs.header import scenario_name
+from distbench.spec.mesh import format_mesh
+from distbench.traces.costs import PATH
+from distbench.traces.diff import StepChange, cautions, difference, mesh_of, names_of, sizes, step_change
+from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
+from distbench.traces.records import Trace
+
+Row = dict[Hashable, Any]
+MAX_ROWS = 40
+MAX_OWNERS = 10
+SIDES = ("count\nA", "count\nB", "payload\nA", "payload\nB", "time\nA", "time\nB")
+WHOLE = ("mesh_dim", "kind")
+
+
+def comparison_blocks(one: Trace, other: Trace) -> list[Block]:
+    """A against B: the sentence, the sides, what changed path by path, the tables."""
+    name, other_name = names_of(one, other)
+    sides = tuple(
+        f"{letter}: {own}: {_side(trace)}" for letter, own, trace in (("A", name, one), ("B", other_name, other))
+    )
+    changes = path_changes(one, other)
+    return [
+        Heading("what a step communicates, A against B", 1),
+        Lines((headline(one, other),)),
+        Lines((*sides, *cautions(one, other))),
+        Lines(tuple(changes) or ("every path is taken as often and moves as many bytes on both sides",)),
+        _paths_table(one, other),
+        _owners_table(one, other),
+        Lines(tuple(f"{letter} {overhead_text(trace.record)}" for letter, trace in (("A", one), ("B", other)))),
+    ]
+
+
+def headline(one: Trace, other: Trace) -> str:
+    """`TP2xFSDP2 against FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`; + is what A has more."""
+    name, other_name = names_of(one, other)
+    rows: list[Row] = difference(one, other, WHOLE).to_dict("records")
+    parts = [text for row in _most_first(rows) if (text := change_text(row, _sizes(one, other, row, WHOLE)))]
+    return f"{name} against {other_name}: " + ", ".join([*(parts or ["the same communication"]), step_text(one, other)])
+
+
+def path_changes(one: Trace, other: Trace) -> list[str]:
+    """A sentence for each path that is taken more or less often, or moves other bytes."""
+    said = []
+    for row in difference(one, other).to_dict("records"):
+        text = change_text(row, _sizes(one, other, row, PATH))
+        if text:
+            said.append(f"{row['phase']}, {row['source']}: {text}{_time_more(row)}")
+    return said
+
+
+def change_text(row: Row, payloads: Sequence[int]) -> str:
+    """`+19 tp all_gather of 512 KiB`; empty where count and bytes are the same.
+
+    Args:
+        row: of `difference`, with mesh dim and kind.
+        payloads: the sizes of the collectives that are on one side only, if one side has none.
+    """
+    what = f"{row['mesh_dim']} {row['kind']}"
+    more, more_bytes = row["count_more"], whole_bytes(row["payload_bytes_more"])
+    if more:
+        size = f" of {size_text(payloads[0])}" if len(payloads) == 1 else f" ({_signed_size(more_bytes)})"
+        return f"{'+' if more > 0 else '-'}{number_text(abs(more))} {what}{size}"
+    if more_bytes:
+        now, before = (size_text(whole_bytes(row[f"payload_bytes_{side}"])) for side in ("a", "b"))
+        return f"{number_text(row['count_a'])} {what} of {now} in all instead of {before}"
+    return ""
+
+
+def step_text(one: Trace, other: Trace) -> str:
+    """`step +12 % [+9 %, +15 %]`, or why that cannot be said."""
+    change = step_change(one, other)
+    if change is None:
+        return "step: not compared (a side has fewer than 6 right samples)"
+    text = f"step {_percent(change.ratio)} [{_percent(change.low)}, {_percent(change.high)}]"
+    return f"{text}, within noise" if change.is_noise else text
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f} %"
+
+
+def _signed_size(size: float) -> str:
+    return f"{'-' if size < 0 else '+'}{size_text(abs(size))}"
+
+
+def _time_more(row: Row) -> str:
+    more = row["time_s_more"]
+    if not known(more) or not more:
+        return ""
+    return f", {'-' if more < 0 else '+'}{time_text(abs(more)).replace('  ', ' ')}"
+
+
+def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
+    if row["count_a"] and row["count_b"]:
+        return []
+    return sizes(one if row["count_a"] else other, row, keys)
+
+
+def _most_first(rows: Sequence[Row]) -> list[Row]:
+    """What one side has more of, then what it has less of, the most first."""
+    return sorted(rows, key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
+
+
+def _side(trace: Trace) -> str:
+    mesh = format_mesh(mesh_of(trace.run))
+    return f"{scenario_name(trace.run)} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
+
+
+def _paths_table(one: Trace, other: Trace) -> Table:
+    rows: list[Row] = difference(one, other).to_dict("records")
+    cells = [(*(str(row[key]) for key in PATH), *_both(row)) for row in rows[:MAX_ROWS]]
+    breaks = frozenset(at for at in range(1, len(cells)) if cells[at][0] != cells[at - 1][0])
+    notes = _step_notes(step_change(one, other))
+    columns = ("<phase", "<source", "<kind", "<mesh dim", *SIDES)
+    table = Table("by path, a rank and step", columns, cells, notes, breaks)
+    return capped(table, len(rows), MAX_ROWS)
+
+
+def _step_notes(change: StepChange | None) -> list[str]:
+    notes = ["times here are of traced steps, the median of them and the mean over ranks"]
+    if change is not None:
+        one, other = (time_text(seconds).replace("  ", " ") for seconds in (change.one_s, change.other_s))
+        notes.append(f"a step without tracing takes {one} (A) against {other} (B), the medians of the cases' samples")
+    return notes
+
+
+def _owners_table(one: Trace, other: Trace) -> Table:
+    found = difference(one, other, ("path_owner",))
+    rows = [(str(row["path_owner"]), *_both(row)) for row in found.head(MAX_OWNERS).to_dict("records")]
+    title = "by owner, those whose time changed most first"
+    if len(found) > len(rows):
+        title = f"the {len(rows)} of {len(found)} owners whose time changed most"
+    return Table(title, ("<owner", *SIDES), rows)
+
+
+def _both(row: Row) -> tuple[str, ...]:
+    """Cells under SIDES; nothing but a dash where a side has none of it."""
+    sides = [
+        (
+            number_text(row[f"count_{side}"]),
+            size_text(whole_bytes(row[f"payload_bytes_{side}"])),
+            time_text(row[f"time_s_{side}"]),
+        )
+        if row[f"count_{side}"]
+        else ("-", "-", "-")
+        for side in ("a", "b")
+    ]
+    return tuple(cell for pair in zip(*sides, strict=True) for cell in pair)

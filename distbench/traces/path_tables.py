@@ -1,0 +1,237 @@
+"""What a trace says, as headings, sentences and tables."""
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distbench.render.blocks import Block, Heading, Lines, Table, capped
+from distbench.render.units import known, percent_text, size_text, time_text
+from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
+from distbench.traces.records import NOBODY, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[Hashable, Any]
+MAX_PATHS = 40
+MAX_OWNERS = 10
+MAX_DIFFERENCES = 5
+# More of a step than this twice in collectives is overlap, and not the difference of two medians.
+OVERLAP = 0.02
+ASKED_FOR: dict[Any, str] = {True: "explicit", False: "implicit"}
+COST_COLUMNS = ("count", "payload", "wire", "time", "of\nstep", "strag-\ngler", "exposed")
+
+
+IMPLICIT = "implicit: an operator needed other placements than it was given, so DTensor moved the tensor by itself"
+
+
+def trace_blocks(trace: Trace) -> list[Block]:
+    """One trace: what a step spends in short, by path, by owner, by redistribution, and what to think of it."""
+    blocks: list[Block] = [Heading(f"{trace.name}: which path costs what"), Lines(_opening(trace))]
+    if trace.rows.empty:
+        return [*blocks, Lines(_evidence(trace))]
+    blocks += [_paths_table(trace), _owners_table(trace)]
+    moves = _redistributions_table(trace)
+    return [*blocks, *([moves] if moves else []), Lines(_evidence(trace))]
+
+
+def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
+    """What a step spends on each combination of some columns of the rows."""
+    keys = tuple(dict.fromkeys(by))
+    found = costs(trace, keys)
+    rows = [
+        (*(_key_text(record[key]) for key in keys), *cost_cells(record))
+        for record in found.head(MAX_PATHS).to_dict("records")
+    ]
+    table = Table(
+        f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}",
+        (*(f"<{key}" for key in keys), *COST_COLUMNS),
+        rows,
+    )
+    return capped(table, len(found), MAX_PATHS)
+
+
+def _key_text(value: Any) -> str:
+    return f"{value:g}" if known(value) else str(value) if isinstance(value, str | bool) else "-"
+
+
+def _opening(trace: Trace) -> tuple[str, ...]:
+    case = f"case {trace.case_id}"
+    if trace.rows.empty:
+        return (case, "this step communicates nothing")
+    (whole,) = costs(trace, ()).to_dict("records")
+    step = time_text(step_of(trace)).replace("  ", " ")
+    spent = f"a traced step takes {step} on {len(trace.ranks)} ranks"
+    if known(busy := busy_share(trace)):
+        spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
+    if known(whole["straggler_share"]):
+        waited = percent_text(whole["straggler_share"])
+        spent += f"; {waited} of collectives' time is waiting for the group's slowest rank"
+    return case, spent
+
+
+def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
+    median = f"a rank and step: the median of {len(trace.steps)} traced steps"
+    return median if "rank" in keys else f"{median}, the mean over {len(trace.ranks)} ranks"
+
+
+def _paths_table(trace: Trace) -> Table:
+    found = costs(trace, PATH)
+    executed = _executed(trace)
+    rows: list[tuple[str, ...]] = []
+    breaks: list[int] = []
+    for phase in costs(trace, ("phase",)).to_dict("records"):
+        breaks.append(len(rows))
+        rows.append((str(phase["phase"]), "", "", *cost_cells(phase)))
+        of_phase: list[Row] = found[found["phase"] == phase["phase"]].head(MAX_PATHS).to_dict("records")
+        rows += [(*_named(record, executed), *cost_cells(record)) for record in of_phase]
+    (whole,) = costs(trace, ()).to_dict("records")
+    rows.append(("whole step", "", "", *cost_cells(whole)))
+    notes = [f"^ {kind} runs as {ran} on {backend}" for (kind, ran), backend in executed.items()]
+    if trace.record.get("exposed_reason"):
+        notes.append(f"no exposed share: {trace.record['exposed_reason']}")
+    notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
+    if whole["share_of_step"] > busy_share(trace) + OVERLAP:
+        notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
+    columns = ("<phase,\n source", "<kind", "<mesh dim", *COST_COLUMNS)
+    return Table(f"by path, {_per_step(trace)}", columns, rows, notes, frozenset([*breaks[1:], len(rows) - 1]))
+
+
+def _executed(trace: Trace) -> dict[tuple[str, str], str]:
+    """(kind, what the backend runs for it) where the two differ, to the backend's name."""
+    backend = str((trace.case or {}).get("backend") or "this backend")
+    other = trace.rows[trace.rows["backend_op"].notna() & (trace.rows["backend_op"] != trace.rows["kind"])]
+    pairs = other[["kind", "backend_op"]].drop_duplicates().itertuples(index=False)
+    return {(str(kind), str(ran)): backend for kind, ran in pairs}
+
+
+def _named(record: Row, executed: dict[tuple[str, str], str]) -> tuple[str, ...]:
+    mark = "^" if record["kind"] in {kind for kind, _ in executed} else ""
+    return f" {record['source']}", f"{record['kind']}{mark}", str(record["mesh_dim"])
+
+
+def cost_cells(record: Row) -> tuple[str, ...]:
+    """Cells under COST_COLUMNS."""
+    return (
+        number_text(record["count"]),
+        size_text(whole_bytes(record["payload_bytes"])),
+        size_text(whole_bytes(record["wire_bytes"])),
+        time_text(record["time_s"]),
+        share_text(record["share_of_step"], "-"),
+        share_text(record["straggler_share"], "-"),
+        share_text(record["exposed_share"], "n/a"),
+    )
+
+
+def whole_bytes(mean: float) -> float:
+    """A mean over ranks as whole bytes."""
+    return float(round(mean)) if known(mean) else mean
+
+
+def share_text(share: float, otherwise: str) -> str:
+    """`12 %`, below ten with a decimal, `otherwise` where it is not known."""
+    if not known(share):
+        return otherwise
+    return percent_text(share) if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+def number_text(count: float) -> str:
+    """A count that is whole where ranks do the same: `12`, else `12.5`."""
+    return f"{count:.1f}".removesuffix(".0") if known(count) else "-"
+
+
+def _owners_table(trace: Trace) -> Table:
+    found = costs(trace, ("path_owner",))
+    parts = costs(trace, ("path_owner", *PATH))
+    rows = []
+    for record in found.head(MAX_OWNERS).to_dict("records"):
+        of_owner = _costliest_first(parts[parts["path_owner"] == record["path_owner"]])
+        said = [f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner]
+        cells = cost_cells(record)
+        rows.append((str(record["path_owner"]), *cells[:2], *cells[3:6], _first_of(said)))
+    columns = ("<owner", "count", "payload", "time", "of\nstep", "strag-\ngler", "<most of it")
+    title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
+    owned = trace.rows["owner_known"].astype(bool)
+    notes = [f"owner known for {int(owned.sum())} of {len(owned)} collectives ({percent_text(owned.mean())})"]
+    if not owned.all():
+        notes.append(f"{NOBODY}: no module was at work that we know of")
+    return Table(title, columns, rows, notes)
+
+
+def _costliest_first(found: "pd.DataFrame") -> list[Row]:
+    return found.sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable").to_dict("records")
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """`a +2` for three names."""
+    return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
+
+
+def _redistributions_table(trace: Trace) -> Table | None:
+    """What DTensor redistributed, by placements; None where it did not."""
+    moved = trace.rows["redistribution"].fillna("").astype(str) != ""
+    if not moved.any():
+        return None
+    named = ("redistribution", "explicit", "mesh_dim", "kind")
+    found = costs(trace, named, moved)
+    owners = costs(trace, (*named, "path_owner"), moved)
+    rows = []
+    for record in _costliest_first(found)[:MAX_OWNERS]:
+        same = (owners[list(named)] == [record[name] for name in named]).all(axis=1)
+        cells = cost_cells(record)
+        whose = _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
+        asked = ASKED_FOR.get(record["explicit"], "-")
+        placed = (str(record["redistribution"]), asked, f"{record['mesh_dim']} {record['kind']}")
+        rows.append((*placed, cells[0], cells[1], cells[3], whose))
+    columns = ("<redistribution", "<asked for", "<collective", "count", "payload", "time", "<mostly of")
+    notes = [IMPLICIT] if any(row[1] == "implicit" for row in rows) else []
+    title = "where it came from a redistribution of DTensor"
+    return capped(Table(title, columns, rows, notes), len(found), MAX_OWNERS)
+
+
+def _evidence(trace: Trace) -> tuple[str, ...]:
+    """How far to trust the tables."""
+    record = trace.record
+    return (overhead_text(record), *_agreement(record), *_memory(record), *doubts(trace))
+
+
+def overhead_text(record: dict[str, Any]) -> str:
+    """By what the trace was taken and what that costs."""
+    method = str(record.get("method") or "unknown")
+    overhead = record.get("overhead") or {}
+    if not known(overhead.get("ratio")):
+        return f"traced by {method}; what that adds to a step was not measured"
+    said = f"traced by {method}: {overhead['ratio']:.2f} times a bare step's CPU time"
+    bare, traced = overhead.get("bare_cpu_s") or (), overhead.get("traced_cpu_s") or ()
+    ratios = [with_trace / without for without, with_trace in zip(bare, traced, strict=False) if without]
+    if ratios:
+        said += f" (median of {len(ratios)} interleaved rounds, {min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{said}; the case's own times are of steps without it"
+
+
+def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
+    agreement = record.get("agreement")
+    if not isinstance(agreement, dict) or not agreement.get("method"):
+        return ("no second method looked at the same step",)
+    found = [str(sentence) for sentence in agreement.get("differences") or ()]
+    if not found:
+        rows = f"all {agreement.get('num_rows')} collectives of a rank's step"
+        return (f"{agreement['method']}, a second method, saw the same kind, group and bytes in {rows}",)
+    more = [f"... {len(found) - MAX_DIFFERENCES} more differences"] if len(found) > MAX_DIFFERENCES else []
+    head = f"caution: {agreement['method']}, a second method, saw something else in the same step:"
+    return (head, *found[:MAX_DIFFERENCES], *more)
+
+
+def _memory(record: dict[str, Any]) -> tuple[str, ...]:
+    memory = record.get("memory")
+    if not isinstance(memory, dict):
+        return ()
+    measured, predicted = memory.get("measured_peak_bytes"), memory.get("predicted_peak_bytes")
+    of_measured = f"{size_text(measured)} measured" if known(measured) else "not measured"
+    by = f" ({memory['measured_by']})" if known(measured) and memory.get("measured_by") else ""
+    reason = memory.get("reason") or "it could not be predicted"
+    if not known(predicted):
+        return (f"peak memory of a rank: {of_measured}{by}; no prediction: {reason}",)
+    beside = f"; {memory['reason']}" if memory.get("reason") else ""
+    return (
+        f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{beside}",
+    )

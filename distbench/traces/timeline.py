@@ -1,0 +1,161 @@
+"""One traced step as a picture: what each rank computes, and what it sends over each mesh dim, side by side in time."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distbench.render import plot_style as style
+from distbench.render.units import time_scale, time_text
+from distbench.traces.costs import PHASES, step_of
+from distbench.traces.records import Trace
+from distbench.traces.spans import Stretch, left_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MAX_RANKS = 8
+COMPUTE = "compute"
+PHASE_COLORS = dict(zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True))
+KIND_COLORS = {
+    "all_gather": style.GREEN,
+    "reduce_scatter": style.RED,
+    "all_reduce": style.PURPLE,
+    "all_to_all": style.BLACK,
+    "broadcast": "#F0E442",
+}
+WAITING = "#DDDDDD"
+
+
+def median_step(trace: Trace) -> int:
+    """The traced step whose time is the median's, or the next below it where steps are even in number."""
+    times = trace.record.get("steps_s") or ()
+    in_order = sorted(trace.steps, key=lambda step: times[step] if step < len(times) else 0.0)
+    return in_order[(len(in_order) - 1) // 2]
+
+
+def lanes(trace: Trace) -> list[str]:
+    """A rank's lanes, top down: compute, then each mesh dim in the order of the mesh."""
+    job: Any = trace.run.header.get("job")
+    mesh = list((job.get("mesh") or {}) if isinstance(job, dict) else {})
+    found = dict.fromkeys(trace.rows["mesh_dim"].astype(str))
+    return [COMPUTE, *sorted(found, key=lambda name: (name not in mesh, mesh.index(name) if name in mesh else 0, name))]
+
+
+def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
+    """(name, figure) of every trace with times, one figure each; names differ."""
+    timed = [trace for trace in traces if trace.is_timed]
+    names = [trace.name for trace in timed]
+    for trace, name in zip(timed, names, strict=True):
+        stem = name if names.count(name) == 1 else f"{name}-{trace.run.path.stem}"
+        yield re.sub(r"[^A-Za-z0-9._-]+", "-", f"timeline-{stem}"), timeline(trace)
+
+
+def timeline(trace: Trace) -> "Figure":
+    """The median step, one panel a rank with a lane for compute and one for each mesh dim."""
+    step, ranks, names = median_step(trace), trace.ranks[:MAX_RANKS], lanes(trace)
+    height = 1.5 + len(ranks) * (0.24 * len(names) + 0.2)
+    figure, axes = style.new_figure(1, 11, height, share=True, num_rows=len(ranks))
+    rows = trace.rows[trace.rows["step"] == step]
+    phases = trace.phases[trace.phases["step"] == step]
+    scale, unit = time_scale(float(phases["end_s"].max() - phases["start_s"].min()))
+    for panel, rank in zip(axes, ranks, strict=True):
+        _panel(panel, rows[rows["rank"] == rank], phases[phases["rank"] == rank], names, scale)
+        panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", labelpad=8, fontweight="bold")
+        panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
+        panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
+    axes[-1].set_xlabel(f"time since the step began ({unit})")
+    figure.suptitle(_title(trace, step), x=0.01, ha="left", fontweight="bold")
+    _legend(axes[0], rows)
+    _caption(figure, trace)
+    return figure
+
+
+def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Sequence[str], scale: float) -> None:
+    timed = rows[rows["duration_s"].notna()]
+    taken = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
+    for phase in phases.to_dict("records"):
+        free = left_of((phase["start_s"], phase["end_s"]), taken)
+        _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
+    for (mesh_dim, kind), found in timed.groupby(["mesh_dim", "kind"], sort=False):
+        place = names.index(str(mesh_dim))
+        waiting, own = waiting_and_own(found)
+        _bars(axes, place, waiting, WAITING, scale)
+        _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
+    axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=True, axis="x")
+
+
+def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
+    """Each collective cut in two: what this rank waited for the slowest of its group, and the rest. Seconds."""
+    begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
+    cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
+    return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
+
+
+def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, scale: float) -> None:
+    bars = [(start / scale, (end - start) / scale) for start, end in stretches if end > start]
+    # An edge of the same colour keeps what is narrower than a pixel in sight.
+    axes.broken_barh(bars, (place - 0.4, 0.8), facecolor=color, edgecolor=color, linewidth=0.3)
+
+
+def _title(trace: Trace, step: int) -> str:
+    times = trace.record.get("steps_s") or ()
+    taken = times[step] if step < len(times) else step_of(trace)
+    spent = time_text(taken).replace("  ", " ")
+    return f"{trace.name}: where each rank's time goes in one step ({spent})"
+
+
+def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
+    """Two rows above the first panel: what a rank does by itself, and the collectives."""
+    from matplotlib.patches import Patch
+
+    shown = set(rows["kind"].astype(str))
+    own = {f"{COMPUTE}: {phase}": color for phase, color in PHASE_COLORS.items()}
+    if (rows["straggler_s"] > 0).any():
+        own["waiting for the group's slowest rank"] = WAITING
+    kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown}
+    kinds |= dict.fromkeys(sorted(shown - set(KIND_COLORS)), style.GREY)
+    # A legend is filled by column.
+    pairs = [pair for column in zip_longest(own.items(), kinds.items()) for pair in column]
+    patches = [Patch(facecolor=pair[1], label=pair[0]) if pair else Patch(alpha=0.0, label=" ") for pair in pairs]
+    axes.legend(
+        handles=patches,
+        loc="lower left",
+        bbox_to_anchor=(0, 1.02),
+        ncols=len(pairs) // 2,
+        borderaxespad=0.2,
+        handlelength=1,
+        columnspacing=1.4,
+        fontsize=9,
+    )
+
+
+def _caption(figure: "Figure", trace: Trace) -> None:
+    said = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
+    if len(trace.ranks) > MAX_RANKS:
+        said.append(f"ranks {trace.ranks[0]} to {trace.ranks[MAX_RANKS - 1]} of {len(trace.ranks)}")
+    if not trace.record.get("clock_shared"):
+        said.append("ranks share no clock: each one's time counts from its own start")
+    style.caption(figure, "; ".join(said))
+
+
+def draw_timelines(traces: Sequence[Trace], folder: Path) -> list[Path]:
+    """The timeline of each trace, PNG and SVG; the files written.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    written = []
+    with style.styled():
+        for name, figure in timeline_figures(traces):
+            written += style.save(figure, folder, name)
+    return written

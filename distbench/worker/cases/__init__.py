@@ -1,0 +1,32 @@
+"""What can be timed: collectives, redistributions and their laboratory, a profile's steps, training, users' calls."""
+
+from collections.abc import Iterator
+
+from distbench.spec import Scenario
+from distbench.worker.cases.calibration import calibration_cases
+from distbench.worker.cases.call import call_cases
+from distbench.worker.cases.collective import collective_cases
+from distbench.worker.cases.laboratory import laboratory_cases
+from distbench.worker.cases.redistribution import redistribution_cases
+from distbench.worker.cases.step import step_cases
+from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.rank.rank_context import RankContext
+
+
+def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
+    """Every case of one variant of a scenario.
+
+    Args:
+        scenario: the variant.
+        label: the variant's name in case ids: scenario and axes.
+        context: the ranks and the mesh.
+    """
+    yield from collective_cases(scenario, context)
+    yield from redistribution_cases(scenario, context)
+    yield from laboratory_cases(scenario, context)
+    yield from calibration_cases(scenario, context)
+    yield from step_cases(scenario, label, context)
+    yield from call_cases(scenario, label, context)
+
+
+__all__ = ["benches_of"]

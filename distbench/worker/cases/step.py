@@ -1,0 +1,91 @@
+"""A training step of the scenario's model under its plan: forward, backward and optimizer, each on its own clock."""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.runs.run_file import Case
+from distbench.spec import Scenario, UserError
+from distbench.worker.cases.reference import compare, reference_of, tolerance_of, verdict
+from distbench.worker.plans.materialise import blueprint
+from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.dtypes import dtype_name, shape_text
+from distbench.worker.rank.memory import PeakMemory
+from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.tracing.trace import StepTrace
+
+
+def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
+    """The step of a variant, if it declares a model; its plan is checked here, before anything is measured.
+
+    Raises:
+        UserError: the plan cannot work, or a part that a step needs is not declared.
+    """
+    if scenario.build_model is None:
+        return
+    name, _, axes = label.partition("/")
+    if scenario.make_batch is None or scenario.loss is None:
+        raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
+    built = blueprint(scenario.build_model, context.seed)
+    inputs, _ = scenario.make_batch()
+    if found := problems(built.model, inputs, scenario.plan, context):
+        raise UserError("; ".join(f"{axes}: {problem}" if axes else problem for problem in found))
+    where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
+    params = {
+        "scenario": name,
+        "variant": axes,
+        "num_tokens": num_tokens(inputs),
+        "dtype": dtype_name(inputs.dtype),
+        "shape": list(inputs.shape),
+    }
+    yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context))
+
+
+def num_tokens(inputs: torch.Tensor) -> int:
+    """Tokens in a global batch: batch x sequence, of tensors (batch, sequence, ...); samples of any other."""
+    return inputs.shape[0] * (inputs.shape[1] if inputs.ndim > 1 else 1)
+
+
+@contextlib.contextmanager
+def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
+    peak = PeakMemory(context.device)
+    step = TrainingStep(scenario, context)
+    counters: dict[str, Any] = dict(step.sharded.counters)
+
+    def check() -> str | None:
+        counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, context))
+        step.restart()
+        step.kept_outputs = [] if step.unshards_output else None
+        loss = step.forward_backward()
+        output = torch.cat(step.kept_outputs) if step.kept_outputs else None
+        reference = reference_of(scenario, context, None if output is None else output.shape)
+        found = compare(step.model, float(loss), reference, context, step.gradient_scale, output)
+        tolerance = tolerance_of(scenario)
+        counters.update(found, tolerance=tolerance)
+        return verdict(found, tolerance)
+
+    fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
+    try:
+        trace = StepTrace(step, partial(TrainingStep, scenario, context), context)
+        yield OpenedCase(step, check, phases=step.phases, fields=fields, after=lambda: counters, trace=trace)
+    finally:
+        if scenario.plan.compile is not None:
+            torch.compiler.reset()
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
+    parameters: Iterator[Any] = model.parameters()
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
+
+
+def _largest_of_ranks(own: dict[str, Any], context: RankContext) -> dict[str, Any]:
+    ranks = context.gather(own)
+    return {key: max((theirs[key] for theirs in ranks if theirs[key] is not None), default=None) for key in own}

@@ -1,0 +1,98 @@
+"""`python -m distbench.worker.children.cross_check`: do two methods see the same collectives, on a fake process group?
+
+
+Reads jobs as a JSON list on stdin; its last line of output is a JSON list, for each job one entry a step:
+{"case_id": id, "num_rows": collectives, "num_owned": those with a known owner, "counts": {"mesh dim and kind": number},
+"differences": sentences}, or {"case_id": id} with "skipped" or "failed": why.
+"""
+
+import contextlib
+import json
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distbench.spec import Job, Settings, UserError
+from distbench.worker.cases.step import step_cases
+from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.session import load_scenario, variant_label
+from distbench.worker.torch_internals import Forwarding, Skipped, fake_ranks
+from distbench.worker.tracing.trace import StepTrace
+
+
+def answers(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
+    """What the two methods see of each step of each job; nothing for a scenario without a model.
+
+    Raises:
+        UserError: a scenario or its plan is declared wrongly.
+    """
+    found: dict[int, list[dict[str, Any]]] = {}
+    meshes = [tuple(job.mesh.items()) for job in jobs]
+    # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
+    for shape in dict.fromkeys(meshes):
+        with fake_ranks(dict(shape)) as mesh:
+            assert dist.group.WORLD is not None
+            context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, jobs[0].settings.seed)
+            forwarding = Forwarding(mesh)
+            for index in [index for index, other in enumerate(meshes) if other == shape]:
+                found[index] = [*_of_job(jobs[index], context, forwarding)]
+    return [found[index] for index in range(len(jobs))]
+
+
+def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[dict[str, Any]]:
+    try:
+        function = load_scenario(Path(job.file), job.scenario)
+        for variant in job.variants:
+            for case_spec in step_cases(function(**variant), variant_label(job, variant), context):
+                yield {"case_id": case_spec.case.id, **_of_step(case_spec, forwarding)}
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        yield {"case_id": job.scenario, "failed": one_line(error)}
+
+
+def _of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
+    try:
+        with case_spec.open() as opened_case:
+            assert isinstance(opened_case.trace, StepTrace)
+            _, [told] = opened_case.trace.forwarded(forwarding, 1)
+            dispatched = opened_case.trace.dispatched()
+            forwarded = [row.what for row in told.rows]
+            found = opened_case.trace.differing(forwarded, dispatched)
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    return {
+        "num_rows": len(forwarded),
+        "num_owned": sum(row.owner_known for row in forwarded),
+        "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in forwarded),
+        "differences": found,
+    }
+
+
+def main() -> None:
+    """Answer for every job on stdin."""
+    torch.set_num_threads(1)
+    found: Any
+    # What a scenario prints or torch warns of is not the answer.
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in json.load(sys.stdin)]
+            found = answers(jobs)
+        except UserError as error:
+            found = {"user_error": str(error)}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

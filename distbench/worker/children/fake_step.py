@@ -1,0 +1,152 @@
+"""One step of a plan on ranks that do not exist, on shapes alone: what only shows when the model runs, and where."""
+
+import contextlib
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.spec import ParallelPlan, Scenario, UserError
+from distbench.worker.cases.step import parameter_bytes
+from distbench.worker.plans.materialise import blueprint
+from distbench.worker.plans.patterns import styles_by_module
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.dtypes import dtype_name, shape_text
+from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import NeedsValues, ShapesOnly, Skipped, Unsupported
+
+# A model of no more parameters that fails on shapes alone is run again with values: it may fail for want of them.
+MAX_REPEATED = 20_000_000
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What came of trying a step.
+
+    Args:
+        problems: what keeps the plan from being applied, or the step from running.
+        why_not: what kept forward and backward from being tried; None where they were, or the plan was refused.
+        parameter_bytes: bytes of the parameters that rank 0 holds.
+    """
+
+    problems: tuple[str, ...] = ()
+    why_not: str | None = None
+    parameter_bytes: int = 0
+
+
+def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
+    """Apply the plan, then run forward, loss and backward as rank 0 would.
+
+    Args:
+        scenario: model, batch, loss and plan; the plan has been checked against the mesh.
+        context: rank 0 of a fake group.
+
+    Raises:
+        Skipped: a part of the plan has nothing to do on this machine.
+    """
+    shapes, missing = _shapes()
+
+    def without_memory(model: nn.Module, context: RankContext, *_: object) -> None:
+        if shapes is not None:
+            with shapes.on():
+                model.to_empty(device=context.device)
+
+    assert scenario.build_model is not None
+    built = blueprint(scenario.build_model, context.seed)
+    num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    try:
+        step = TrainingStep(scenario, context, built, without_memory)
+    except Skipped:
+        raise
+    except Exception as error:
+        # What plan_check does not know of, torch says when the plan is applied.
+        return Rehearsal((f"torch refuses the plan: {one_line(error)}",))
+    if shapes is None:
+        return Rehearsal((), missing, parameter_bytes(step.model))
+    problems, why_not = _tried(step, shapes.on())
+    if problems or why_not:
+        if num_parameters <= MAX_REPEATED:
+            problems, why_not = _tried(TrainingStep(scenario, context), contextlib.nullcontext())
+        else:
+            problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
+    return Rehearsal(problems, why_not, parameter_bytes(step.model))
+
+
+def _shapes() -> tuple[ShapesOnly | None, str]:
+    try:
+        return ShapesOnly(), ""
+    except Unsupported as reason:
+        return None, str(reason)
+
+
+def _tried(step: TrainingStep, on: contextlib.AbstractContextManager[None]) -> tuple[tuple[str, ...], str | None]:
+    """The problems of one step, and why it could not be tried."""
+    trail = _ForwardTracker(step.model, step.plan)
+    # Compiling takes longer than all the rest, and its time belongs to the run.
+    stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
+    try:
+        with on, stance:
+            step.forward_backward(trail.stamp)
+    except Skipped:
+        raise
+    except NeedsValues as reason:
+        return (), f"{trail.where()} {reason}, and the model is too large to be tried with values"
+    except (Unsupported, UserError) as error:
+        return (f"{trail.where()} cannot run: {error}",), None
+    except Exception as error:
+        return (f"{trail.where()} cannot run: {one_line(error)}",), None
+    return tuple(trail.problems), None
+
+
+class _ForwardTracker:
+    """Which module is at work and what it was given; nothing is undone when it raises, so that it can be asked where.
+
+    Args:
+        model: the model under its plan.
+        plan: the plan.
+    """
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
+        self.problems: list[str] = []
+        self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
+        self._at: list[str] = []
+        self._phase = "the model"
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name), prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._leave)
+
+    def where(self) -> str:
+        """The innermost module whose forward has begun, its style, and what it was given; or the phase."""
+        return self._at[-1] if self._at else self._phase
+
+    def stamp(self) -> None:
+        """Forward and loss are over, or backward."""
+        self._phase = "backward"
+
+    def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        style = self._styles.get(name)
+        under = f" under {type(style).__name__}" if style is not None else ""
+        given = [_text(one) for one in inputs] + [f"{key}={_text(one)}" for key, one in keywords.items()]
+        self._at.append(f"{name or 'the root'}{under}, given {' and '.join(given) or 'nothing'},")
+        opened_case = getattr(style, "prepare_module_input", style)
+        for key in getattr(opened_case, "input_kwarg_layouts", None) or ():
+            if key not in keywords:
+                self.problems.append(
+                    f"{name or 'the root'}{under} has a layout for input {key!r}, which is not passed by that name; "
+                    f"it was given {' and '.join(given) or 'nothing'}"
+                )
+
+    def _leave(self, module: nn.Module, inputs: object, output: Any) -> None:
+        self._at.pop()
+        if not self._at:
+            self._phase = f"the loss, given {_text(output)},"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    text = f"{dtype_name(value.dtype)}{shape_text(value.shape)}"
+    return f"{text} as {''.join(map(str, value.placements))}" if hasattr(value, "placements") else text

@@ -1,0 +1,76 @@
+"""The same question of several jobs, each in a process of its own that has torch imported and nothing else done.
+
+Importing torch takes longer than most answers, and a second job in the same process would find what the first left
+behind: DTensor keeps what it planned for a mesh and serves it to an equal mesh, whatever groups that one has.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from distbench.spec import Job, UserError
+from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.parent_death import die_with_parent
+from distbench.worker.torch_internals import Unsupported
+
+Answer = dict[str, Any]
+
+
+def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_once: int) -> list[Answer]:
+    """What the function says of each job, in the jobs' order.
+
+    Where it raises, the answer is {"user_error": one sentence}. This process must have done no work in torch before.
+
+    Args:
+        function: to call in each new process.
+        jobs: one process each.
+        num_at_once: processes at the same time, at most.
+    """
+    answers: list[Answer] = [{} for _ in jobs]
+    waiting = list(enumerate(jobs))
+    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    while waiting or running:
+        while waiting and len(running) < num_at_once:
+            index, job = waiting.pop(0)
+            connection, process = _started(function, job)
+            running[connection] = index, process
+        for ready in wait(list(running)):
+            assert isinstance(ready, Connection)
+            index, process = running.pop(ready)
+            answers[index] = _received(ready, process)
+    return answers
+
+
+def _started(function: Callable[[Job], Answer], job: Job) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(function, job, sender))
+    process.start()
+    # While this process holds the sending end too, a child that dies would never be noticed.
+    sender.close()
+    return receiver, process
+
+
+def _received(connection: Connection, process: BaseProcess) -> Answer:
+    try:
+        answer: Answer = connection.recv()
+    except EOFError:
+        process.join()
+        answer = {"user_error": f"its process ended with exit code {process.exitcode}, saying nothing"}
+    process.join()
+    connection.close()
+    return answer
+
+
+def _tell(function: Callable[[Job], Answer], job: Job, sender: Connection) -> None:
+    die_with_parent()
+    try:
+        answer = function(job)
+    except (UserError, Unsupported) as error:
+        answer = {"user_error": str(error)}
+    except (Exception, SystemExit) as error:
+        told = f"it raises {one_line(error)}, on ranks that do not exist; see whether distbench run runs it"
+        answer = {"user_error": told}
+    sender.send(answer)

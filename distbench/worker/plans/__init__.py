@@ -1,0 +1,1 @@
+"""A plan onto a model: checked on the meta device, applied part by part, materialised after sharding."""

@@ -1,0 +1,69 @@
+"""Parts of a plan that replace a module's forward: computing activations again in backward, and torch.compile."""
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from distbench.spec import CompilePlan
+from distbench.worker.plans.patterns import matching_modules
+from distbench.worker.torch_internals import Skipped
+
+# Backends that generate nothing, so they need no compiler.
+TRACING_ONLY = ("eager", "aot_eager")
+
+
+def recompute_modules(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Keep only the inputs of the matching modules; their activations are computed again in backward.
+
+    The forward is replaced and not the module, so parameters keep their names and hooks (TP's before, FSDP's later)
+    stay outside of what is computed again.
+    """
+    for module in matching_modules(patterns, model).values():
+        module.forward = _recomputed(module.forward)  # type: ignore[method-assign]
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputed(*inputs: Any, **keywords: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
+
+    return recomputed
+
+
+def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device) -> None:
+    """Compile the forward of the matching modules, each on its own.
+
+    Raises:
+        Skipped: the backend cannot work on this machine.
+    """
+    if reason := why_not(plan.backend, device):
+        raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
+    for module in matching_modules(plan.modules, model).values():
+        module.forward = torch.compile(module.forward, backend=plan.backend)  # type: ignore[method-assign]
+
+
+def known_backends() -> list[str]:
+    """Names that torch.compile takes."""
+    return [*torch.compiler.list_backends(), *TRACING_ONLY]
+
+
+def why_not(backend: str, device: torch.device) -> str | None:
+    """What a compile backend lacks on this machine; None when it can work."""
+    if backend in TRACING_ONLY:
+        return None
+    if device.type == "cuda":
+        return None if find_spec("triton") else "triton is not installed"
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
+    if not any(shutil.which(name) for name in names):
+        return f"there is no C++ compiler ({', '.join(names)}); install one, or use backend aot_eager"
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").is_file():
+        return f"there is no Python.h in {include}; install Python's development files"
+    return None

@@ -1,0 +1,45 @@
+"""What a sentence about a plan says at its end: which sizes would do, and a mesh that has one."""
+
+from collections.abc import Sequence
+
+from distbench.worker.rank.rank_context import RankContext
+
+LARGEST_SIZE = 64
+
+
+def sizes_that_work(number: int) -> str:
+    """Numbers of parts that `number` can be cut into evenly, up to 64: `"sizes that work: 1, 2, 3, 6"`."""
+    sizes = [size for size in range(1, min(number, LARGEST_SIZE) + 1) if number % size == 0]
+    return "sizes that work: " + ", ".join(map(str, sizes))
+
+
+def mesh_that_works(number: int, mesh_dims: Sequence[str], context: RankContext) -> str:
+    """The mesh with each of these mesh dims no larger than it is, so that together they cut `number` evenly.
+
+    Args:
+        number: what must be divisible.
+        mesh_dims: the mesh dims that cut it.
+        context: the mesh.
+    """
+    left, chosen = number, dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
+    for name in mesh_dims:
+        chosen[name] = max(size for size in range(1, chosen[name] + 1) if left % size == 0)
+        left //= chosen[name]
+    return "--mesh " + ",".join(f"{name}={size}" for name, size in chosen.items()) + " works"
+
+
+def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext) -> str:
+    """The sentence about a tensor dim (or batch) of `number` that the mesh dims do not cut evenly.
+
+    Args:
+        what: its beginning: what cannot be cut.
+        number: the size that is not a multiple.
+        mesh_dims: the mesh dims that cut it.
+        context: the mesh.
+    """
+    _, size = context.index(tuple(mesh_dims))
+    where = f"mesh dim {'x'.join(mesh_dims)!r} of size {size}"
+    return (
+        f"{what} over {where}: {number} is not a multiple of {size}; {sizes_that_work(number)}; "
+        f"{mesh_that_works(number, mesh_dims, context)}"
+    )

@@ -1,0 +1,132 @@
+"""What keeps FSDP2's knobs from working on a model and a mesh."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from distbench.spec import FsdpPlan, LargestDim, ParallelPlan
+from distbench.worker.plans.divisibility import undivided
+from distbench.worker.plans.fully_sharded import policies_of, present
+from distbench.worker.plans.materialise import owners_of
+from distbench.worker.plans.patterns import annotations_by_parameter, matching_modules, styles_by_module
+from distbench.worker.plans.tp_check import local_shape
+from distbench.worker.rank.rank_context import RankContext
+
+HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
+
+
+def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    """One sentence for each problem of the plan's FSDP part.
+
+    Args:
+        model: the model on the meta device, before the plan.
+        plan: a plan with an FSDP part.
+        context: the mesh.
+    """
+    fsdp = plan.fsdp
+    assert fsdp is not None
+    shards = present(fsdp.mesh_dims, context)
+    if not shards:
+        yield f"FSDP shards over {', '.join(fsdp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
+        return
+    if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
+        yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
+    yield from _resharding(model, plan, context, shards)
+    yield from _placements(model, plan, context, shards)
+    yield from _tied_across_units(model, fsdp)
+    yield from _small_parameters(fsdp)
+    yield from _prefetch(fsdp)
+    yield from _extension(model, plan, context, shards)
+
+
+def _resharding(model: nn.Module, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
+    assert plan.fsdp is not None
+    to = plan.fsdp.reshard_after_forward
+    if to is None or isinstance(to, bool):
+        return
+    size = context.index(tuple(shards))[1]
+    if to < 2 or to >= size or size % to:
+        fitting = [str(part) for part in range(2, size) if size % part == 0]
+        works = f"use {', '.join(fitting)}, True or False" if fitting else "use True or False"
+        where = f"mesh dim {'x'.join(shards)!r} of size {size}"
+        yield f"reshard_after_forward={to} is no proper divisor of {where}; {works}"
+    if plan.fsdp.shard_placement is not None:
+        yield f"reshard_after_forward={to} works with shards on tensor dim 0 only; leave shard_placement out"
+    if plan.tp is not None or plan.shard_params:
+        yield f"reshard_after_forward={to} does not work on parameters that TP shards; use True or False"
+    if plan.fsdp.gather_extension is not None:
+        yield f"reshard_after_forward={to} does not work with a gather_extension; use True or False"
+
+
+def _placements(model: nn.Module, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
+    assert plan.fsdp is not None
+    size = context.index(tuple(shards))[1]
+    choose = plan.fsdp.shard_placement
+    if choose is None or isinstance(choose, LargestDim):
+        return
+    for name, parameter in model.named_parameters():
+        placement: Any = choose(parameter)
+        if placement is None:
+            continue
+        tensor_dim = placement.dim if placement.dim >= 0 else placement.dim + parameter.ndim
+        shape = list(parameter.shape)
+        if not 0 <= tensor_dim < parameter.ndim:
+            yield f"parameter {name} of shape {shape} has no tensor dim {placement.dim} for FSDP to shard"
+        elif tensor_dim > 0 and (length := local_shape(name, model, plan, context)[tensor_dim]) % size:
+            what = f"parameter {name} of shape {shape} cannot be sharded by FSDP on tensor dim {tensor_dim}"
+            yield undivided(what if length == shape[tensor_dim] else f"{what} after TP", length, shards, context)
+
+
+def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    units = sorted(matching_modules(fsdp.wrap, model), key=len, reverse=True)
+    for owners in owners_of(model).values():
+        homes = {
+            next((unit for unit in units if unit == "" or f"{name}.".startswith(f"{unit}.")), "")
+            for name, _, _ in owners
+        }
+        if len(homes) > 1:
+            names = [f"{name}.{attribute}" for name, _, attribute in owners]
+            wrapped = ", ".join(sorted(home or "the root" for home in homes))
+            yield (
+                f"parameter {names[0]} is shared with {', '.join(names[1:])}, which belong to different FSDP units "
+                f"({wrapped}); wrap neither, or a module that holds both"
+            )
+
+
+def _small_parameters(fsdp: FsdpPlan) -> Iterator[str]:
+    if not isinstance(fsdp.shard_placement, LargestDim) or not fsdp.shard_placement.min_numel:
+        return
+    kept = "parameters that LargestDim(min_numel=...) keeps whole"
+    if fsdp.gradient_divide_factor is not None:
+        yield f"gradient_divide_factor does not reach {kept}; use min_numel=0"
+    if fsdp.offload is not None:
+        yield f"CPU offload does not reach {kept}; use min_numel=0"
+    if any(policy.param_dtype is not None for policy in policies_of(fsdp)):
+        yield f"mixed precision does not cast {kept}; use min_numel=0"
+
+
+def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:
+    for name in ("prefetch_forward", "prefetch_backward"):
+        ahead = getattr(fsdp, name)
+        if ahead is not None and ahead < 0:
+            yield f"{name}={ahead} is no number of units; use 0 or more"
+        if ahead is not None and not fsdp.wrap:
+            yield f"{name}={ahead} has no units to gather ahead; name modules in wrap"
+
+
+def _extension(model: nn.Module, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
+    assert plan.fsdp is not None
+    if plan.fsdp.gather_extension is None:
+        return
+    if annotations_by_parameter(plan, model) or any(True for _ in styles_by_module(plan, model)) or callable(plan.tp):
+        yield "a gather_extension works on plain parameters only; leave tp and shard_params out"
+    first = next((parameter for parameter in model.parameters() if parameter.ndim > 1), None)
+    if first is not None:
+        extended = plan.fsdp.gather_extension(first.detach())
+        if lacking := [hook for hook in HOOKS if not hasattr(extended, hook)]:
+            yield f"gather_extension gives a {type(extended).__name__} without {' and '.join(lacking)}; define both"
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
+            what = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
+            yield undivided(what, parameter.shape[0], shards, context)

@@ -1,0 +1,197 @@
+"""FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, and what is done by hand."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from distbench.spec import FsdpPlan, LargestDim
+from distbench.worker.plans.materialise import owners_of
+from distbench.worker.plans.patterns import matching, matching_modules
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh
+
+
+@dataclass
+class Sharded:
+    """What FSDP made of a model.
+
+    Args:
+        roots: the root as an FSDP module, or nothing without FSDP.
+        kept_whole: names of the parameters that FSDP leaves alone because they are small.
+        counters: what the row shall say.
+    """
+
+    roots: list[Any] = field(default_factory=list)
+    kept_whole: tuple[str, ...] = ()
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
+    """Those of the mesh dims that this mesh has."""
+    return [name for name in mesh_dims if name in context.mesh_dims]
+
+
+def replicated_over(plan: FsdpPlan, context: RankContext) -> list[str]:
+    """The mesh dims of hybrid sharding's replicas; none where there is one replica."""
+    return [name for name in present(plan.replicate_dims, context) if context.size(name) > 1]
+
+
+def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
+    """`fully_shard` every unit, deepest first, then the root, with the plan's options.
+
+    Raises:
+        Skipped: CPU offload where the device is the CPU.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    if plan.offload is not None and context.device.type == "cpu":
+        raise Skipped("CPU offload: the shards of a CPU run are in host memory already; use --device cuda")
+    if plan.gather_extension is not None:
+        _extend_gathers(model, plan.gather_extension)
+    num_shards = _num_ranks(plan.mesh_dims, context)
+    kept = _kept_whole(model, plan)
+    placement = shard_placement_of(plan, num_shards)
+    options: dict[str, Any] = {"mesh": _mesh(plan, context), "ignored_params": set(kept.values())}
+    for name, value in (
+        ("reshard_after_forward", plan.reshard_after_forward),
+        ("offload_policy", plan.offload),
+        ("shard_placement_fn", placement),
+    ):
+        if value is not None:
+            options[name] = value
+    units = matching_modules(plan.wrap, model)
+    root_only = [] if "" in units else [("", model)]
+    deepest_first = sorted(units, key=lambda name: -name.count(".") if name else 1)
+    for name, unit in [*((name, units[name]) for name in deepest_first), *root_only]:
+        policy = policy_of(plan, name)
+        fully_shard(unit, **options, **({} if policy is None else {"mp_policy": policy}))
+    _prefetch(list(units.values()), plan)
+    _divide_by(model, plan, context)
+    return Sharded([model], tuple(kept), _counters(model, kept, plan))
+
+
+def policy_of(plan: FsdpPlan, unit: str) -> Any:
+    """The mixed precision policy of a unit by its module name, "" for the root; None for torch's default."""
+    if not isinstance(plan.mixed_precision, Mapping):
+        return plan.mixed_precision
+    return next((policy for pattern, policy in plan.mixed_precision.items() if matching(pattern, [unit])), None)
+
+
+def policies_of(plan: FsdpPlan) -> list[Any]:
+    """Every mixed precision policy that the plan names."""
+    if isinstance(plan.mixed_precision, Mapping):
+        return list(plan.mixed_precision.values())
+    return [] if plan.mixed_precision is None else [plan.mixed_precision]
+
+
+def _mesh(plan: FsdpPlan, context: RankContext) -> Any:
+    shards, replicas = present(plan.mesh_dims, context), replicated_over(plan, context)
+    return hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)
+
+
+def _num_ranks(mesh_dims: Sequence[str], context: RankContext) -> int:
+    return context.index(tuple(mesh_dims))[1]
+
+
+def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:
+    """Ranks over which gradients are summed, and by whose number they are divided unless the plan says otherwise."""
+    return _num_ranks((*plan.mesh_dims, *plan.replicate_dims), context)
+
+
+def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] | None:
+    """The plan's `shard_placement_fn`; None for tensor dim 0 throughout."""
+    if isinstance(plan.shard_placement, LargestDim):
+        return lambda parameter: _largest_dim(parameter, num_shards)
+    return plan.shard_placement
+
+
+def _largest_dim(parameter: Any, num_shards: int) -> Any:
+    from torch.distributed.tensor import Shard
+
+    taken = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
+    fitting = [
+        tensor_dim
+        for tensor_dim, size in enumerate(parameter.shape)
+        if tensor_dim not in taken and size % num_shards == 0
+    ]
+    if not fitting:
+        return None
+    return Shard(max(fitting, key=lambda tensor_dim: (parameter.shape[tensor_dim], -tensor_dim)))
+
+
+def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
+    if not isinstance(plan.shard_placement, LargestDim):
+        return {}
+    least = plan.shard_placement.min_numel
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
+
+
+def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
+    parameters = {id(parameter): parameter for parameter in model.parameters()}
+    for key, owners in owners_of(model).items():
+        plain = parameters[key]
+        if plain.ndim < 2:
+            continue
+        extended = nn.Parameter(extension(plain.detach()), requires_grad=plain.requires_grad)
+        for _, module, attribute in owners:
+            module.register_parameter(attribute, extended)
+
+
+def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
+    for index, unit in enumerate(units):
+        if plan.prefetch_forward is not None:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + plan.prefetch_forward])
+        if plan.prefetch_backward is not None:
+            before = units[max(index - plan.prefetch_backward, 0) : index]
+            unit.set_modules_to_backward_prefetch(before[::-1])
+
+
+def _divide_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
+    if plan.gradient_divide_factor is None:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(plan.gradient_divide_factor)
+            if context.backend != "nccl":
+                # Any other factor than the group's size is a reduction that only NCCL has; others sum, then divide.
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:
+    if plan.shard_placement is None:
+        return {}
+    tensor_dims: dict[int, int] = {}
+    for name, parameter in model.named_parameters():
+        if name not in kept:
+            placement = next(one for one in getattr(parameter, "placements", ()) if hasattr(one, "dim"))
+            tensor_dims[placement.dim] = tensor_dims.get(placement.dim, 0) + 1
+    told = ", ".join(f"{count} on tensor dim {tensor_dim}" for tensor_dim, count in sorted(tensor_dims.items()))
+    return {"fsdp_shards": told, "fsdp_kept_whole": ", ".join(kept) or "none"}
+
+
+def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:
+    """Average the gradients of parameters that FSDP was told to leave alone, each as backward finishes it.
+
+    Averaging what has been averaged before changes nothing, so micro-batches may accumulate over it.
+    """
+    if plan is None or not sharded.kept_whole:
+        return
+    mesh_dims = [name for name in context.mesh_dims if name in (*plan.mesh_dims, *plan.replicate_dims)]
+    group = flatten_mesh(context.mesh, mesh_dims).get_group()
+    size = data_parallel_size(plan, context)
+
+    def average(parameter: Any) -> None:
+        gradient = parameter.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        dist.all_reduce(local, group=group)
+        local.div_(size)
+
+    parameters = dict(model.named_parameters())
+    for name in sharded.kept_whole:
+        if parameters[name].requires_grad:
+            parameters[name].register_post_accumulate_grad_hook(average)

@@ -1,0 +1,112 @@
+"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from distbench.spec import ParallelPlan
+from distbench.spec.errors import nearest
+from distbench.spec.parallel import ATTENTION_KERNELS
+from distbench.worker.plans.divisibility import undivided
+from distbench.worker.plans.fsdp_check import fsdp_problems
+from distbench.worker.plans.patterns import matching
+from distbench.worker.plans.tp_check import tp_problems
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
+
+ROTATIONS = ("allgather", "alltoall")
+
+
+def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
+    """One sentence for each thing that keeps the plan from working on this mesh; empty when it will.
+
+    Args:
+        model: the model on the meta device, before the plan.
+        batch: the global batch's inputs.
+        plan: the plan.
+        context: the mesh.
+    """
+    return [
+        *_unused_mesh_dims(plan, context),
+        *_unmatched_patterns(model, plan),
+        *tp_problems(model, plan, context),
+        *(fsdp_problems(model, plan, context) if plan.fsdp else ()),
+        *_undividable_batch(batch, plan, context),
+        *_context_parallel(model, batch, plan, context),
+        *_unknown_backend(plan),
+    ]
+
+
+def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    used = {*plan.fsdp.mesh_dims, *plan.fsdp.replicate_dims} if plan.fsdp else set()
+    used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
+    used |= {plan.cp.mesh_dim} if plan.cp else set()
+    for name in context.mesh_dims:
+        if name not in used:
+            known = ", ".join(sorted(used)) or "none"
+            yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {known}"
+
+
+def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    modules = [name for name, _ in model.named_modules() if name]
+    tp_patterns = [] if plan.tp is None or callable(plan.tp) else list(plan.tp)
+    groups: tuple[tuple[str, Iterable[str]], ...] = (
+        ("TP", tp_patterns),
+        ("checkpoint", plan.checkpoint),
+        ("compile", plan.compile.modules if plan.compile else ()),
+        ("FSDP", plan.fsdp.wrap if plan.fsdp else ()),
+    )
+    for kind, patterns in groups:
+        for pattern in patterns:
+            if not matching(pattern, [*modules, ""]):
+                yield f"{kind} pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
+    parameters = [name for name, _ in model.named_parameters()]
+    for pattern in plan.shard_params:
+        if not matching(pattern, parameters):
+            yield f"shard_params pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
+
+
+def _undividable_batch(batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    dims = [name for name in context.mesh_dims if name in BATCH_DIMS]
+    _, num_parts = context.index(BATCH_DIMS)
+    length = batch.shape[0]
+    if length % num_parts:
+        yield undivided(f"a batch of {length} cannot be split", length, dims, context)
+    elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
+        share = f"a batch of {length // num_parts} a rank"
+        yield f"{share} cannot be cut into {plan.microbatches} micro-batches; use a divisor of {length // num_parts}"
+
+
+def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    if plan.cp is None:
+        return
+    if plan.cp.rotate not in ROTATIONS:
+        yield f"rotation {plan.cp.rotate!r} is unknown; use {', '.join(ROTATIONS)}"
+    if plan.cp.kernel is not None and plan.cp.kernel not in ATTENTION_KERNELS:
+        yield f"attention kernel {plan.cp.kernel!r} is unknown; use {', '.join(ATTENTION_KERNELS)} or None"
+    if plan.cp.unshard_output and plan.loss_parallel:
+        yield "unshard_output gathers plain tensors, and loss parallel leaves the output a DTensor; drop one of them"
+    if plan.cp.unshard_output and plan.cp.seq_dim < 1:
+        yield f"unshard_output takes the batch to be tensor dim 0, so seq_dim={plan.cp.seq_dim} is not the sequence"
+    buffers = [name for name, _ in model.named_buffers()]
+    for name in plan.cp.buffers:
+        if name not in buffers:
+            yield f"context parallel buffer {name!r} is no buffer of the model ({nearest(name, buffers)})"
+    if plan.cp.mesh_dim not in context.mesh_dims:
+        yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+        return
+    size = context.size(plan.cp.mesh_dim)
+    chunks = size * 2 if plan.cp.load_balance else size
+    length = batch.shape[plan.cp.seq_dim]
+    if size > 1 and length % chunks:
+        over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
+        yield f"a sequence of {length} cannot be cut into {chunks} chunks over {over}"
+
+
+def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
+    if plan.compile is None:
+        return
+    from distbench.worker.plans.checkpoint_compile import known_backends
+
+    if plan.compile.backend not in known_backends():
+        yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"

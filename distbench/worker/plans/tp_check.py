@@ -1,0 +1,156 @@
+"""What keeps tensor parallel styles and parameter annotations from working on a mesh."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from distbench.spec import ParallelPlan, ShardParam
+from distbench.spec.errors import nearest
+from distbench.worker.plans.divisibility import undivided
+from distbench.worker.plans.materialise import owners_of
+from distbench.worker.plans.patterns import annotations_by_parameter, styles_by_module
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
+
+SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
+
+
+def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`.
+
+    Args:
+        model: the model on the meta device, before the plan.
+        plan: the plan.
+        context: the mesh.
+    """
+    yield from _styles(model, plan, context)
+    yield from _unknown_inputs(model, plan)
+    yield from _tied(model, plan)
+    yield from _annotations(model, plan, context)
+    if plan.loss_parallel and plan.tp is None:
+        yield "loss parallel needs a TP plan whose last module leaves its output sharded over the vocabulary"
+
+
+def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    dims = [name for name in plan.tp_dims if name in context.mesh_dims]
+    _, size = context.index(plan.tp_dims)
+    for pattern, name, module, style in styles_by_module(plan, model):
+        kind = type(style).__name__
+        if kind in SHARDING_STYLES and not isinstance(module, nn.Linear | nn.Embedding):
+            given = type(module).__name__
+            yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {name or 'the root'} is a {given}"
+            continue
+        for attribute, tensor_dim in _sharded_by(style, module):
+            shape = tuple(getattr(module, attribute).shape)
+            if shape[tensor_dim] % size:
+                what = f"parameter {_join(name, attribute)} of shape {list(shape)} cannot be sharded on tensor dim"
+                yield undivided(f"{what} {tensor_dim}", shape[tensor_dim], dims, context)
+
+
+def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    """torch leaves a layout for an input of another name unused, and says nothing."""
+    for pattern, name, module, style in styles_by_module(plan, model):
+        taken = inspect.signature(module.forward).parameters
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+            continue
+        opened_case = getattr(style, "prepare_module_input", style)
+        for key in getattr(opened_case, "input_kwarg_layouts", None) or ():
+            if key not in taken:
+                yield f"TP pattern {pattern!r}: {name or 'the root'} takes no input {key!r} ({nearest(key, taken)})"
+
+
+def local_shape(name: str, model: nn.Module, plan: ParallelPlan, context: RankContext) -> list[int]:
+    """A parameter's shape on one rank after TP, where the plan's styles cut it evenly.
+
+    Args:
+        name: the parameter's name.
+        model: the model before the plan.
+        plan: the plan.
+        context: the mesh.
+    """
+    shape = list(model.get_parameter(name).shape)
+    for _, module_name, module, style in styles_by_module(plan, model):
+        for attribute, tensor_dim in _sharded_by(style, module):
+            if _join(module_name, attribute) == name:
+                shape[tensor_dim] //= context.index(plan.tp_dims)[1]
+    for annotation in annotations_by_parameter(plan, model).get(name, []):
+        if not 0 <= annotation.tensor_dim < len(shape):
+            continue  # a problem of its own
+        shape[annotation.tensor_dim] //= context.index(annotation.mesh_dims)[1]
+    return shape
+
+
+def _join(module: str, attribute: str) -> str:
+    return f"{module}.{attribute}" if module else attribute
+
+
+def _sharded_by(style: Any, module: nn.Module) -> Iterator[tuple[str, int]]:
+    kind = type(style).__name__
+    embedding = isinstance(module, nn.Embedding)
+    if kind == "ColwiseParallel":
+        yield "weight", 1 if embedding else 0
+        if getattr(module, "bias", None) is not None:
+            yield "bias", 0
+    elif kind == "RowwiseParallel":
+        yield "weight", 0 if embedding else 1
+
+
+def _tied(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    styled = {name for _, name, _, style in styles_by_module(plan, model) if type(style).__name__ in SHARDING_STYLES}
+    for owners in owners_of(model).values():
+        names = [_join(name, attribute) for name, _, attribute in owners]
+        touched = [name for name, _, _ in owners if name in styled]
+        if len(owners) > 1 and touched:
+            yield (
+                f"parameter {names[0]} is shared with {', '.join(names[1:])}, and TP would give each its own copy; "
+                f"take {', '.join(touched)} out of the TP plan or untie them"
+            )
+
+
+def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    parameters = dict(model.named_parameters())
+    styled = {
+        _join(name, attribute)
+        for _, name, module, style in styles_by_module(plan, model)
+        for attribute, _ in _sharded_by(style, module)
+    }
+    for name, annotations in annotations_by_parameter(plan, model).items():
+        shape = tuple(parameters[name].shape)
+        over: dict[int, list[str]] = {}
+        seen: list[str] = []
+        for annotation in annotations:
+            yield from _bad_annotation(name, shape, annotation, seen, plan.tp_dims, context)
+            seen += annotation.mesh_dims
+            over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
+        for tensor_dim, mesh_dims in over.items():
+            present = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
+            if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(present))[1]:
+                what = f"parameter {name} of shape {list(shape)} cannot be sharded on tensor dim {tensor_dim}"
+                yield undivided(what, shape[tensor_dim], present, context)
+        if name in styled:
+            yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
+
+
+def _bad_annotation(
+    name: str,
+    shape: tuple[int, ...],
+    annotation: ShardParam,
+    seen: list[str],
+    tp_dims: tuple[str, ...],
+    context: RankContext,
+) -> Iterator[str]:
+    if not 0 <= annotation.tensor_dim < len(shape):
+        yield (
+            f"parameter {name} of shape {list(shape)} has no tensor dim {annotation.tensor_dim}; "
+            f"use 0 to {len(shape) - 1}"
+        )
+    for mesh_dim in annotation.mesh_dims:
+        if mesh_dim in seen:
+            yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
+        if mesh_dim in BATCH_DIMS:
+            yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
+        elif mesh_dim not in tp_dims:
+            yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {', '.join(tp_dims)}; add it there"
+        elif mesh_dim not in context.mesh_dims:
+            yield f"shard_params needs mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"

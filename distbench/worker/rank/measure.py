@@ -1,0 +1,193 @@
+"""Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample.
+
+Every rank runs the same number of iterations, because every rank decides from the same gathered stamps.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from distbench.compare.medians import median, median_ci_ranks
+from distbench.spec import Settings
+from distbench.worker.rank.clocks import Clock
+
+Stamp = Callable[[], None]
+Call = Callable[[Stamp], object]
+BATCH_S = 0.05
+BATCH_MIN, BATCH_MAX = 5, 200
+
+
+@dataclass
+class Samples:
+    """What measuring gave; the same on every rank.
+
+    Args:
+        samples_s: seconds of each sample on its slowest rank.
+        phases_s: phase name to seconds of each sample on that phase's slowest rank.
+        rank_median_s: each rank's median.
+        stop_reason: "precise", "max_samples" or "max_case_s".
+        entry_skew_s: median time between the first and the last rank's start; None where clocks are not shared.
+        isolated_s: median time from the last rank in to the last rank out; None where clocks are not shared.
+    """
+
+    samples_s: list[float]
+    phases_s: dict[str, list[float]]
+    rank_median_s: list[float]
+    stop_reason: str
+    entry_skew_s: float | None = None
+    isolated_s: float | None = None
+
+
+class RankGroup:
+    """What measuring needs of the other ranks: start together, and see each other's stamps."""
+
+    def __init__(self, control: dist.ProcessGroup | None, device: torch.device) -> None:
+        self._group = control
+        self._device = device
+        self.world_size = dist.get_world_size(control)
+
+    def meet(self) -> None:
+        """Return when every rank has called this and the device is idle."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        dist.barrier(self._group)
+
+    def gather(self, stamps: torch.Tensor) -> torch.Tensor:
+        """Every rank's stamps, shape (ranks, iterations, moments)."""
+        gathered = [torch.empty_like(stamps) for _ in range(self.world_size)]
+        dist.all_gather(gathered, stamps, group=self._group)
+        return torch.stack(gathered)
+
+
+class Meter:
+    """Measures calls with one clock and one set of settings.
+
+    Args:
+        ranks: the ranks that take part.
+        clock: where moments are read from.
+        settings: when to stop.
+        shared_clock: whether all ranks' moments are on one time line.
+        on_batch: called on every rank after each batch with the number of samples so far.
+    """
+
+    def __init__(
+        self,
+        ranks: RankGroup,
+        clock: Clock,
+        settings: Settings,
+        shared_clock: bool,
+        on_batch: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._ranks = ranks
+        self._clock = clock
+        self._settings = settings
+        self._shared_clock = shared_clock
+        self._on_batch = on_batch
+
+    def warm_up(self, call: Call) -> float:
+        """Run the warm-up iterations of this very call; seconds that an iteration takes on the slowest rank."""
+        stamps = self._iterate(call, self._settings.warmup_iterations)
+        return float(_durations(stamps)[:, -1].max()) / self._settings.iterations_per_sample
+
+    def measure(
+        self, call: Call, phases: tuple[str, ...], estimate_s: float, earlier: Sequence[torch.Tensor] = ()
+    ) -> Samples:
+        """Sample until the median is precise enough, or a cap is reached.
+
+        Args:
+            call: runs one iteration; stamps the end of every phase.
+            phases: names of the phases in the order of their stamps, none for a call with no parts.
+            estimate_s: seconds an iteration takes, as warm_up returned it.
+            earlier: what `sample` gave in earlier passes.
+        """
+        stamps, reason = self.sample(call, estimate_s)
+        return self._summary(torch.cat([*earlier, stamps], dim=1), phases, reason)
+
+    def sample(self, call: Call, estimate_s: float) -> tuple[torch.Tensor, str]:
+        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended.
+
+        Args:
+            call: runs one iteration; stamps the end of every phase.
+            estimate_s: seconds an iteration takes, as warm_up returned it.
+        """
+        settings = self._settings
+        batches: list[torch.Tensor] = []
+        timed_s, samples = 0.0, torch.empty(0)
+        reason = None
+        while reason is None:
+            count = self._batch_size(estimate_s, len(samples), timed_s)
+            batches.append(self._iterate(call, count))
+            slowest = _durations(batches[-1]).max(dim=0).values
+            samples = torch.cat([samples, slowest / settings.iterations_per_sample])
+            timed_s += float(slowest.sum())
+            reason = stop_reason(samples.tolist(), timed_s, settings)
+            self._on_batch(len(samples))
+        return torch.cat(batches, dim=1), reason
+
+    def _batch_size(self, estimate_s: float, taken: int, timed_s: float) -> int:
+        sample_s = max(estimate_s, 1e-7) * self._settings.iterations_per_sample
+        count = min(max(int(BATCH_S / sample_s), BATCH_MIN), BATCH_MAX)
+        wanted = max(self._settings.min_samples - taken, 0)
+        affordable = max(int((self._settings.max_case_s - timed_s) / sample_s), wanted, 1)
+        return min(count, affordable, self._settings.max_samples - taken)
+
+    def _iterate(self, call: Call, count: int) -> torch.Tensor:
+        rows = []
+        repeats = range(self._settings.iterations_per_sample)
+        stamp = self._clock.stamp
+        self._clock.read()  # a case that raised may have left moments behind
+        for _ in range(count):
+            self._ranks.meet()
+            stamp()
+            for _ in repeats:
+                call(stamp)
+            stamp()
+            rows.append(self._clock.read())
+        return self._ranks.gather(torch.tensor(rows, dtype=torch.float64))
+
+    def _summary(self, stamps: torch.Tensor, phases: tuple[str, ...], reason: str) -> Samples:
+        repeats = self._settings.iterations_per_sample
+        durations = _durations(stamps) / repeats
+        parts = stamps.diff(dim=2)[:, :, :-1]
+        # A phase that is named twice (one a micro-batch) is the sum of its turns.
+        turns = {
+            name: [turn for turn in range(parts.shape[2]) if phases[turn % len(phases)] == name] for name in phases
+        }
+        by_phase = {name: (parts[:, :, turns[name]].sum(dim=2).max(dim=0).values / repeats).tolist() for name in turns}
+        result = Samples(
+            samples_s=durations.max(dim=0).values.tolist(),
+            phases_s=by_phase,
+            rank_median_s=[median(row) for row in durations.tolist()],
+            stop_reason=reason,
+        )
+        if self._shared_clock:
+            starts, ends = stamps[:, :, 0], stamps[:, :, -1]
+            last_in = starts.max(dim=0).values
+            result.entry_skew_s = median((last_in - starts.min(dim=0).values).tolist())
+            result.isolated_s = median((ends.max(dim=0).values - last_in).tolist())
+        return result
+
+
+def _durations(stamps: torch.Tensor) -> torch.Tensor:
+    return stamps[:, :, -1] - stamps[:, :, 0]
+
+
+def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
+    """Why sampling ends now, or None to go on.
+
+    Args:
+        samples: seconds, so far.
+        timed_s: seconds of timed iterations, so far.
+        settings: the caps and the precision wanted.
+    """
+    if len(samples) < settings.min_samples:
+        return None
+    ordered = sorted(samples)
+    low, high = median_ci_ranks(len(ordered))
+    if ordered[high] - ordered[low] <= settings.target_ci * median(ordered):
+        return "precise"
+    if len(samples) >= settings.max_samples:
+        return "max_samples"
+    return "max_case_s" if timed_s >= settings.max_case_s else None

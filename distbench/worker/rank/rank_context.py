@@ -1,0 +1,81 @@
+"""Where a rank stands: its device, its coordinate on the mesh, and the groups it speaks in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from distbench.costmodel.profile import Profile
+
+# Mesh dims whose ranks have different parts of the batch.
+BATCH_DIMS = ("dp_replicate", "dp_shard")
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank's context.
+
+    Args:
+        rank: global rank.
+        device: the device it computes on.
+        mesh: the device mesh.
+        backend: "gloo" or "nccl", whichever moves the device's tensors.
+        control: a gloo group of all ranks for barriers and gathers that are never timed.
+        seed: for data and initial parameters.
+        profile: the machine's cost profile, or None.
+    """
+
+    rank: int
+    device: torch.device
+    mesh: DeviceMesh
+    backend: str
+    control: dist.ProcessGroup
+    seed: int
+    profile: Profile | None = None
+
+    @property
+    def mesh_dims(self) -> tuple[str, ...]:
+        """Names of the mesh dims, outermost first."""
+        return tuple(self.mesh.mesh_dim_names or ())
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Ranks along each mesh dim."""
+        return tuple(self.mesh.mesh.shape)
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        """This rank's index along each mesh dim."""
+        return tuple(self.mesh.get_coordinate() or ())
+
+    def size(self, mesh_dim: str) -> int:
+        """Ranks along one mesh dim; 1 for a mesh dim that this mesh lacks."""
+        return dict(zip(self.mesh_dims, self.mesh_shape, strict=True)).get(mesh_dim, 1)
+
+    def index(self, mesh_dims: tuple[str, ...]) -> tuple[int, int]:
+        """(index, count) of this rank among the ranks that differ only along the given mesh dims."""
+        position, count = 0, 1
+        for name, size, along in zip(self.mesh_dims, self.mesh_shape, self.coordinate, strict=True):
+            if name in mesh_dims:
+                position, count = position * size + along, count * size
+        return position, count
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank's flag is set, on every rank. Never inside timed iterations."""
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(flags.item())
+
+    def meets(self, mesh_dim: str) -> bool:
+        """Whether this rank's group of a mesh dim still adds up what it is given. Never inside timed iterations."""
+        ones = torch.ones(1, device=self.device)
+        dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
+        return ones.item() == self.size(mesh_dim)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
+        gathered: list[Any] = [None] * dist.get_world_size(self.control)
+        dist.all_gather_object(gathered, value, group=self.control)
+        return gathered

@@ -1,0 +1,261 @@
+"""The ways to move a DTensor that are timed against each other: torch's planners, ours, and the direct exchange."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from distbench.compare.medians import median
+from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL, Profile, measured_cost
+from distbench.planning import NotHandled, State, forget_prices, parse_state, plan_exchange
+from distbench.runs.run_file import busbw_factor
+from distbench.spec import UserError
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.redistribute.direct_executor import DirectRedistribution
+from distbench.worker.torch_internals import (
+    BACKEND_OPS,
+    PathStep,
+    Unsupported,
+    calibrated_planning,
+    clear_redistribution_caches,
+    native_all_to_all,
+    plan_only,
+    plan_path,
+    planner,
+)
+
+WARM_PLANS = 20
+
+
+@dataclass(frozen=True)
+class PlannedRedistribution:
+    """One redistribution, planned and ready to run while the context that gave it is open.
+
+    Args:
+        call: runs it; what it returns has the local tensor, or is it.
+        path: in torch's own notation, or what is done instead.
+        collectives: as planned, in order.
+        executed_as: what the backend runs for each of them.
+        wire_bytes: bytes that one rank must send, each step counted as its ring algorithm would.
+        wire_bytes_executed: the same, each step counted as the backend runs it.
+        planning_s: thread CPU seconds to plan with empty caches, and again from them.
+        predicted_s: seconds by the profile; None without one, or where it lacks a line.
+        steps: of the path; none where there is no path.
+        facts: the executor's own counters.
+    """
+
+    call: Callable[[], Any]
+    path: str
+    collectives: tuple[str, ...]
+    executed_as: tuple[str, ...]
+    wire_bytes: int
+    wire_bytes_executed: int
+    planning_s: tuple[float, float]
+    predicted_s: float | None = None
+    steps: tuple[PathStep, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def local_result(self) -> Any:
+        """Run it; this rank's local tensor under the target."""
+        moved = self.call()
+        return moved.to_local() if hasattr(moved, "to_local") else moved
+
+
+@contextlib.contextmanager
+def planned_redistribution(
+    name: str, source: Any, target: Sequence[Any], context: RankContext, native: bool
+) -> Iterator[PlannedRedistribution]:
+    """Plan a redistribution, and keep what it needs switched on until it has been timed.
+
+    Args:
+        name: one of `spec.plan.PLANNERS`.
+        source: the DTensor to move.
+        target: target placements, one a mesh dim.
+        context: this rank's context.
+        native: on CPU, run all-to-alls as such.
+
+    Raises:
+        Unsupported: this planner cannot move this pair, or torch is not the one we know.
+    """
+    if name == "direct":
+        yield _exchange(source, target, context)
+        return
+    profile = context.profile.natively() if context.profile and native else context.profile
+    with _planning(name, profile, context), native_all_to_all(native):
+        yield _path(source, target, context, profile, native)
+
+
+@contextlib.contextmanager
+def _planning(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+    if name != "calibrated":
+        with planner(name):
+            yield
+        return
+    if profile is None:
+        raise Unsupported("calibrated plans by a profile, and this run has none; give --profile")
+    try:
+        measured_cost(profile, dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
+    except UserError as error:
+        raise Unsupported(str(error)) from error
+    with calibrated_planning(profile):
+        yield
+
+
+def _path(
+    source: Any, target: Sequence[Any], context: RankContext, profile: Profile | None, native: bool
+) -> PlannedRedistribution:
+    planning_s = planning_seconds(plan_only(source, target), _forget_paths)
+    text, steps = plan_path(source, target)
+    itemsize = source.dtype.itemsize
+    speaking = [step for step in steps if step.op and step.group_size > 1]
+    executed = [executed_as(step.op, context, native) for step in speaking if step.op]
+    return PlannedRedistribution(
+        call=lambda: source.redistribute(context.mesh, target),
+        path=text,
+        collectives=tuple(step.op for step in speaking if step.op),
+        executed_as=tuple(executed),
+        wire_bytes=wire_bytes(steps, itemsize),
+        wire_bytes_executed=round(sum(map(_sent, speaking, executed)) * itemsize),
+        planning_s=planning_s,
+        predicted_s=predicted_seconds(steps, itemsize, profile),
+        steps=tuple(steps),
+    )
+
+
+def _exchange(source: Any, target: Sequence[Any], context: RankContext) -> PlannedRedistribution:
+    before, after = state_of(source.placements, source.ndim), state_of(target, source.ndim)
+    return exchange_between(before, after, tuple(source.shape), source.to_local(), context)
+
+
+def exchange_between(
+    before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, context: RankContext
+) -> PlannedRedistribution:
+    """The direct exchange between any two layouts, explicit shard orders included.
+
+    Args:
+        before: the layout of the source.
+        after: the layout of the target.
+        shape: of the full tensor.
+        local: this rank's shard under the source.
+        context: this rank's context.
+
+    Raises:
+        Unsupported: one side has a partial.
+    """
+    itemsize = local.dtype.itemsize
+
+    def plan() -> DirectRedistribution:
+        return DirectRedistribution(before, after, shape, context.mesh.mesh)
+
+    try:
+        planning_s = planning_seconds(plan, plan_exchange.cache_clear)
+    except NotHandled as reason:
+        raise Unsupported(f"direct: {reason}") from reason
+    direct = plan()
+    exchange = direct.exchange
+    positions = range(len(exchange.source_boxes))
+    sent_bytes = max(map(exchange.sent, positions)) * itemsize
+    ops = ("all_to_all",) if exchange.transfers else ()
+    return PlannedRedistribution(
+        call=lambda: direct(local),
+        path=f"{before}-[{'direct' if ops else 'local'}]->{after}",
+        collectives=ops,
+        executed_as=ops,
+        wire_bytes=sent_bytes,
+        wire_bytes_executed=sent_bytes,
+        planning_s=planning_s,
+        predicted_s=predicted_exchange_seconds(*exchange.load(), itemsize, context),
+        facts={"received_bytes": max(map(exchange.received, positions)) * itemsize},
+    )
+
+
+def exchange_load(source: Any, target: Sequence[Any], context: RankContext) -> tuple[int, float]:
+    """What the time of a direct exchange depends on, see `planning.Exchange.load`."""
+    before, after = state_of(source.placements, source.ndim), state_of(target, source.ndim)
+    return plan_exchange(before, after, tuple(source.shape), context.mesh_shape).load()
+
+
+def state_of(placements: Sequence[Any], tensor_ndim: int) -> State:
+    """torch's placements, in their default shard order, as planning has them."""
+    texts = [
+        f"P({placement.reduce_op})"
+        if placement.is_partial()
+        else f"S({placement.dim})"
+        if placement.is_shard()
+        else "R"
+        for placement in placements
+    ]
+    return parse_state("".join(texts), tensor_ndim)
+
+
+def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile | None) -> float | None:
+    """Seconds of a path by a profile; None without one, or where it lacks a collective's line.
+
+    Args:
+        steps: of the path.
+        itemsize: bytes of one element.
+        profile: what was measured.
+    """
+    if profile is None:
+        return None
+    total = 0.0
+    for step in steps:
+        if step.group_size == 1:
+            continue
+        line = profile.line(step.op or "cut", step.mesh_dim, step.group_size)
+        if line is not None:
+            total += line.seconds(step.payload_numel * itemsize, step.num_copies)
+        elif step.op:
+            return None
+    return total
+
+
+def predicted_exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
+    """Seconds of a direct exchange by the place's profile (see `planning.Exchange.load`); None where it has no line."""
+    line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
+    if line is None:
+        return None
+    return line.seconds(busiest * itemsize, num_copies) if busiest else 0.0
+
+
+def _forget_paths() -> None:
+    clear_redistribution_caches()
+    forget_prices()
+
+
+def planning_seconds(plan: Callable[[], object], forget: Callable[[], None]) -> tuple[float, float]:
+    """Thread CPU seconds to plan with empty caches, and again from them (the median of several)."""
+    forget()
+    start = time.thread_time()
+    plan()
+    cold_s = time.thread_time() - start
+    warm = []
+    for _ in range(WARM_PLANS):
+        start = time.thread_time()
+        plan()
+        warm.append(time.thread_time() - start)
+    return cold_s, median(warm)
+
+
+def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
+    """Bytes that one rank must send along the path, each step counted as its ring algorithm would."""
+    return round(sum(_sent(step, step.op) for step in steps) * itemsize)
+
+
+def executed_as(op: str, context: RankContext, native: bool) -> str:
+    """What the backend runs for a step of DTensor's: on CPU an all-to-all is an all-gather and a cut, if not native."""
+    if op == NATIVE_ALL_TO_ALL:
+        return "all_to_all"
+    if context.device.type == "cpu" and op == "all_to_all" and not native:
+        return "all_gather"
+    return BACKEND_OPS.get((context.backend, op), op)
+
+
+def _sent(step: PathStep, op: str | None) -> float:
+    if op is None:
+        return 0.0
+    share = busbw_factor(op, step.group_size) * step.logical_numel
+    return share / step.group_size if op == "all_to_all" else share

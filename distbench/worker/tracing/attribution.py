@@ -1,0 +1,250 @@
+"""What a step communicates: each collective with its phase, source, mesh dim, owning module and redistribution.
+
+Each module notes autograd's sequence number when its forward begins and ends. A node of backward carries the number
+that its forward had, so the innermost module around that number owns what the node communicates.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from distbench.spec import ParallelPlan
+from distbench.worker.rank.dtypes import dtype_name
+from distbench.worker.rank.measure import Call
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import (
+    CollectiveCall,
+    Label,
+    Labels,
+    autograd_position,
+    each_collective,
+    labelled_communication,
+    next_autograd_position,
+)
+
+UNKNOWN_GROUP = "?"
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One collective of a step.
+
+    Args:
+        phase: "forward", "backward" or "optimizer"; "call" where there is no step.
+        source: "fsdp", "cp", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or "model".
+        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast" or the op's own name.
+        op: as torch dispatched it.
+        mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
+        group_size: ranks in the group.
+        dtype: of what travels.
+        payload_bytes: nccl-tests' S.
+        owner: the module's name; empty for the root.
+        owner_known: whether a module was found at all.
+        redistribution: `"S(0)R->RR"`, empty where it was none.
+        explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
+        group: global ranks of the group, sorted, joined by commas.
+    """
+
+    phase: str
+    source: str
+    kind: str
+    op: str
+    mesh_dim: str
+    group_size: int
+    dtype: str
+    payload_bytes: int
+    owner: str
+    owner_known: bool
+    redistribution: str
+    explicit: bool | None
+    group: str
+
+
+def communications_of(
+    call: Call, phases: Sequence[str], plan: ParallelPlan, context: RankContext, model: nn.Module | None = None
+) -> list[Communication]:
+    """Every collective of one call, in the order of issue; all ranks of a real group must do this together.
+
+    Args:
+        call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
+        phases: what it stamps; none counts as one phase named "call".
+        plan: the plan that names the mesh dims of tensor and context parallel.
+        context: this rank's context.
+        model: whose modules own what is communicated, if there is one.
+
+    Raises:
+        Unsupported: torch is not the one we know.
+    """
+    found: list[Communication] = []
+    with watched(model, phases, plan, context) as watch:
+
+        def tell(issued: CollectiveCall) -> None:
+            found.append(watch.communication(issued, watch.sight()))
+
+        with each_collective(tell):
+            call(watch.stamp)
+    return found
+
+
+class IssueContext(NamedTuple):
+    """What is seen at the moment a collective is issued; who that makes its owner is worked out later.
+
+    Args:
+        phase: the phase that runs.
+        label: who of FSDP and DTensor is at work.
+        fsdp_owner: the module for which FSDP is at work.
+        module: the innermost module whose forward has begun.
+        position: the sequence number of the node whose backward runs.
+    """
+
+    phase: str
+    label: Label | None
+    fsdp_owner: str | None
+    module: str | None
+    position: int | None
+
+
+class CollectiveTracker:
+    """Follows a call's phases, labels and modules, and says whose each collective is.
+
+    Args:
+        phases: what the call stamps; none counts as one phase named "call".
+        labels: who of FSDP and DTensor is at work.
+        modules: which module is.
+        plan: names the mesh dims of tensor and context parallel.
+        context: this rank's context.
+    """
+
+    def __init__(
+        self, phases: Sequence[str], labels: Labels, modules: "_Modules", plan: ParallelPlan, context: RankContext
+    ) -> None:
+        self._names = iter(phases or ("call",))
+        self._phase = next(self._names)
+        self._labels, self._modules, self._plan = labels, modules, plan
+        self._groups = _mesh_dims_by_ranks(context)
+
+    def stamp(self) -> None:
+        """A phase has ended."""
+        self._phase = next(self._names, self._phase)
+
+    def sight(self) -> IssueContext:
+        """Who is at work now; cheap."""
+        module = self._modules.at_work
+        position = autograd_position() if module is None else None
+        return IssueContext(self._phase, self._labels.current, self._labels.owner, module, position)
+
+    def communication(self, call: CollectiveCall, seen: IssueContext) -> Communication:
+        """One collective, from what was seen when it was issued."""
+        label = seen.label
+        ranks = tuple(sorted(call.ranks))
+        mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
+        owner = seen.fsdp_owner if seen.fsdp_owner is not None else self._modules.owner(seen.module, seen.position)
+        return Communication(
+            phase=seen.phase,
+            source=_source(label, mesh_dim, seen.phase, self._plan),
+            kind=call.kind,
+            op=call.op,
+            mesh_dim=mesh_dim,
+            group_size=len(ranks),
+            dtype=dtype_name(call.dtype),
+            payload_bytes=call.payload_numel * call.dtype.itemsize,
+            owner=owner or "",
+            owner_known=owner is not None,
+            redistribution=label.redistribution if label else "",
+            explicit=label.explicit if label and label.redistribution else None,
+            group=",".join(map(str, ranks)),
+        )
+
+
+@contextlib.contextmanager
+def watched(
+    model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
+) -> Iterator[CollectiveTracker]:
+    """Follow one call.
+
+    Raises:
+        Unsupported: torch is not the one we know.
+    """
+    with labelled_communication() as labels, _tracked(model) as modules:
+        yield CollectiveTracker(phases, labels, modules, plan, context)
+
+
+def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) -> str:
+    if label and label.source == "fsdp":
+        return "fsdp"
+    if plan.cp is not None and mesh_dim == plan.cp.mesh_dim and not label:
+        return "cp"
+    if plan.tp is not None and set(mesh_dim.split("x")) <= set(plan.tp_dims):
+        return "tp"
+    if label:
+        return label.source
+    return "autograd" if phase == "backward" else "model"
+
+
+def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
+    """This rank's group along every choice of mesh dims, by its sorted ranks; the fewest mesh dims name it."""
+    names: Sequence[str] = context.mesh_dims
+    found: dict[tuple[int, ...], str] = {}
+    for count in range(1, len(names) + 1):
+        for chosen in combinations(range(len(names)), count):
+            index = tuple(slice(None) if dim in chosen else at for dim, at in enumerate(context.coordinate))
+            ranks = tuple(sorted(context.mesh.mesh[index].flatten().tolist()))
+            found.setdefault(ranks, "x".join(names[dim] for dim in chosen))
+    return found
+
+
+class _Modules:
+    """Which module is at work: in forward the innermost, in backward the one whose forward is undone."""
+
+    def __init__(self) -> None:
+        self._stack: list[tuple[str, int]] = []
+        self._spans: list[tuple[int, int, str]] = []
+
+    def enter(self, name: str) -> None:
+        self._stack.append((name, next_autograd_position()))
+
+    def leave(self) -> None:
+        name, start = self._stack.pop()
+        self._spans.append((start, next_autograd_position(), name))
+
+    @property
+    def at_work(self) -> str | None:
+        """The innermost module whose forward has begun and not ended."""
+        return self._stack[-1][0] if self._stack else None
+
+    def owner(self, at_work: str | None, position: int | None) -> str | None:
+        """The module's name, empty for the root; None where there is none.
+
+        Args:
+            at_work: the module that was, when the collective was issued.
+            position: the sequence number of the node whose backward ran then.
+        """
+        if at_work is not None or position is None:
+            return at_work
+        around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
+        return min(around)[1] if around else None
+
+
+@contextlib.contextmanager
+def _tracked(model: nn.Module | None) -> Iterator[_Modules]:
+    """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
+    modules, handles = _Modules(), []
+    for name, module in model.named_modules() if model is not None else ():
+
+        def enter(module: Any, given: Any, name: str = name) -> None:
+            modules.enter(name)
+
+        def leave(module: Any, given: Any, output: Any) -> None:
+            modules.leave()
+
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield modules
+    finally:
+        for handle in handles:
+            handle.remove()

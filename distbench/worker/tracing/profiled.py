@@ -1,0 +1,119 @@
+"""One step under torch's profiler on CUDA: when each of its collectives ran on the device. It is never timed itself."""
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import ranks_by_group_name
+from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.kernels import PHASE, collectives_among, differing_bytes, matched, phases_among
+from distbench.worker.tracing.trace_rows import Traced, TracedRow
+
+
+@dataclass(frozen=True)
+class ProfiledStep:
+    """What came of it.
+
+    Args:
+        traced: the step; moments are seconds of the profiler's clock, of kernels.
+        differences: where kernels and dispatched collectives differ, as sentences.
+        reason: why there are no times, or None.
+    """
+
+    traced: Traced
+    differences: list[str]
+    reason: str | None
+
+
+def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Communication]) -> ProfiledStep:
+    """Run a step under the profiler; all ranks do this together.
+
+    Args:
+        step: the step, run before.
+        context: this rank's context, on CUDA.
+        rows: what another run of it communicated.
+    """
+    names = _Phases(step.phases)
+    # The kernels' metadata are taken from operators on the host, so those are recorded as well.
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        dist.barrier(context.control)
+        before = time.process_time()
+        with names.on():
+            step(names.stamp)
+        cpu_s = time.process_time() - before
+        torch.cuda.synchronize(context.device)
+    return told(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
+
+
+def told(
+    events: Sequence[dict[str, Any]],
+    phases: Sequence[str],
+    cpu_s: float,
+    rows: Sequence[Communication],
+    group_names: dict[str, str],
+) -> ProfiledStep:
+    """A profiled step's events as a traced step.
+
+    Args:
+        events: of the profiler's Chrome trace.
+        phases: what the step stamps.
+        cpu_s: CPU seconds of the step on the host.
+        rows: its collectives, in the order of issue.
+        group_names: process group name to ranks, as `Communication.group` has them.
+    """
+    kernels = collectives_among(events)
+    ran, reason = matched(rows, kernels, group_names)
+    found = [
+        TracedRow(what, one.begun_s, one.ended_s, one.exposed_s) if one else TracedRow(what)
+        for what, one in zip(rows, ran, strict=True)
+    ]
+    spans = phases_among(events)
+    if [name for name, _, _ in spans] != list(phases):
+        reason = reason or f"the device ran phases {[name for name, _, _ in spans]}, not {list(phases)}"
+        return ProfiledStep(Traced(0.0, [], cpu_s, [TracedRow(what) for what in rows]), [reason], reason)
+    traced = Traced(spans[0][1], [ended for _, _, ended in spans], cpu_s, found)
+    return ProfiledStep(traced, [reason] if reason else differing_bytes(rows, ran), reason)
+
+
+class _Phases:
+    """Marks each phase for the profiler, which sees on the device what was launched in it."""
+
+    def __init__(self, phases: Sequence[str]) -> None:
+        self._names = iter(phases)
+        self._open = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        self._next()
+        try:
+            yield
+        finally:
+            self._open.close()
+
+    def stamp(self) -> None:
+        self._open.close()
+        self._next()
+
+    def _next(self) -> None:
+        name = next(self._names, None)
+        if name is not None:
+            self._open.enter_context(record_function(PHASE + name))
+
+
+def _events(profiler: Any) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        trace: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return list(trace["traceEvents"])

@@ -1,0 +1,227 @@
+"""A step's communication with times, in a pass of its own after the step was timed and checked.
+
+A second model is built on process groups that forward each collective and stamp it (`torch_internals.forwarding`); the
+timed one stays as it is, to say what that costs, and what another method sees.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch.distributed as dist
+
+from distbench.compare.medians import median
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import Forwarding, Issued, tracked_peak_bytes
+from distbench.worker.tracing.attribution import Communication, communications_of, watched
+from distbench.worker.tracing.profiled import profiled_step
+from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables
+
+NUM_STEPS, ROUNDS = 3, 5
+MAX_DIFFERENCES = 20
+NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
+# And it stays so until torch.compiler.reset(): whatever enters a dispatch mode comes after what is measured.
+RUN_UNCOMPILED = "under a dispatch mode compiled modules run uncompiled; the forwarding groups saw the compiled step"
+NO_PREDICTION = "torch's memory tracker cannot follow this step"
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """What a traced pass needs of the launch.
+
+    Args:
+        forwarding: the mesh's forwarding groups, kept from case to case.
+        clock_shared: whether the ranks' monotonic clocks are one.
+        alive: called now and then, so that a long trace is not taken for a hang.
+    """
+
+    forwarding: Forwarding
+    clock_shared: bool
+    alive: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """Traces a step that was timed.
+
+    Args:
+        bare: the step.
+        build: makes another one like it.
+        context: this rank's context.
+    """
+
+    bare: TrainingStep
+    build: Callable[[], TrainingStep]
+    context: RankContext
+
+    def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
+        """The fields of the case's trace record; all ranks do this together.
+
+        Args:
+            tracing: the launch's part.
+            counters: the case's, for the measured peak of memory.
+
+        Raises:
+            Unsupported: torch is not the one we know.
+        """
+        if self.context.device.type == "cuda":
+            return self._profiled(counters)
+        forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
+        tracing.alive()
+        overhead = _overhead(self.bare, forwarded, self.context, tracing)
+        dispatched = self.dispatched()
+        found = self.differing([row.what for row in steps[0].rows], dispatched)
+        agreement = {
+            "method": "dispatch mode",
+            "num_rows": len(dispatched),
+            "differences": _of_all_ranks(self.context, found),
+        }
+        return {
+            "method": "forwarding process groups",
+            "clock_shared": tracing.clock_shared,
+            "overhead": overhead,
+            "agreement": agreement,
+            "exposed_reason": NOTHING_OVERLAPS,
+            "memory": _memory(self.bare, self.context, counters),
+            **tables(steps, self.bare.phases, self.context, tracing.clock_shared),
+        }
+
+    def forwarded(self, forwarding: Forwarding, num_steps: int) -> tuple[TrainingStep, list[Traced]]:
+        """Another step like this one, built on forwarding groups, and what was told of some runs of it."""
+        with forwarding.on():
+            step = self.build()
+            _run(step, self.context)
+            return step, [traced(step, self.context, forwarding) for _ in range(num_steps)]
+
+    def dispatched(self) -> list[Communication]:
+        """What the dispatch mode sees of the step itself."""
+        _run(self.bare, self.context)  # the first step sets things up
+        return communications_of(self.bare, self.bare.phases, self.bare.plan, self.context, self.bare.model)
+
+    def differing(self, told: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
+        """Where the two methods differ; that a plan compiles may be why."""
+        found = differences(told, dispatched)
+        return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
+
+    def _profiled(self, counters: dict[str, Any]) -> dict[str, Any]:
+        """On CUDA: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
+        rows = self.dispatched()
+        bare_cpu, steps = [], []
+        for _ in range(NUM_STEPS):
+            bare_cpu.append(_run(self.bare, self.context))
+            steps.append(profiled_step(self.bare, self.context, rows))
+        reasons = self.context.gather(next((step.reason for step in steps if step.reason), None))
+        why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
+        found = _of_all_ranks(self.context, [text for step in steps[:1] for text in step.differences])
+        return {
+            "method": "profiler",
+            "clock_shared": False,
+            "overhead": _ratio(self.context.gather((bare_cpu, [step.traced.cpu_s for step in steps]))),
+            "agreement": {"method": "dispatch mode", "num_rows": len(rows), "differences": found},
+            "exposed_reason": why,
+            "memory": _memory(self.bare, self.context, counters),
+            **tables([step.traced for step in steps], self.bare.phases, self.context, False),
+        }
+
+
+def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> Traced:
+    """One step with every collective told; its model was built while `forwarding` was on, and it still is."""
+    found: list[tuple[Issued, Any]] = []
+    ends: list[float] = []
+    with watched(step.model, step.phases, step.plan, context) as watch:
+
+        def stamp() -> None:
+            ends.append(time.monotonic())
+            watch.stamp()
+
+        with forwarding.told(lambda issued: found.append((issued, watch.sight()))):
+            _meet(context)
+            start, cpu = time.monotonic(), time.process_time()
+            step(stamp)
+            cpu = time.process_time() - cpu
+    rows = [TracedRow(watch.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
+    return Traced(start, ends, cpu, rows)
+
+
+def _run(step: TrainingStep, context: RankContext) -> float:
+    """One step with nothing added to it; its CPU seconds on this rank, all threads."""
+    _meet(context)
+    before = time.process_time()
+    step(_nothing)
+    return time.process_time() - before
+
+
+def _meet(context: RankContext) -> None:
+    dist.barrier(context.control)
+
+
+def _nothing() -> None:
+    """No phase is timed here."""
+
+
+def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
+    """CPU seconds of bare and traced steps in turn, summed over ranks; who goes first changes each round."""
+    bare_cpu, traced_cpu = [], []
+    _run(bare, context)  # the first step after checking still has what checking left behind
+    for turn in range(ROUNDS):
+        tracing.alive()
+        if turn % 2:
+            bare_cpu.append(_run(bare, context))
+        with tracing.forwarding.on():
+            traced_cpu.append(traced(forwarded, context, tracing.forwarding).cpu_s)
+        if not turn % 2:
+            bare_cpu.append(_run(bare, context))
+    return _ratio(context.gather((bare_cpu, traced_cpu)))
+
+
+def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]:
+    """The overhead, of each rank's CPU seconds of bare and of traced steps."""
+    bare_s, traced_s = ([sum(turn) for turn in zip(*one, strict=True)] for one in zip(*by_rank, strict=True))
+    ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
+    return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
+
+
+def differences(forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
+    """Where two methods saw other collectives, or in another order, as sentences; rows are compared by kind, group
+    and bytes."""
+    ours, theirs = ([_text(row) for row in rows] for rows in (forwarded, dispatched))
+    found = []
+    for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+        if tag != "equal":
+            one, other = (", ".join(rows) or "nothing" for rows in (ours[start:end], theirs[other_start:other_end]))
+            found.append(f"after {start} collectives the forwarding groups saw {one}, the dispatch mode saw {other}")
+    return found
+
+
+def _text(row: Communication) -> str:
+    return f"{row.kind} over ranks {row.group} of {row.payload_bytes} B"
+
+
+def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
+    found = [f"rank {rank}: {sentence}" for rank, theirs in enumerate(context.gather(own)) for sentence in theirs]
+    more = [f"and {len(found) - MAX_DIFFERENCES} more"] if len(found) > MAX_DIFFERENCES else []
+    return found[:MAX_DIFFERENCES] + more
+
+
+def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
+    """Measured and predicted peak of the rank that needs most, bytes."""
+    on_cuda = context.device.type == "cuda"
+    others = [bare.optimizer] if bare.optimizer is not None else []
+    predicted, reason = None, None
+    try:
+        predicted = tracked_peak_bytes(lambda: bare(_nothing), bare.model, *others)
+        reason = NO_PREDICTION if predicted is None else None
+    except Exception as error:
+        reason = f"torch's memory tracker: {one_line(error)}"
+    of_ranks = context.gather((predicted, reason))
+    known = [theirs for theirs, _ in of_ranks if theirs is not None]
+    return {
+        "measured_peak_bytes": counters.get("peak_allocated_bytes" if on_cuda else "peak_growth_bytes"),
+        "measured_by": "torch's allocator" if on_cuda else "growth of resident memory",
+        "predicted_peak_bytes": max(known) if len(known) == len(of_ranks) else None,
+        "reason": next((why for _, why in of_ranks if why), None),
+    }
