@@ -14,7 +14,7 @@ from conftest import ROOT
 PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures")
 # Room to the rooms of distbench it may import, itself apart. A room is a folder of distbench/, a folder of
-# distbench/worker/, or a file that lies in neither. Whoever is not listed here is new: docs/architecture.md names it too.
+# distbench/worker/, or a file that lies in neither. A new one is named in docs/architecture.md too.
 MAY_IMPORT = {
     "__init__": {"worker.torch_internals"},
     "__main__": {"cli"},
