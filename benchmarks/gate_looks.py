@@ -7,9 +7,9 @@ from functools import partial
 from distbench.ab.turns import looks_of, settled_by
 from distbench.compare.options import Options
 from distbench.gate.compare_sides import gate
+from distbench.gate.outcome import Gated
 from distbench.gate.quality.rates_text import percent
 from distbench.gate.quality.trial import CHANGES, OURS, QualityTrial, rates
-from distbench.gate.verdict import Gated
 from distbench.runs.launches import Launch
 
 

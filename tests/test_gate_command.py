@@ -17,7 +17,7 @@ from distbench.commands.gate import sides_of
 from distbench.compare.options import Options
 from distbench.gate import comparison_text
 from distbench.gate.machine_forms import annotations
-from distbench.gate.verdict import CaseVerdict, Gated, MetricVerdict
+from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.render.ci import MAX_ANNOTATIONS
 from distbench.spec.errors import UserError
 

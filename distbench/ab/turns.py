@@ -9,8 +9,9 @@ from pathlib import Path
 
 from distbench.ab.side import Side
 from distbench.compare.options import Options
+from distbench.compare.verdicts import INCONCLUSIVE, REGRESSION
 from distbench.gate.compare_sides import gate
-from distbench.gate.verdict import INCONCLUSIVE, REGRESSION, Gated
+from distbench.gate.outcome import Gated
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 

@@ -15,7 +15,7 @@ from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     from distbench.compare.options import Options
-    from distbench.gate.verdict import Gated
+    from distbench.gate.outcome import Gated
 
 FORMS = ("table", "markdown", "json", "junit", "github")
 SEPARATOR = "vs"

@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples.
 
-    The interval is the distribution-free one of `results.median_ci_ranks`. p95 is the nearest-rank percentile, so it is
+    The interval is the distribution-free one of `medians.median_ci_ranks`. p95 is the nearest-rank percentile, so it is
     always a sample that was measured.
 
     Args:
@@ -43,7 +43,7 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
         rows = np.flatnonzero(counts == count)
         ordered = np.sort(np.array([samples[row] for row in rows.tolist()], dtype=np.float64), axis=1)
         low, high = median_ci_ranks(count)
-        out["median_s"][rows] = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+        out["median_s"][rows] = np.median(ordered, axis=1)
         out["ci_low_s"][rows] = ordered[:, low]
         out["ci_high_s"][rows] = ordered[:, high]
         out["p95_s"][rows] = ordered[:, -(-95 * count // 100) - 1]
@@ -116,9 +116,18 @@ def side_of_one(ratio: Interval, enough: NDArray[np.bool_]) -> Ints:
         ratio: ratios with their intervals.
         enough: False where the intervals rest on too few samples to decide anything.
     """
-    below = enough & (ratio.high < 1)
-    above = enough & (ratio.low > 1)
-    return above.astype(np.int64) - below.astype(np.int64)
+    return np.where(enough, side_of_bound(ratio.low, ratio.high, 1.0), 0)
+
+
+def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
+    """The rule for "beyond noise": 1 where the whole interval lies above the bound, -1 where below it, else 0.
+
+    Args:
+        low: lower bounds of 95 % intervals; nan decides nothing.
+        high: their upper bounds.
+        bound: 1 for a ratio, 0 for a difference of logarithms.
+    """
+    return np.greater(low, bound).astype(np.int64) - np.less(high, bound).astype(np.int64)
 
 
 def margin_of(ratio: Interval) -> Floats:

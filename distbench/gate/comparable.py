@@ -106,11 +106,7 @@ def _labels(scenario: str, firsts: "Sequence[Launch]") -> list[str]:
 def _conflicts(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", allowed: Sequence[str]) -> tuple[str, ...]:
     if not baseline or not candidate:
         return ()
-    found = []
-    for name in MUST_AGREE:
-        left, right = _values(baseline, name), _values(candidate, name)
-        if name not in allowed and left != right:
-            found.append(f"{name}: {_listed(left)} in the baseline, {_listed(right)} in the candidate")
+    found = differences(baseline, candidate, [name for name in MUST_AGREE if name not in allowed])
     return tuple(found) or ("no launch of one side agrees with one of the other in every field",)
 
 

@@ -5,8 +5,9 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from distbench.compare.verdicts import INCOMPARABLE, INCONCLUSIVE, INVALID, MISSING, NEW, REGRESSION
 from distbench.gate.comparison_text import sentence
-from distbench.gate.verdict import INCOMPARABLE, INCONCLUSIVE, INVALID, MISSING, NEW, REGRESSION, CaseVerdict, Gated
+from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.render.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.render.ci import annotations as annotation_lines
 

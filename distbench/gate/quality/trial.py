@@ -13,8 +13,8 @@ import numpy as np
 from distbench.compare.log_differences import Floats
 from distbench.compare.options import Options
 from distbench.gate.compare_sides import gate
+from distbench.gate.outcome import Gated
 from distbench.gate.quality.recorded_launches import RecordedSeries
-from distbench.gate.verdict import Gated
 from distbench.runs.header import facts_of
 from distbench.runs.launches import Launch, Value, value_of
 

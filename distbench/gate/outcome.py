@@ -4,12 +4,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from distbench.compare.options import Options
-
-# Worst first: how a report is ordered.
-REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
-INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
-VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
-JUDGED = (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS)
+from distbench.compare.verdicts import (
+    IMPROVEMENT,
+    INCOMPARABLE,
+    INCONCLUSIVE,
+    INVALID,
+    JUDGED,
+    MISSING,
+    REGRESSION,
+    VERDICTS,
+)
 
 
 @dataclass(frozen=True)
