@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from gate_runs import CASE, OTHER, case, steady, write_side
 
 from benchmarks.gate_looks import looks_table
-from benchmarks.gate_peers import PEERS
+from benchmarks.gate_peers import PEERS, RULES
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
 from distbench.cli import main as cli
 from distbench.gate.quality.recorded_launches import recorded
-from distbench.gate.quality.trial import OURS, QualityTrial, Rates, rates
+from distbench.gate.quality.trial import QualityTrial, Rates, rates
 from distbench.spec import UserError
 
 FEW = 100
@@ -29,7 +29,7 @@ def trial(request: pytest.FixtureRequest) -> QualityTrial:
 
 
 def ours(trial: QualityTrial, num_pairs: int, change: str, count: int = FEW) -> Rates:
-    return rates(trial, num_pairs, change, count, seed=4)[OURS]
+    return rates(trial, num_pairs, change, count, seed=4)
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
@@ -51,9 +51,9 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: QualityTrial) -> N
 
 
 def test_other_tools_on_the_same_launches_cry_wolf(trial: QualityTrial) -> None:
-    found = rates(trial, 5, "none", 20, seed=4, peers=PEERS)
-    assert found[OURS].false_jobs <= 4
-    assert found["pytest-benchmark mean:5%"].false_jobs >= 10
+    assert ours(trial, 5, "none", 20).false_jobs <= 4
+    peer = rates(trial, 5, "none", 20, seed=4, rule=RULES["pytest-benchmark mean:5%"])
+    assert peer.false_jobs >= 10
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,9 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     """
     from distbench.ab.record_launches import rehearse
     from distbench.ab.turns import check_run_arguments
-    from distbench.gate.quality.rates_text import table
+    from distbench.gate.quality.rates_text import OURS, table
     from distbench.gate.quality.recorded_launches import recorded
-    from distbench.gate.quality.trial import QualityTrial
+    from distbench.gate.quality.trial import QualityTrial, gate_rule
 
     least = 2 * min(NUM_PAIRS)
     if num_launches < least:
@@ -44,14 +45,14 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         check_run_arguments(paths)
         out = Path("results") / "self-test" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         folder = rehearse(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
-    trial = QualityTrial(recorded(folder))
+    trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
     click.echo(
         f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"
         "samples of one case at a time; tail: one sample in ten takes three times as long. In percent of comparisons."
     )
     for num_pairs in NUM_PAIRS:
         if trial.num_windows(num_pairs):
-            click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, options=options))
+            click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
     if trial.series.num_launches < 2 * max(NUM_PAIRS):
         click.echo(
             f"\n{max(NUM_PAIRS)} pairs take {2 * max(NUM_PAIRS)} launches; there are {trial.series.num_launches}."
