@@ -1,5 +1,6 @@
 """Launches of two sides in turn (A B B A A B ...), with looks at the verdict in between, until it is settled."""
 
+import contextlib
 import math
 import subprocess
 import time
@@ -7,17 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distbench.ab.side import Side
+from distbench.ab.side import WORKING_TREE, Side
 from distbench.compare.options import Options
 from distbench.compare.verdicts import INCONCLUSIVE, REGRESSION
 from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import Gated
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
+from distbench.spec.signals import stopped_as_interrupt
 
 # Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.
 USER_ERROR, INTERRUPTED = 2, 130
 MAX_LOOKS = 4
+END_TIMEOUT_S = 15  # for a launch that was asked to end
 # Options of `distbench run` that a launch is given anyway.
 OWN_OPTIONS = ("--out", "--quiet")
 
@@ -152,15 +155,45 @@ def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            command, cwd=side.folder, env=side.environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        # In a session of its own, so that Ctrl-C reaches it once: from here.
+        launch = subprocess.Popen(
+            command,
+            cwd=side.folder,
+            env=side.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    if done.returncode == INTERRUPTED:
+    said = _wait(launch).decode(errors="replace").strip().splitlines()
+    if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
-    if done.returncode == USER_ERROR or not any(folder.rglob("*.jsonl")):
-        last = (said or [f"it ended with {done.returncode} and said nothing"])[-1]
+    if launch.returncode == USER_ERROR or not any(folder.rglob("*.jsonl")):
+        last = (said or [f"it ended with {launch.returncode} and said nothing"])[-1]
         raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
     return time.monotonic() - began
+
+
+def _wait(launch: "subprocess.Popen[bytes]") -> bytes:
+    """What it wrote to standard error; where this process is interrupted, it ends its ranks and its run file first."""
+    with launch:
+        try:
+            return launch.communicate()[1]
+        except KeyboardInterrupt:
+            launch.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launch.communicate(timeout=END_TIMEOUT_S)
+            launch.kill()
+            raise
+
+
+def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, say: Callable[[str], None]) -> Path:
+    """Launch the working tree so many times; the folder of the run files. Raises as `take_turns`."""
+    side = Side("unchanged", WORKING_TREE, Path.cwd())
+    with stopped_as_interrupt():
+        for number in range(1, num_launches + 1):
+            took_s = launch_once(side, run_arguments, out)
+            say(f"launch {number} of {num_launches}: {took_s:.1f} s")
+    return out / side.name

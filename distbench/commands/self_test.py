@@ -1,6 +1,5 @@
 """`distbench gate --self-test`: the gate tried on launches of unchanged code, recorded or made now."""
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from distbench.commands.files import new_folder
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     Raises:
         UserError: too few launches, or one that could not work.
     """
-    from distbench.ab.record_launches import rehearse
-    from distbench.ab.turns import check_run_arguments
+    from distbench.ab.turns import check_run_arguments, launch_unchanged
     from distbench.gate.quality.rates_text import OURS, table
     from distbench.gate.quality.recorded_launches import recorded
     from distbench.gate.quality.trial import QualityTrial, gate_rule
@@ -43,8 +42,8 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         folder = Path(paths[0])
     else:
         check_run_arguments(paths)
-        out = Path("results") / "self-test" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        folder = rehearse(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
+        out = new_folder("self-test")
+        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
     trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
     click.echo(
         f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"

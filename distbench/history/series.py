@@ -28,7 +28,7 @@ class Point:
         started_at: seconds since the epoch.
         commit: hash, or None.
         dirty: whether files differed from that commit.
-        seconds: the least of its samples, which strays least between launches.
+        seconds: the 10th percentile of its samples, which strays less between launches than their mean.
     """
 
     started_at: float
