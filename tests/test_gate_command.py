@@ -98,6 +98,7 @@ def test_what_a_user_can_mend_is_one_sentence(tmp_path: Path, options: list[str]
         (["--signature", "--tolerance", "3%"], "--tolerance does not go with --signature"),
         (["--signature", "--alpha", "0.1"], "--alpha does not go with --signature"),
         (["--signature", "--min-launches", "5"], "--min-launches does not go with --signature"),
+        (["--signature", "--update", "--write", "json=x"], "--write does not go with --update"),
         (["--signature", "--strict"], "--strict does not go with --signature"),
         (["--signature", "--launches", "24"], "--launches does not go with --signature"),
         (["--launches", "24"], "--launches is for --self-test"),

@@ -17,7 +17,7 @@ from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 from distbench.spec.signals import stopped_as_interrupt
 
-# Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.
+# Ends of a launch that leave nothing to compare: the user can fix it, or stopped it.
 USER_ERROR, INTERRUPTED = 2, 130
 MAX_LOOKS = 4
 END_TIMEOUT_S = 15  # for a launch that was asked to end
@@ -101,30 +101,25 @@ def take_turns(
         out: results go to its folders `a` and `b`.
         options: of the gate; its alpha is shared between the looks.
         terms: how long to go on.
-        say: shows a line to a person.
+        say: is called with each line of progress.
 
     Raises:
         UserError: a launch could not work, or `out` cannot be written.
         KeyboardInterrupt: the user stopped it; finished launches stay in `out`.
     """
     share = replace(options, alpha=options.alpha / len(terms.looks))
-    started, longest_s, gated, reason = time.monotonic(), 0.0, None, f"all {terms.max_pairs} pairs were run"
-    done = 0
-    for pair in range(terms.max_pairs):
-        spent_s = time.monotonic() - started
-        if pair and spent_s + longest_s > terms.budget_s:
-            reason = f"another pair would not end within {terms.budget_s:g} s"
-            break
-        began = time.monotonic()
-        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(pair, sides)}
-        longest_s = max(longest_s, time.monotonic() - began)
-        done += 1
+    started_s, longest_s = time.monotonic(), 0.0
+    for done in range(1, terms.max_pairs + 1):
+        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
+        longest_s = max(longest_s, sum(taken.values()))
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
         if done in terms.looks and done < terms.max_pairs:
             gated = _look(out, share)
             if settled := settled_by(gated):
                 return Settled(gated, done, settled)
-    return Settled(_look(out, share), done, reason)
+        if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
+            return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
+    return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
 
 
 def settled_by(gated: Gated) -> str | None:
@@ -132,11 +127,10 @@ def settled_by(gated: Gated) -> str | None:
     counts = gated.counts
     if counts.get(REGRESSION):
         return "a regression is found"
-    if gated.num_judged and not counts.get(INCONCLUSIVE):
-        return "every case is settled"
-    if not gated.num_judged and not counts.get(INCONCLUSIVE) and counts:
-        return "nothing can be compared, and more launches would not change that"
-    return None
+    if counts.get(INCONCLUSIVE) or not counts:
+        return None
+    settled = "every case is settled", "nothing can be compared, and more launches would not change that"
+    return settled[not gated.num_judged]
 
 
 def _look(out: Path, options: Options) -> Gated:

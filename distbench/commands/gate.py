@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from distbench.gate.outcome import Gated
 
 FORMS = ("table", "markdown", "json", "junit", "github")
-# What these two use of the other options.
+# What these use of the other options.
 USED_BY = {
-    "--signature": ("--update", "--format", "--write", "--github"),
+    "--update": ("--signature",),
+    "--signature": ("--format", "--write", "--github"),
     "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
 }
 SEPARATOR = "vs"
@@ -92,7 +93,8 @@ def gate(
     """
     if not paths and not try_itself:
         raise UserError("gate compares two sides: distbench gate BASELINE... vs CANDIDATE...")
-    _refuse_unused(ctx, "--signature" if signature else "--self-test" if try_itself else None)
+    modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
+    _refuse_unused(ctx, next((mode for mode, is_on in modes.items() if is_on), None))
     put_out = partial(_put_out, form=form, targets=_targets(write_to), github=github)
     if signature:
         ctx.exit(_gate_signatures(paths, update, put_out))
@@ -124,9 +126,9 @@ def _refuse_unused(ctx: click.Context, mode: str | None) -> None:
             continue
         if mode and option not in (mode, *USED_BY[mode]):
             raise UserError(f"{option} does not go with {mode}, which would ignore it; leave one of them out")
-        if mode != "--signature" and option == "--update":
+        if not mode and option == "--update":
             raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
-        if mode != "--self-test" and option == "--launches":
+        if not mode and option == "--launches":
             raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
 
 
@@ -194,15 +196,11 @@ def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _rendered(gated: "Gated", form: str, strict: bool) -> str:
-    from distbench.gate import comparison_text, machine_forms
+    from distbench.gate.comparison_text import markdown, text
+    from distbench.gate.machine_forms import annotations, json_text, junit_text
 
-    if form == "markdown":
-        return comparison_text.markdown(gated, strict)
-    if form == "json":
-        return machine_forms.json_text(gated, strict)
-    if form == "junit":
-        return machine_forms.junit_text(gated)
-    return machine_forms.annotations(gated, strict) if form == "github" else comparison_text.text(gated, strict)
+    forms = {"table": text, "markdown": markdown, "json": json_text, "junit": junit_text, "github": annotations}
+    return forms[form](gated, strict)
 
 
 def _targets(texts: Sequence[str]) -> list[tuple[str, Path]]:

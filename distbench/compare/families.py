@@ -79,17 +79,16 @@ def _paired(block: Block, flipped: Flipped, alpha: float, options: Options) -> t
 
 
 def _holm(blocks: Sequence[Block], enough: Sequence[np.ndarray]) -> list[tuple[Floats, Floats]]:
-    unpaired = [(block, each) for block, each in zip(blocks, enough, strict=True) if not block.difference.is_paired]
+    """Adjusted p of "not slower" and of "not faster" for each block whose launches are not paired."""
+    differences = (block.difference for block in blocks)
+    unpaired = [(one, each) for one, each in zip(differences, enough, strict=True) if not one.is_paired]
     if not unpaired:
         return []
     bounds = np.cumsum([len(each) for _, each in unpaired])[:-1]
-    sides = [
-        np.split(
-            holm(np.concatenate([np.where(each, block.difference.p_above(sign), np.nan) for block, each in unpaired])),
-            bounds,
-        )
-        for sign in (1, -1)
-    ]
+    sides = []
+    for sign in (1, -1):
+        p = [np.where(each, difference.p_above(sign), np.nan) for difference, each in unpaired]
+        sides.append(np.split(holm(np.concatenate(p)), bounds))
     return list(zip(*sides, strict=True))
 
 

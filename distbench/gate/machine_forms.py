@@ -35,7 +35,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def junit_text(gated: Gated) -> str:
+def junit_text(gated: Gated, _: bool = False) -> str:
     """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
     outcomes = [
         CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", _tag(case)) for case in gated.cases

@@ -6,6 +6,7 @@ independent ones. So a launch gives one mean and one 10th percentile a case, and
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -102,11 +103,7 @@ def tenth_percentile(samples: Sequence[float]) -> float:
 
     The minimum would be lower the more samples there are, and varied twice as much between launches of a quiet machine.
     """
-    ordered = sorted(samples)
-    place = 0.1 * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return statistics.quantiles(samples, n=10, method="inclusive")[0] if len(samples) > 1 else samples[0]
 
 
 def foreign_load(environment: Record, footer: Record) -> float | None:
