@@ -99,12 +99,7 @@ def gate(
     if signature:
         ctx.exit(_gate_signatures(paths, update, put_out))
     options = gate_terms.options_of(
-        tolerance,
-        allow_different,
-        floor_s=floor_us * 1e-6,
-        alpha=alpha,
-        min_launches=min_launches,
-        dedicated=dedicated,
+        tolerance, allow_different, floor_s=floor_us * 1e-6, alpha=alpha, min_launches=min_launches, dedicated=dedicated
     )
     if try_itself:
         self_test(paths, launches, options)

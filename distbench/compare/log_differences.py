@@ -130,7 +130,7 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     pairs = candidate - baseline
     mean, variance, count = _moments(pairs)
     left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
-    error = np.sqrt(variance / _at_least_one(count))
+    error = np.sqrt(variance / np.maximum(1, count))
     return LogDifference(mean, error, _known(count.astype(float) - 1), count, left, right, pairs)
 
 
@@ -142,7 +142,7 @@ def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
         candidate: likewise; the number of launches may differ.
     """
     (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
-    left_part, right_part = left_variance / _at_least_one(left_count), right_variance / _at_least_one(right_count)
+    left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
     total = left_part + right_part
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = left_part**2 / (left_count - 1) + right_part**2 / (right_count - 1)
@@ -157,12 +157,8 @@ def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
     mean, variance = known.mean(axis=1).filled(np.nan), known.var(axis=1, ddof=1).filled(np.nan)
     count = known.count(axis=1)
     # Equal values leave a rest of rounding, which is no spread.
-    rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / _at_least_one(count - 1)
+    rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / np.maximum(1, count - 1)
     return mean, np.where(variance <= rounding, 0.0, variance), count
-
-
-def _at_least_one(count: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.maximum(count, 1)
 
 
 def _known(freedom: Floats) -> Floats:

@@ -10,6 +10,7 @@ REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing",
 INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
 VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
 JUDGED = (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS)
+BROKEN = (INVALID, MISSING, INCOMPARABLE)  # there is nothing to compare, though there should be
 # Of a ratio without a tolerance.
 FASTER, SLOWER, WITHIN_NOISE, TOO_FEW = "faster", "slower", "within noise", "too few samples"
 

@@ -5,13 +5,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from distbench.compare.verdicts import INCOMPARABLE, INCONCLUSIVE, INVALID, MISSING, NEW, REGRESSION
+from distbench.compare.verdicts import BROKEN, INCONCLUSIVE, NEW, REGRESSION
 from distbench.gate.comparison_text import sentence
 from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.render.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.render.ci import annotations as annotation_lines
-
-_ERRORS = (INVALID, MISSING, INCOMPARABLE)
 
 
 def json_text(gated: Gated, strict: bool = False) -> str:
@@ -49,7 +47,7 @@ def junit_text(gated: Gated, _: bool = False) -> str:
 def _tag(case: CaseVerdict) -> str | None:
     if case.verdict == REGRESSION:
         return "failure"
-    if case.verdict in _ERRORS:
+    if case.verdict in BROKEN:
         return "error"
     return "skipped" if case.verdict in (INCONCLUSIVE, NEW) else None
 
@@ -59,7 +57,7 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     for case in gated.cases:
         told = (f"{case.verdict}: {case.scenario}", sentence(case))
-        if case.verdict in (REGRESSION, *_ERRORS):
+        if case.verdict in (REGRESSION, *BROKEN):
             levels["error"].append(told)
         elif case.verdict == INCONCLUSIVE:
             levels["error" if strict else "warning"].append(told)

@@ -47,7 +47,7 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for given in named:
         if given.is_dir():
-            read = _each(run_files_in(given), read_run, warnings)
+            read = read_each(run_files_in(given), read_run, warnings)
             if not read:
                 raise UserError(
                     f"folder {given} holds no run file that can be read; give a results folder or a run file"
@@ -61,13 +61,13 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
 
 
 def _read_latest(out: Path, warnings: list[str]) -> list[Run]:
-    heads = _each(run_files_in(out), _head, warnings) if out.is_dir() else []
+    heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
     newest = max(heads, key=lambda head: (head.started_at, head.name))
     chosen = [head.path for head in heads if head == newest or _together(head, newest)]
-    runs = _each(chosen, read_run, warnings)
+    runs = read_each(chosen, read_run, warnings)
     if not runs:
         raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
     return runs
@@ -77,7 +77,7 @@ def _together(one: _Head, other: _Head) -> bool:
     return one.invocation_id is not None and one.invocation_id == other.invocation_id
 
 
-def _each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
+def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
     """What `read` gave for each path; one it refuses becomes a warning, for one bad file must not hide the rest."""
     good: list[T] = []
     refused: list[str] = []
