@@ -110,7 +110,7 @@ def gate(
 
 
 def _refuse_unused(ctx: click.Context, mode: str | None) -> None:
-    """Refuse options that were given and would be ignored: beside `mode`, or without the one that they are for.
+    """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to.
 
     Raises:
         UserError: there is one.
@@ -176,8 +176,8 @@ def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
         UserError: the two sides cannot be told apart, or a pattern matches nothing.
     """
     if SEPARATOR in paths:
-        place = paths.index(SEPARATOR)
-        left, right = paths[:place], paths[place + 1 :]
+        index = paths.index(SEPARATOR)
+        left, right = paths[:index], paths[index + 1 :]
     else:
         left, right = paths[:1], paths[1:]
         if len(paths) > 2:

@@ -20,7 +20,7 @@ SEED = 20260101
 
 
 def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
-    """Print how often the gate would cry wolf and what it would find, here.
+    """Print the gate's rates of false alarms and of slowdowns found, on this machine.
 
     Args:
         paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.

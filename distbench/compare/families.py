@@ -106,7 +106,7 @@ def tolerance_words(
     """
     difference, tolerance = block.difference, block.tolerance
     low, high = difference.interval(options.confidence)
-    # Beyond the family's test, a case's own interval must agree: the spread lent by others may be too small for it.
+    # Beyond the family's test, a case's own interval must agree: other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)
     regressed = enough & (side > 0) & (difference.estimate > tolerance) & (found.slower <= options.alpha)

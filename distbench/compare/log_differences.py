@@ -76,7 +76,7 @@ class LogDifference:
         confidence: float,
         tolerance: Floats,
         found_error: Floats | None = None,
-        lent_freedom: float = 0.0,
+        prior_freedom: float = 0.0,
     ) -> Floats:
         """Launches a side (pairs) in all that would settle it four times in five, were the estimate the truth.
 
@@ -88,7 +88,7 @@ class LogDifference:
             confidence: of the interval whose upper bound a pass needs.
             tolerance: in logarithms, one a test.
             found_error: the standard error by which a slowdown is found, where that is not `error`.
-            lent_freedom: degrees of freedom that it has beyond those of its own launches.
+            prior_freedom: degrees of freedom that it has beyond those of its own launches.
         """
         roots = np.sqrt(self.num_launches)
         found_spread = (self.error if found_error is None else found_error) * roots
@@ -97,7 +97,7 @@ class LogDifference:
         for count in _GRID[::-1]:
             error = spread / np.sqrt(count)
             freedom = float(count - 1 if self.is_paired else 2 * (count - 1))
-            detectable = _detectable(found_spread / np.sqrt(count), freedom + lent_freedom, alpha, tolerance)
+            detectable = _detectable(found_spread / np.sqrt(count), freedom + prior_freedom, alpha, tolerance)
             found = self.estimate >= detectable
             reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * error
             needed = np.where(found | (self.estimate + reach <= tolerance), float(count), needed)

@@ -25,8 +25,8 @@ def baseline_page(path: Path) -> str:
     """
     record, launches = load_record(path), read_baseline(path)
     facts = record["facts"]
-    told = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
-    lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(told))
+    facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
+    lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(facts_text))
     rows = [
         _row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in _ids(launches)
     ]

@@ -19,7 +19,7 @@ class Group:
     """Launches of one scenario that are held against each other.
 
     Args:
-        label: the scenario's name, and what tells this group from another one of the same scenario.
+        label: the scenario's name, and what differs from another group of the same scenario.
         baseline: launches, oldest first.
         candidate: likewise.
         conflicts: sentences on fields that forbid the comparison; empty where it is allowed.
@@ -76,9 +76,9 @@ def _by_facts(
 
 
 def _labels(scenario: str, firsts: Sequence[Launch]) -> list[str]:
-    telling = [name for name in MUST_AGREE if len({repr(launch.facts[name]) for launch in firsts}) > 1]
+    differing = [name for name in MUST_AGREE if len({repr(launch.facts[name]) for launch in firsts}) > 1]
     return [
-        f"{scenario} ({', '.join(f'{name} {launch.facts[name]}' for name in telling)})" if telling else scenario
+        f"{scenario} ({', '.join(f'{name} {launch.facts[name]}' for name in differing)})" if differing else scenario
         for launch in firsts
     ]
 

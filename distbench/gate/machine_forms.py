@@ -56,11 +56,11 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     for case in gated.cases:
-        told = (f"{case.verdict}: {case.scenario}", sentence(case))
+        message = (f"{case.verdict}: {case.scenario}", sentence(case))
         if case.verdict in (REGRESSION, *BROKEN):
-            levels["error"].append(told)
+            levels["error"].append(message)
         elif case.verdict == INCONCLUSIVE:
-            levels["error" if strict else "warning"].append(told)
+            levels["error" if strict else "warning"].append(message)
     lines = annotation_lines(levels)
     if gated.num_judged == 0:
         lines.insert(0, annotation("error", TOOL, gated.headline(strict)))

@@ -113,9 +113,9 @@ def foreign_load(environment: Record, footer: Record) -> float | None:
     minute before the launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of
     an interleaved comparison share.
     """
-    told = footer.get("foreign_cpu")
-    if isinstance(told, int | float):
-        return float(told)
+    measured = footer.get("foreign_cpu")
+    if isinstance(measured, int | float):
+        return float(measured)
     load, num_cpus = environment.get("load_at_start"), environment.get("num_cpus")
     if isinstance(load, list) and load and isinstance(num_cpus, int) and num_cpus > 0:
         return float(load[0]) / num_cpus if isinstance(load[0], int | float) else None

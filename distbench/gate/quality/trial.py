@@ -1,4 +1,4 @@
-"""Comparisons cut out of a series of unchanged launches, a slowdown put into one case: what the gate makes of them.
+"""Comparisons made of a series of unchanged launches, a slowdown put into one case: what the gate says of them.
 
 Windows of consecutive launches are taken as `distbench ab` would have launched them (A B, B A, A B ...), from every
 start and with either side as the candidate. So what drifts, and what a launch leaves behind for the next one, is in
