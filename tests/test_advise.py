@@ -15,7 +15,8 @@ from distbench.advise.plans import Advice, advise
 from distbench.advise.question import Setting, every_pair, pair_of, setting_of
 from distbench.advise.recommendation import verdict
 from distbench.advise.tensor_blocks import diagram_of
-from distbench.costmodel.profile import Line, load_profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import load_profile
 from distbench.spec.errors import UserError
 
 MIB = 2**20

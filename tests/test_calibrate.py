@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from conftest import Cli, run_cli, run_files
 
-from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
-from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line, load_profile
+from distbench.costmodel.calibration_plots import draw
+from distbench.costmodel.calibration_run import measured_in, profile_of
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line
+from distbench.costmodel.profile import load_profile
+from distbench.costmodel.profile_text import profile_text
 from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
 from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from distbench.advise.question import Setting, num_ranks
-from distbench.costmodel.profile import Line, line_error
+from distbench.costmodel.lines import Line
 from distbench.planning import Exchange
 from distbench.planning.direct_exchange import volume
 
@@ -71,7 +71,7 @@ def exchange_seconds(setting: Setting, load: Load, num_copies: int) -> tuple[flo
     """
     if line := direct_line(setting):
         busiest = max(load.sent_bytes, load.received_bytes)
-        return line.seconds(busiest, load.written_bytes / busiest), line_error(line)  # type: ignore[arg-type]
+        return line.seconds(busiest, load.written_bytes / busiest), line.expected_error  # type: ignore[arg-type]
     parts = []
     for mesh_dim, num_bytes in enumerate(load.crossing_bytes):
         if num_bytes:

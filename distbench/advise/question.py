@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from distbench.costmodel.profile import MeasuredCost, Profile, line_error, load_profile, measured_cost
-from distbench.planning import MeshCost, NotHandled, Problem, State, TorchCost, parse_state
+from distbench.costmodel.lines import COLLECTIVES
+from distbench.costmodel.mesh_costs import MeasuredCost, MeshCost, TorchCost, measured_cost
+from distbench.costmodel.profile import Profile, load_profile
+from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, parse_mesh
@@ -62,7 +64,7 @@ class Setting:
         if not isinstance(self.model, MeasuredCost):
             return None
         line = self.model.lines.get((op, mesh_dim))
-        return 0.0 if line is None else line_error(line)
+        return 0.0 if line is None else line.expected_error
 
 
 def setting_of(
@@ -130,7 +132,7 @@ def _measured(profile: Profile, named: Mapping[str, int], text: str) -> Measured
 
 def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
     for name, size in named.items():
-        for op in ("all_gather", "all_to_all", "all_reduce", "reduce_scatter"):
+        for op in COLLECTIVES:
             if size > 1 and profile.line(op, name, size) is None:
                 return f"{op} over {name} of {size}"
     return None

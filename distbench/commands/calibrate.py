@@ -75,7 +75,9 @@ def _check_plots(folder: Path) -> None:
 
 
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
-    from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
+    from distbench.costmodel.calibration_plots import draw
+    from distbench.costmodel.calibration_run import measured_in, profile_of
+    from distbench.costmodel.profile_text import profile_text
     from distbench.runs.run_file import read_run
 
     run = read_run(run_file)

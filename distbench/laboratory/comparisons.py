@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.compare.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_ci, side_of_one
-from distbench.laboratory.planner_table import TORCHS, Bools, PlannerTable, ratio_to, widenings
+from distbench.laboratory.planner_table import Bools, PlannerTable, ratio_to, widenings
 from distbench.planning.choice import choose
+from distbench.spec.planner_names import BASELINE, TORCH_PLANNERS
 
-BASELINE = "greedy"
 BETTER_OF_TORCH = "the better of greedy and min_cost"
 CHOSEN = "choosing by prediction"
 # A planner that takes this much longer than torch's better one on a pair is called a loss worth naming.
@@ -115,8 +115,8 @@ def _references(planner_table: PlannerTable) -> list[tuple[str, Interval, NDArra
         found.append(
             (BASELINE, planner_table.times[BASELINE], planner_table.runs_as[BASELINE], planner_table.enough[BASELINE])
         )
-    if all(planner in planner_table.planners for planner in TORCHS):
-        one, other = TORCHS
+    if all(planner in planner_table.planners for planner in TORCH_PLANNERS):
+        one, other = TORCH_PLANNERS
         takes = np.less_equal(planner_table.times[one].center, planner_table.times[other].center) | ~planner_table.has(
             other
         )

@@ -11,14 +11,12 @@ from distbench.compare.intervals import MIN_CONTROLS, MIN_SAMPLES_FOR_CI, Floats
 from distbench.laboratory.failures import PAIR_KEY, sizes_in
 from distbench.render.units import size_text
 from distbench.runs.run_file import DTYPE_BYTES
+from distbench.spec.planner_names import NATIVE, VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Bools = NDArray[np.bool_]
-# Also the order in which equally good planners are preferred: what needs least of the user goes first.
-PLANNERS = ("greedy", "greedy+native", "min_cost", "min_cost+native", "calibrated", "calibrated+native", "direct")
-TORCHS = ("greedy", "min_cost")
 MAX_EXACT_SIZES = 6
 SIZE_CLASSES = (
     (1 << 12, "under 4 KiB"),
@@ -35,7 +33,7 @@ class PlannerTable:
 
     Args:
         pairs: one row a pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
-        planners: those that were run, in the order of PLANNERS, others behind.
+        planners: those that were run, in the order of VARIANTS, others behind.
         times: planner to its medians with their intervals, seconds; nan where it has no right result.
         enough: planner to whether its interval rests on enough samples.
         paths: planner to its paths as text; "" where there is none.
@@ -85,7 +83,7 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
     rows = frame[frame["kind"] == "redistribute"].copy()
     for name in ("mesh", "mesh_shape", "suite", "direction", "flattened", "source", "target", "dtype", "shape"):
         rows[name] = rows[name].fillna("")
-    rows["planner"] = rows["planner"].fillna("").replace({"direct+native": "direct"})
+    rows["planner"] = rows["planner"].fillna("").replace({f"direct{NATIVE}": "direct"})
     of_run = ["x".join(part.partition("=")[2] for part in mesh.split(",")) for mesh in rows["mesh"]]
     rows["mesh_shape"] = np.where(rows["mesh_shape"] == "", of_run, rows["mesh_shape"])
     numel = np.array([np.prod(sizes_in(shape)) if sizes_in(shape) else np.nan for shape in rows["shape"]], dtype=float)
@@ -137,7 +135,7 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
 
 
 def _ordered(names: Sequence[str]) -> tuple[str, ...]:
-    known = [name for name in PLANNERS if name in set(names)]
+    known = [name for name in VARIANTS if name in set(names)]
     return (*known, *sorted(set(names) - set(known)))
 
 

@@ -19,11 +19,11 @@ from distbench.compare.intervals import (
 from distbench.render.blocks import Table
 from distbench.render.units import NOTHING, percent_text, ratio_text, size_text, time_ci_text, time_text, whole_text
 from distbench.runs.frame import Row
+from distbench.spec.planner_names import BASELINE
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BASELINE = "greedy"
 MAX_PAIRS = 20
 PAIR = ["shape", "dtype", "source", "target"]
 TIMES = ["median_s", "ci_low_s", "ci_high_s", "num_samples"]

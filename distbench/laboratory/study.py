@@ -9,7 +9,6 @@ import numpy as np
 
 from distbench.compare.intervals import Floats, geometric_mean
 from distbench.laboratory.comparisons import (
-    BASELINE,
     BETTER_OF_TORCH,
     LargestGain,
     PathDifference,
@@ -28,13 +27,13 @@ from distbench.laboratory.predictions import PredictionError, PredictionRanking,
 from distbench.laboratory.reproducer import Versions
 from distbench.render.units import size_text
 from distbench.runs.run_file import Run
+from distbench.spec.planner_names import BASELINE, NATIVE
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MIN_PLANNERS = 3
 MAX_STRIKING = 10
-NATIVE = "+native"
 LARGE_BYTES = 1 << 20
 MIN_FOCUS = 20
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.compare.intervals import Floats
-from distbench.laboratory.comparisons import BASELINE, CHOSEN, PlannerComparison
+from distbench.laboratory.comparisons import CHOSEN, PlannerComparison
 from distbench.laboratory.study import Study
 from distbench.laboratory.study_verdict import regret_of
 from distbench.render import plot_style as style
 from distbench.render.units import percent_text
+from distbench.spec.planner_names import BASELINE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

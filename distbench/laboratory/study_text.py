@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from distbench.laboratory.comparisons import BASELINE, BETTER_OF_TORCH, CHOSEN, NEAR_BEST, WORSE_SHARE, LargestGain
+from distbench.laboratory.comparisons import BETTER_OF_TORCH, CHOSEN, NEAR_BEST, WORSE_SHARE, LargestGain
 from distbench.laboratory.failures import BAD, Failure
 from distbench.laboratory.predictions import APART
 from distbench.laboratory.study import Study
@@ -12,6 +12,7 @@ from distbench.laboratory.study_verdict import regret_of, verdict_lines
 from distbench.planning.choice import LEAVING_SHARE
 from distbench.render.blocks import Block, Heading, Lines, Table, capped, shorten
 from distbench.render.units import NOTHING, known, percent_text, ratio_text, size_text, time_text, whole_text
+from distbench.spec.planner_names import BASELINE
 
 MAX_FAILURES = 30
 MAX_ERROR = 160

@@ -5,11 +5,11 @@ from pathlib import Path
 from distbench.compare.intervals import geometric_mean
 from distbench.laboratory.comparisons import CHOSEN, PlannerComparison, Regret
 from distbench.laboratory.predictions import APART
-from distbench.laboratory.study import NATIVE, Study
+from distbench.laboratory.study import Study
 from distbench.render.blocks import Block, Code, Heading, Lines
 from distbench.render.units import known, percent_text, ratio_text
+from distbench.spec.planner_names import NATIVE, OUR_VARIANTS
 
-OURS = ("calibrated", "calibrated+native", "direct")
 # What torch can be told to plan with, everywhere, operators and backward included.
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
 # Predictions further off than this rank plans by luck.
@@ -134,13 +134,17 @@ def _prediction_line(study: Study) -> str:
 
 
 def _wrong_line(study: Study) -> str:
-    ours = sum(count for planner in OURS for status, count in study.outcomes.get(planner, {}).items() if status == "ok")
+    ours = sum(
+        count for planner in OUR_VARIANTS for status, count in study.outcomes.get(planner, {}).items() if status == "ok"
+    )
     bad = {
         planner: sum(counts.get(status, 0) for status in ("wrong", "raised", "aborted", "timeout"))
         for planner, counts in study.outcomes.items()
     }
-    theirs = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner not in OURS]
-    own = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner in OURS]
+    theirs = [
+        f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner not in OUR_VARIANTS
+    ]
+    own = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner in OUR_VARIANTS]
     parts = []
     if theirs:
         parts.append(f"torch's planners gave wrong values or broke: {', '.join(theirs)} cases")

@@ -6,7 +6,7 @@ Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded s
 the tensor dim that is forgotten, and could be larger than what the cheapest path really moves.
 """
 
-from distbench.planning.graph import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from distbench.planning.pricing import Pricing
 
 

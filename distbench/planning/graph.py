@@ -9,17 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER
 from distbench.planning.states import State
-
-ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER, CUT, PARTITION = (
-    "all_gather",
-    "all_to_all",
-    "all_reduce",
-    "reduce_scatter",
-    "cut",
-    "partition",
-)
-COLLECTIVES = frozenset({ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER})
 
 
 @dataclass(frozen=True)
@@ -27,7 +18,7 @@ class Move:
     """What a step does, whatever state it starts from.
 
     Args:
-        op: one of the six above; "cut" (replicate to shard) and "partition" (replicate to partial) are local.
+        op: one of `costmodel.lines.COLLECTIVES`, or local: "cut" (replicate to shard) or "partition" (to partial).
         mesh_dim: the mesh dim whose placement changes.
         source_dim: the tensor dim it cut before, or -1.
         target_dim: the tensor dim it cuts after, or -1.

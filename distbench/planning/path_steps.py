@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.graph import Graph, Move, legal_steps
-from distbench.planning.models import MeshCost
 from distbench.planning.pricing import Pricing, Problem, StepPrice
 from distbench.planning.states import State
 

@@ -6,17 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distbench.planning.graph import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    COLLECTIVES,
-    CUT,
-    REDUCE_SCATTER,
-    Graph,
-    Kind,
-    Move,
-)
-from distbench.planning.models import MeshCost
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, CUT, REDUCE_SCATTER
+from distbench.costmodel.mesh_costs import MeshCost
+from distbench.planning.graph import Graph, Kind, Move
 from distbench.planning.states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest

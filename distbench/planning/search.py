@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 
+from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.bounds import Bounds
 from distbench.planning.graph import graph_of
-from distbench.planning.models import MeshCost
 from distbench.planning.pricing import (
     COLLECTIVE_BITS,
     COLLECTIVE_SHIFT,

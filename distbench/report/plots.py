@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distbench.laboratory.redistributions import BASELINE, Comparison, comparisons
+from distbench.laboratory.redistributions import Comparison, comparisons
 from distbench.laboratory.study import Study
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.render import plot_style as style
@@ -17,6 +17,7 @@ from distbench.report.steps import steps_of
 from distbench.runs.frame import PHASES
 from distbench.runs.header import scenario_name
 from distbench.runs.run_file import Run
+from distbench.spec.planner_names import BASELINE
 from distbench.traces.records import traces_of
 from distbench.traces.timeline import timeline_figures
 

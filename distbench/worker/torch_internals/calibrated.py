@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel.profile import Profile, load_profile, measured_cost
+from distbench.costmodel.mesh_costs import MeshCost, TorchCost, measured_cost
+from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
-from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import clear_redistribution_caches, layout_of
