@@ -7,7 +7,6 @@ import pytest
 from conftest import ROOT
 
 from distbench.advise.advice_text import pair_text, ranking_text
-from distbench.advise.ask_torch import TorchAnswers, TorchPath
 from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
 from distbench.advise.picture import check_picture
@@ -15,6 +14,7 @@ from distbench.advise.plans import Advice, advise
 from distbench.advise.question import Setting, every_pair, pair_of, setting_of
 from distbench.advise.recommendation import verdict
 from distbench.advise.tensor_blocks import diagram_of
+from distbench.advise.torch_paths import TorchAnswers, TorchPath
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import load_profile
 from distbench.spec.errors import UserError

@@ -120,7 +120,7 @@ def check_payload(record: dict[str, Any]) -> None:
     ends = [parse_state(params[side], 2) for side in ("source", "target")]
     if params["op"] == DIRECT:
         exchange = plan_exchange(*ends, problem.shape, problem.mesh_shape)
-        assert record["payload_bytes"] == 4 * max(exchange.received(0), exchange.received(1))
+        assert record["payload_bytes"] == 4 * max(exchange.received[0], exchange.received[1])
         return
     (step,) = priced_steps(problem, TorchCost((1, 2), 1), ends)
     asked = (step.move.op, step.price.payload_bytes, step.move.num_copies)

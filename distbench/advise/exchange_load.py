@@ -1,11 +1,12 @@
 """The direct plan's all-to-all: what the busiest rank sends and receives, over which mesh dims, and for how long."""
 
-from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
-from distbench.advise.question import Setting, num_ranks
-from distbench.costmodel.lines import Line
+import numpy as np
+
+from distbench.advise.question import Setting
+from distbench.costmodel.lines import ALL_TO_ALL, DIRECT, Line
 from distbench.planning import Exchange
 from distbench.planning.direct_exchange import volume
 
@@ -31,30 +32,23 @@ class Load:
 def load_of(setting: Setting, exchange: Exchange) -> Load:
     """The load of one exchange."""
     cells = list(product(*(range(size) for size in setting.problem.mesh_shape)))
-    sent: Counter[int] = Counter()
-    received: Counter[int] = Counter()
-    crossing: list[Counter[tuple[str, int]]] = [Counter() for _ in setting.mesh]
+    # (outermost mesh dim that differs; sent, received; rank)
+    elements = np.zeros((len(setting.mesh), 2, len(cells)), dtype=np.int64)
     for transfer in exchange.transfers:
-        num_bytes = volume(transfer.box) * setting.problem.itemsize
-        sent[transfer.sender] += num_bytes
-        received[transfer.receiver] += num_bytes
         ends = zip(cells[transfer.sender], cells[transfer.receiver], strict=True)
         outermost = next(number for number, (a, b) in enumerate(ends) if a != b)
-        crossing[outermost]["out", transfer.sender] += num_bytes
-        crossing[outermost]["in", transfer.receiver] += num_bytes
+        elements[outermost, (0, 1), (transfer.sender, transfer.receiver)] += volume(transfer.box)
+    loads = elements * setting.problem.itemsize
+    sent, received = loads.sum(axis=0).max(axis=1).tolist()
     written = max(map(volume, exchange.target_boxes)) * setting.problem.itemsize
-    return Load(_most(sent), _most(received), tuple(_most(counts) for counts in crossing), written)
-
-
-def _most(counts: "Counter[int] | Counter[tuple[str, int]]") -> int:
-    return max(counts.values(), default=0)
+    return Load(sent, received, tuple(loads.max(axis=(1, 2)).tolist()), written)
 
 
 def direct_line(setting: Setting) -> Line | None:
     """The profile's line for this all-to-all over the whole mesh; None where it was not measured."""
     if setting.profile is None:
         return None
-    return setting.profile.line("direct", "x".join(setting.mesh), num_ranks(setting))
+    return setting.profile.line(DIRECT, "x".join(setting.mesh), setting.num_ranks)
 
 
 def exchange_seconds(setting: Setting, load: Load, num_copies: int) -> tuple[float, float | None]:
@@ -67,20 +61,20 @@ def exchange_seconds(setting: Setting, load: Load, num_copies: int) -> tuple[flo
     Args:
         setting: the mesh and the cost model.
         load: what crosses which mesh dim.
-        num_copies: how many of the two layouts cut a tensor dim that is not the first.
+        num_copies: how many of the two layouts shard a tensor dim that is not the first.
     """
     if line := direct_line(setting):
         busiest = max(load.sent_bytes, load.received_bytes)
-        return line.seconds(busiest, load.written_bytes / busiest), line.expected_error  # type: ignore[arg-type]
-    parts = []
+        return line.seconds(busiest, load.written_bytes / busiest), line.expected_error
+    total, off = 0.0, 0.0
     for mesh_dim, num_bytes in enumerate(load.crossing_bytes):
         if num_bytes:
             size = setting.problem.mesh_shape[mesh_dim]
             # A line is over the whole buffer, a rank's own part included, which does not travel.
             payload = num_bytes * size / (size - 1)
-            seconds = setting.model.seconds("all_to_all", mesh_dim, payload, num_copies)
-            parts.append((seconds, setting.error("all_to_all", mesh_dim)))
-    total = sum(seconds for seconds, _ in parts)
+            seconds = setting.model.seconds(ALL_TO_ALL, mesh_dim, payload, num_copies)
+            total += seconds
+            off += seconds * (setting.error(ALL_TO_ALL, mesh_dim) or 0.0)
     if setting.profile is None:
         return total, None
-    return total, sum(seconds * (error or 0.0) for seconds, error in parts) / total if total else 0.0
+    return total, off / total if total else 0.0

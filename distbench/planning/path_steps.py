@@ -52,5 +52,4 @@ def least_received_bytes(problem: Problem, source: State, target: State) -> int:
     Raises:
         NotHandled: one side has a partial.
     """
-    exchange = plan_exchange(source, target, problem.shape, problem.mesh_shape)
-    return max(exchange.received(position) for position in range(len(exchange.source_boxes))) * problem.itemsize
+    return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize

@@ -158,8 +158,7 @@ def exchange_between(
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()
     exchange = direct.exchange
-    positions = range(len(exchange.source_boxes))
-    sent_bytes = max(map(exchange.sent, positions)) * itemsize
+    sent_bytes = max(exchange.sent) * itemsize
     ops = ("all_to_all",) if exchange.transfers else ()
     return PlannedRedistribution(
         call=lambda: direct(local),
@@ -170,7 +169,7 @@ def exchange_between(
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
         predicted_s=predicted_exchange_seconds(*exchange.load(), itemsize, context),
-        facts={"received_bytes": max(map(exchange.received, positions)) * itemsize},
+        facts={"received_bytes": max(exchange.received) * itemsize},
     )
 
 
