@@ -1,6 +1,6 @@
 """Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, says and draws.
 
-`question`, `torch_paths`, `plans`, `exchange_load`, `pairs` and `drawing` are the analysis, and neither print nor draw;
+`question`, `torch_paths`, `plans`, `pairs` and `drawing` are the analysis, and neither print nor draw;
 `advice_text`, `recommendation`, `tensor_blocks` and `picture` render it. Only the two functions here combine them.
 """
 
@@ -44,12 +44,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
 
 
 def plan_all_pairs(setting: Setting, form: str) -> str:
-    """Every ordered pair of layouts, as text or JSON.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        form: "table" or "json".
-    """
+    """Every ordered pair of layouts, as text or JSON; `form` is "table" or "json"."""
     every = list(every_pair(setting))
     pairs = chosen_pairs(setting, every)
     torch = ask_torch(setting, pairs)

@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
-from distbench.advise.exchange_load import direct_line
 from distbench.advise.pairs import PairRanking, times_longer
-from distbench.advise.plans import Advice, Plan
+from distbench.advise.plans import Advice, Plan, direct_line
 from distbench.advise.question import Setting
 from distbench.advise.recommendation import verdict
 from distbench.advise.torch_paths import TorchAnswers
@@ -28,14 +27,7 @@ UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own cons
 
 
 def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
-    """One pair's plans, steps and diagram, and which planner to use.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        advice: the pair's plans.
-        torch: which torch was asked.
-        diagram: how the tensor lies after each step, lines of at most 100 characters.
-    """
+    """One pair's plans and steps, which planner to use, and the diagram, whose lines have at most 100 characters."""
     least = "not known for this pair"
     if advice.least_bytes is not None:
         least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)"

@@ -56,13 +56,7 @@ class Drawing:
 
 
 def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
-    """What to draw of a plan, or a sentence that says why it is not drawn.
-
-    Args:
-        setting: the tensor and the mesh.
-        plan: the plan.
-        max_ranks: what fits.
-    """
+    """What to draw of a plan, or a sentence that says why it is not drawn: `max_ranks` ranks fit."""
     mesh_shape, shape = setting.problem.mesh_shape, setting.problem.shape
     cells = list(product(*(range(size) for size in mesh_shape)))
     if len(cells) > max_ranks:

@@ -41,14 +41,7 @@ def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list
 def ranking_of(
     setting: Setting, pairs: Sequence[tuple[State, State]], torch: TorchAnswers, num_all: int | None = None
 ) -> PairRanking:
-    """Work out and sort all pairs.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        pairs: source and target layouts.
-        torch: what torch's planners said, one answer a pair.
-        num_all: ordered pairs that there are, if `pairs` are only some.
-    """
+    """Every pair's advice; torch gave one answer a pair, and `num_all` pairs there are, if `pairs` are only some."""
     advices = [advise(setting, source, target, torch, number) for number, (source, target) in enumerate(pairs)]
     advices.sort(key=lambda advice: (-times_longer(advice), str(advice.source), str(advice.target)))
     used = {planner: sum(advice.use.planner == planner for advice in advices) for planner in PLANNERS}

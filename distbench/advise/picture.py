@@ -51,12 +51,7 @@ def check_picture(path: Path) -> None:
 
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
-    """Draw the plan to use, and below it DTensor's default where that is another path.
-
-    Args:
-        setting: the tensor and the mesh.
-        advice: the pair's plans.
-        path: the file, .png or .svg.
+    """Draw the plan to use, and below it DTensor's default where that is another path, into a .png or .svg file.
 
     Returns:
         A sentence on what was drawn, or why nothing was.

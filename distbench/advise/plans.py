@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
-from distbench.advise.exchange_load import Load, exchange_seconds, load_of
+import numpy as np
+
 from distbench.advise.question import Setting
 from distbench.advise.torch_paths import TorchAnswers, TorchPath
-from distbench.costmodel.lines import ALL_TO_ALL, CUT
+from distbench.costmodel.lines import ALL_TO_ALL, CUT, DIRECT, Line
 from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_exchange, priced_steps
 from distbench.planning.choice import choose
+from distbench.planning.direct_exchange import volume
 from distbench.spec.planner_names import TORCH_PLANNERS
 
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
@@ -129,29 +132,16 @@ class Advice:
 
 
 def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
-    """Every planner's plan for one pair.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        source: the layout before.
-        target: the layout after, without Partial.
-        torch: what torch's planners said.
-        number: which of its answers are this pair's.
-    """
-    found: dict[str, Plan | str] = {
-        planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS
-    }
+    """Every planner's plan for one pair, to a target without Partial; torch's are its answers of that number."""
     route = cheapest_route(setting.problem, setting.model, source, target)
-    found["calibrated"] = _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states)
-    exchange, load = _exchange(setting, source, target), None
-    if isinstance(exchange, str):
-        found["direct"] = exchange
-    else:
-        load = load_of(setting, exchange)
-        found["direct"] = _direct_plan(setting, source, target, exchange, load)
+    found: dict[str, Plan | str] = {
+        **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
+        "calibrated": _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states),
+        "direct": _direct_plan(setting, source, target),
+    }
     plans = {planner: plan for planner, plan in found.items() if isinstance(plan, Plan)}
     missing = {planner: reason for planner, reason in found.items() if isinstance(reason, str)}
-    return Advice(source, target, plans, missing, load.received_bytes if load else None)
+    return Advice(source, target, plans, missing, plans["direct"].received_bytes if "direct" in plans else None)
 
 
 def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str:
@@ -188,27 +178,70 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
     return Plan(planner, path, states[0], steps, received, peak)
 
 
-def _exchange(setting: Setting, source: State, target: State) -> Exchange | str:
-    """The direct exchange, or why there is none."""
+def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
+    """One exchange in the place of a path, or why there is none."""
     if source.partials:
         return "not possible: Partial (one all-to-all adds nothing up)"
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
-    return plan_exchange(source, target, setting.problem.shape, setting.problem.mesh_shape)
-
-
-def _direct_plan(setting: Setting, source: State, target: State, exchange: Exchange, load: Load) -> Plan:
-    path = f"{source}->{target}" if source != target else str(source)
-    before, after = setting.problem.local_bytes(source), setting.problem.local_bytes(target)
+    problem = setting.problem
+    exchange = plan_exchange(source, target, problem.shape, problem.mesh_shape)
+    before, after = problem.local_bytes(source), problem.local_bytes(target)
     if exchange.source_boxes == exchange.target_boxes:
+        path = f"{source}->{target}" if source != target else str(source)
         return Plan("direct", path, source, (), 0, before)
+    sent, received = (max(elements) * problem.itemsize for elements in (exchange.sent, exchange.received))
     num_copies = sum(any(state.orders[1:]) for state in (source, target))
-    communicates = bool(exchange.transfers)
-    error: float | None
+    op, communicates = (ALL_TO_ALL, True) if exchange.transfers else (CUT, False)
     if communicates:
-        op, (seconds, error) = ALL_TO_ALL, exchange_seconds(setting, load, num_copies)
+        seconds, error = _exchange_seconds(setting, exchange, num_copies)
     else:
         seconds = max(setting.model.seconds(CUT, dim, after, num_copies) for dim in range(len(setting.mesh)))
-        op, error = CUT, None if setting.profile is None else 0.0
-    step = PlannedStep(op, "the mesh", target, seconds, error, load.sent_bytes, before + after, communicates)
-    return Plan("direct", path, source, (step,), load.received_bytes, before + after)
+        error = 0.0
+    priced = None if setting.profile is None else error
+    step = PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates)
+    return Plan("direct", f"{source}->{target}", source, (step,), received, before + after)
+
+
+def direct_line(setting: Setting) -> Line | None:
+    """The profile's line for this all-to-all over the whole mesh; None where it was not measured."""
+    if setting.profile is None:
+        return None
+    return setting.profile.line(DIRECT, "x".join(setting.mesh), setting.num_ranks)
+
+
+def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
+    """(predicted seconds, the share by which they may be off) of one all-to-all with splits.
+
+    By the profile's own line for it, over what the busiest rank sends or receives and how often that much is written,
+    where there is one. Else as one all-to-all after the other over each mesh dim that it crosses: an upper estimate
+    where links of different mesh dims work at the same time.
+    """
+    if line := direct_line(setting):
+        busiest, written = exchange.load()
+        return line.seconds(busiest * setting.problem.itemsize, written), line.expected_error
+    total, off = 0.0, 0.0
+    for mesh_dim, num_bytes in enumerate(_crossing_bytes(setting, exchange)):
+        if num_bytes:
+            size = setting.problem.mesh_shape[mesh_dim]
+            # A line is over the whole buffer, a rank's own part included, which does not travel.
+            payload = num_bytes * size / (size - 1)
+            seconds = setting.model.seconds(ALL_TO_ALL, mesh_dim, payload, num_copies)
+            total += seconds
+            off += seconds * (setting.error(ALL_TO_ALL, mesh_dim) or 0.0)
+    return total, off / total if total else 0.0
+
+
+def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
+    """For each mesh dim the bytes that the busiest rank sends or receives over it.
+
+    Of the mesh dims that differ between two ranks the outermost counts: the slowest link between them.
+    """
+    mesh_shape = setting.problem.mesh_shape
+    cells = list(product(*(range(size) for size in mesh_shape)))
+    elements = np.zeros((len(mesh_shape), 2, len(cells)), dtype=np.int64)
+    for transfer in exchange.transfers:
+        ends = zip(cells[transfer.sender], cells[transfer.receiver], strict=True)
+        outermost = next(mesh_dim for mesh_dim, (a, b) in enumerate(ends) if a != b)
+        elements[outermost, (0, 1), (transfer.sender, transfer.receiver)] += volume(transfer.box)
+    return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]

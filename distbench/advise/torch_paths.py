@@ -31,12 +31,9 @@ class TorchAnswers:
 
 
 def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: float = BUDGET_S) -> TorchAnswers:
-    """Each pair's path by torch's greedy and min_cost planners. Never raises: where torch fails, the answers say so.
+    """Each pair's path by torch's own planners; after `budget_s` seconds of planning, pairs are left out.
 
-    Args:
-        setting: the tensor and its mesh.
-        pairs: source and target layouts.
-        budget_s: seconds of planning after which pairs are left out.
+    Never raises: where torch fails, the answers say so.
     """
     request = {
         "mesh_shape": setting.problem.mesh_shape,

@@ -23,12 +23,9 @@ NUM_COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 3.3, 3.0
 
 
 def draw(profile: Profile, measured: Sequence[MeasuredSteps], folder: Path) -> list[Path]:
-    """Measured points on fitted lines, one figure a mesh dim, one panel an op; the files written.
+    """Measured points on the profile's lines, one figure a mesh dim, one panel an op; the files written.
 
-    Args:
-        profile: fitted to what was measured.
-        measured: see `measured_in`.
-        folder: made if it is not there.
+    The folder is made if it is not there.
 
     Raises:
         UserError: the folder cannot be written.

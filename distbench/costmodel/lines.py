@@ -94,9 +94,9 @@ def fit_line(
     """Fit one line by non-negative least squares on the relative error, then centre it on the samples' median.
 
     Args:
-        op: the collective.
-        mesh_dim: name of the mesh dim.
-        group_size: ranks in each group.
+        op: of the line.
+        mesh_dim: of the line.
+        group_size: of the line.
         samples: two sizes at least, each of more than 0 seconds.
         held_out: samples to judge the line by.
 

@@ -79,11 +79,7 @@ class MeasuredCost:
 
 
 def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
-    """The profile's prices on a mesh whose dims it knows by name and size; the same object for the same lines.
-
-    Args:
-        profile: what was measured.
-        mesh: mesh dim names to ranks, outermost first.
+    """The profile's prices on a mesh (names to ranks, outermost first); the same object for the same lines.
 
     Raises:
         UserError: a collective over one of the mesh dims has no line.

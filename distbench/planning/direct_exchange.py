@@ -85,12 +85,6 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
     of a tile comes from one replica: the one with least to send so far, largest boxes first (Graham 1969), then the one
     that shares most outer mesh coordinates with the receiver, then the first.
 
-    Args:
-        source: where the tensor is.
-        target: where it shall be.
-        shape: of the full tensor.
-        mesh_shape: ranks along each mesh dim.
-
     Raises:
         NotHandled: either side has a partial; adding parts up is no exchange.
     """

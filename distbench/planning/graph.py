@@ -92,16 +92,15 @@ class Graph:
 
     def wanted_entries(self, target: int) -> frozenset[int]:
         """The entries that bring a state nearer to the target: each order that begins the target's, each partial."""
-        found = self._wanted.get(target)
-        if found is None:
+        if target not in self._wanted:
             state = self.states[target]
             entries = [NOTHING_ENTERED]
             with self._lock:
                 for tensor_dim, order in enumerate(state.orders):
                     entries += [self._entry(tensor_dim, order[:length]) for length in range(1, len(order) + 1)]
                 entries += [self._entry("P", *partial) for partial in state.partials]
-            found = self._wanted[target] = frozenset(entries)
-        return found
+            self._wanted[target] = frozenset(entries)
+        return self._wanted[target]
 
     def pending(self, source: int, target: int) -> int:
         """Bits of the mesh dims that must leave where they are in the source, for the target to be reached."""
@@ -143,23 +142,14 @@ class Graph:
 
 @lru_cache(maxsize=64)
 def graph_of(mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...] = (), even: bool = False) -> Graph:
-    """The one graph of a mesh and tensor rank.
-
-    Args:
-        mesh_ndim: number of mesh dims.
-        tensor_ndim: number of tensor dims.
-        partial_ops: reduce ops that a replica may be split into; none unless the target has a partial.
-        even: every cut divides evenly.
-    """
+    """The one graph of a mesh and tensor rank; see `legal_steps`. `even`: every shard divides evenly."""
     return Graph(mesh_ndim, tensor_ndim, partial_ops, even)
 
 
 def legal_steps(state: State, partial_ops: tuple[str, ...] = ()) -> Iterator[tuple[State, Move]]:
     """Every state one step away, with the step. S to P and P to another P do not exist.
 
-    Args:
-        state: where to start.
-        partial_ops: reduce ops that a replica may be split into.
+    `partial_ops` are those that a replica may be split into: none unless the target has a partial.
     """
     for source_dim, order in enumerate(state.orders):
         if order:

@@ -22,12 +22,7 @@ class PricedStep:
 
 
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
-    """Every step of a path, priced on the rank that has most to do.
-
-    Args:
-        problem: the tensor and its mesh.
-        model: the cost model.
-        states: from the source to the target, neighbours one legal step apart.
+    """Every step of a path from its source to its target, priced on the rank that has most to do.
 
     Raises:
         ValueError: two neighbours are not one legal step apart.

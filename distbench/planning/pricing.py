@@ -73,7 +73,7 @@ class StepPrice:
             for a local step.
         sent_bytes: bytes the rank must send, as the ring algorithm would.
         held_bytes: its local tensors before and after the step, together.
-        is_collective: whether ranks speak (a mesh dim of one rank has nobody to speak to).
+        is_collective: whether ranks communicate (a mesh dim of one rank does not).
     """
 
     seconds: float
@@ -93,7 +93,7 @@ def shard_counts(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Pricing:
-    """The prices of one problem under one cost model, worked out as searches ask for them; see `pricing_of`.
+    """The prices of one problem under one cost model, worked out as searches ask for them.
 
     Args:
         graph: the states, even if every cut of the problem divides evenly.
@@ -121,9 +121,8 @@ class Pricing:
             op, mesh_dim, num_copies = graph.move_facts[number]
             before, size = self.num_bytes // self.counts[mask], self.mesh_shape[mesh_dim]
             held = _even_held_bytes(op, before, size)
-            packed = self._labels.get((op, mesh_dim, mask, num_copies)) or self._even_label(
-                op, mesh_dim, mask, num_copies
-            )
+            key = op, mesh_dim, mask, num_copies
+            packed = self._labels.get(key) or self._even_label(*key)
         else:
             price = self.price(mask, graph.dim_masks[node], graph.moves[number])
             held, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
@@ -140,8 +139,8 @@ class Pricing:
         if not self.model.pads:
             timed = self.num_bytes / self.counts[sharded_mask] * (size if op == ALL_GATHER else 1)
         seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
-        speaks = op in COLLECTIVES and size > 1
-        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, speaks)
+        is_collective = op in COLLECTIVES and size > 1
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
         """A packed lower bound of a collective, from a state in which the mask's mesh dims cut, whichever tensor dims.
@@ -163,9 +162,7 @@ class Pricing:
         elif op == CUT:
             payload //= size
         seconds = self.model.seconds(op, mesh_dim, payload, num_copies)
-        packed = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
-        if size > 1 and op in COLLECTIVES:
-            packed += (_sent_bytes(op, payload, size) << SENT_SHIFT) + ONE_COLLECTIVE
+        packed = pack(seconds, _sent_bytes(op, payload, size), size > 1 and op in COLLECTIVES)
         self._labels[op, mesh_dim, mask, num_copies] = packed
         return packed
 

@@ -38,7 +38,7 @@ class Route:
         states: from the source to the target, both included.
         seconds: predicted.
         sent_bytes: bytes that the busiest rank must send.
-        num_collectives: steps in which ranks speak.
+        num_collectives: steps in which ranks communicate.
         peak_bytes: the most that a step holds, its local tensors before and after; the source alone without a step.
     """
 
@@ -59,8 +59,8 @@ def cheapest_route(
     Args:
         problem: the tensor and its mesh.
         model: prices a step; more bytes must never be cheaper.
-        source: where the tensor is.
-        target: where it shall be.
+        source: the layout before.
+        target: the layout after.
         peak_cap_bytes: no step may hold more than this, if given.
 
     Raises:

@@ -13,10 +13,6 @@ TIMEOUT_S = 600.0
 def signatures_of(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[tuple[Signature, dict[str, str]]]:
     """What the cases of each job communicate, and those that cannot run: case id to what it raises; in the jobs' order.
 
-    Args:
-        jobs: one scenario's each.
-        timeout_s: seconds after which the process is given up.
-
     Raises:
         UserError: a scenario cannot work, none of its cases runs, or the process failed or did not end.
     """

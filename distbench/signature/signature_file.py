@@ -104,11 +104,7 @@ def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
 
 
 def parse(text: str, where: str) -> Signature:
-    """Read what `Signature.to_text` wrote.
-
-    Args:
-        text: the file's content.
-        where: the file's name, for messages.
+    """Read what `Signature.to_text` wrote; messages name the file as `where`.
 
     Raises:
         UserError: it is no signature, or one of a newer distbench.

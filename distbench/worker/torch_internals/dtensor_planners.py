@@ -45,13 +45,8 @@ class OrderedTensor:
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
         require("explicit shard orders")
-        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-        placements, shard_order = layout_of(state)
-        meta = TensorMeta(full.shape, full.stride(), full.dtype)
-        self._local = local
-        self._spec = DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order)
-        self.placements, self.shape, self.ndim, self.dtype = placements, full.shape, full.ndim, full.dtype
+        self._local, self._spec = local, _spec_of(mesh, state, full)
+        self.placements, self.shape, self.ndim, self.dtype = self._spec.placements, full.shape, full.ndim, full.dtype
 
     def to_local(self) -> torch.Tensor:
         """This rank's shard."""
@@ -122,12 +117,7 @@ class PathStep:
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
-    """The path DTensor would take now: in torch's own notation, and step by step.
-
-    Args:
-        dtensor: the source DTensor.
-        placements: target placements, one a mesh dim.
-    """
+    """The path DTensor would take now: in torch's own notation, and step by step."""
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
     steps, held = [], dtensor.to_local().numel()
@@ -150,23 +140,11 @@ def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Ten
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
     """The path DTensor would take now, in torch's own notation, for a tensor that nobody holds; shard orders count.
 
-    Args:
-        mesh: the device mesh.
-        shape: of the full tensor, contiguous.
-        dtype: of its elements.
-        source: where it would be.
-        target: where it shall be.
+    The full tensor has this shape, and is contiguous.
     """
     require("redistribution paths")
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
-    meta = TensorMeta(empty.shape, empty.stride(), dtype)
-    specs = []
-    for state in (source, target):
-        placements, shard_order = layout_of(state)
-        specs.append(DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order))
-    return _planned(*specs)[1]
+    full = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
 
 
 def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -191,6 +169,15 @@ def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
     source = dtensor._spec
     target = _spec(source, placements)
     return lambda: module._gen_transform_infos(source, target)
+
+
+def _spec_of(mesh: DeviceMesh, state: State, full: torch.Tensor) -> Any:
+    """torch's spec of a full tensor in one of our states."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    placements, shard_order = layout_of(state)
+    meta = TensorMeta(full.shape, full.stride(), full.dtype)
+    return DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order)
 
 
 def _spec(source: Any, placements: Sequence[Any]) -> Any:
