@@ -1,15 +1,15 @@
 """`distbench calibrate`: one run of the scenario of that name, and a profile fitted to it."""
 
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from distbench.commands import STARTED_AT
-from distbench.commands.files import check_writable
+from distbench.commands.files import check_writable, make_folder, write
 from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
-from distbench.spec.errors import UserError
 
 
 @click.command()
@@ -40,15 +40,13 @@ def calibrate(
       distbench calibrate --mesh dp_shard=2,tp=4 -o profile.json --plots plots
       distbench run redistribute --mesh dp_shard=2,tp=4 --profile profile.json
     """
-    import os
-
     from distbench.launch import Request, jobs_of
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
 
     check_writable(output, "-o")
     if plots:
-        _check_plots(plots)
+        make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
     request = Request(
         targets=("calibrate",),
@@ -67,13 +65,6 @@ def calibrate(
     sys.exit(exit_code)
 
 
-def _check_plots(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--plots {folder} cannot be made ({error.strerror}); give another folder") from error
-
-
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
     from distbench.costmodel.calibration_plots import draw
     from distbench.costmodel.calibration_run import measured_in, profile_of
@@ -82,10 +73,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
 
     run = read_run(run_file)
     profile = profile_of(run)
-    try:
-        profile.save(output)
-    except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
+    write(output, profile.to_text())
     click.echo(profile_text(profile))
     click.echo(f"profile: {output}", err=True)
     if plots:

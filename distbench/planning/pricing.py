@@ -193,6 +193,13 @@ def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
     return label + (sent_bytes << SENT_SHIFT) + ONE_COLLECTIVE if is_collective else label
 
 
+def unpack(label: int) -> tuple[float, int, int, int]:
+    """(seconds, bytes sent, collectives, peak bytes) of a search's label."""
+    sent = label >> SENT_SHIFT & (1 << SENT_BITS) - 1
+    num_collectives = label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1
+    return (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S, sent, num_collectives, label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1
+
+
 def _even_held_bytes(op: str, before: int, size: int) -> int:
     if op == ALL_GATHER:
         return before + before * size

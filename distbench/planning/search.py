@@ -7,20 +7,7 @@ from heapq import heappop, heappush
 from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.bounds import Bounds
 from distbench.planning.graph import graph_of
-from distbench.planning.pricing import (
-    COLLECTIVE_BITS,
-    COLLECTIVE_SHIFT,
-    COUNTER_BITS,
-    FEMTOSECONDS_PER_S,
-    FORBIDDEN,
-    PEAK_BITS,
-    PEAK_SHIFT,
-    SENT_BITS,
-    SENT_SHIFT,
-    TIME_SHIFT,
-    Pricing,
-    Problem,
-)
+from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, Pricing, Problem, unpack
 from distbench.planning.states import State
 
 _COUNTER = (1 << COUNTER_BITS) - 1
@@ -75,23 +62,13 @@ def cheapest_route(
     path = [end]
     while path[-1] != start:
         path.append(parents[path[-1]])
-    return _route(tuple([graph.states[node] for node in reversed(path)]), label)
+    return Route(tuple([graph.states[node] for node in reversed(path)]), *unpack(label))
 
 
 def _partial_ops(source: State, target: State) -> tuple[str, ...]:
     if not target.partials:
         return ()
     return tuple(sorted({op for _, op in (*source.partials, *target.partials)}))
-
-
-def _route(states: tuple[State, ...], label: int) -> Route:
-    return Route(
-        states,
-        (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S,
-        label >> SENT_SHIFT & (1 << SENT_BITS) - 1,
-        label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1,
-        label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1,
-    )
 
 
 @lru_cache(maxsize=256)

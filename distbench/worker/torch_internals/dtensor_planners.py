@@ -4,11 +4,12 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.planning import State
 from distbench.worker.torch_internals.probe import require
@@ -92,7 +93,7 @@ class PathStep:
     """One step of a redistribution path on this rank.
 
     Args:
-        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local cut.
+        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one.
         group_size: ranks in the group that takes the step.
         logical_numel: elements of the tensor as it is before this mesh dim shards it.
         mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
@@ -149,7 +150,6 @@ def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, sou
 
 def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """torch's placements and shard order of one of our states."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 
     placements: list[Any] = [Replicate()] * state.mesh_ndim
@@ -166,9 +166,7 @@ def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
     """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
     from torch.distributed.tensor import _redistribute as module
 
-    source = dtensor._spec
-    target = _spec(source, placements)
-    return lambda: module._gen_transform_infos(source, target)
+    return partial(module._gen_transform_infos, dtensor._spec, _spec(dtensor._spec, placements))
 
 
 def _spec_of(mesh: DeviceMesh, state: State, full: torch.Tensor) -> Any:
@@ -207,12 +205,12 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
 
 def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
     """The path in torch's notation, shard order left out."""
-    current = list(placements)
-    states = [list(current)]
+    current = list(map(str, placements))
+    texts = ["".join(current)]
     for info in infos:
-        current[info.mesh_dim] = info.src_dst_placements[1]
-        states.append(list(current))
-    return "->".join("".join(str(placement) for placement in state) for state in states)
+        current[info.mesh_dim] = str(info.src_dst_placements[1])
+        texts.append("".join(current))
+    return "->".join(texts)
 
 
 def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
@@ -225,11 +223,10 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
     names = group_mesh.mesh_dim_names
-    num_copies = sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements)
     return PathStep(
         op=info._comm_type_key(),
         group_size=group_mesh.size(info.mesh_dim),
         logical_numel=numel,
         mesh_dim=names[info.mesh_dim] if names else "",
-        num_copies=num_copies,
+        num_copies=sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements),
     )
