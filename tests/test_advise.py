@@ -147,7 +147,7 @@ P(sum)S(1)                   RS(1)
 | 0+2 | 1+3 |  --------->    | 0 2 | 1 3 |
 +-----+-----+   over m0      +-----+-----+
 """
-    text = diagram_of(drawing, "The path:")
+    text = diagram_of(drawing)
     lines = [line.split() for line in text.splitlines()]
     for line in expected.strip().splitlines():
         assert any(found[: len(line.split())] == line.split() for found in lines), line

@@ -39,7 +39,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     if form == "json":
         return pair_json(setting, advice, torch)
     drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)
-    diagram = drawing if isinstance(drawing, str) else diagram_of(drawing, f"The path of {advice.use.planner}:")
+    diagram = drawing if isinstance(drawing, str) else diagram_of(drawing)
     return "\n\n".join([pair_text(setting, advice, torch, diagram), *(["\n".join(drawn)] if drawn else [])])
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 
-from distbench.advise.plans import Plan
+from distbench.advise.plans import Plan, PlannedStep
 from distbench.advise.question import Setting
 from distbench.planning import Box, State, box_of
 
@@ -16,13 +16,13 @@ class Scene:
 
     Args:
         state: the layout.
-        arrow: what led here, e.g. "all_gather over tp"; empty for the source.
+        step: what led here; None for the source.
         boxes: what each rank holds, drawn tensor dims only.
         parts: for each rank, the number of the sum it holds a part of; None without a partial.
     """
 
     state: State
-    arrow: str
+    step: PlannedStep | None
     boxes: tuple[Box, ...]
     parts: tuple[int | None, ...]
 
@@ -32,12 +32,14 @@ class Drawing:
     """A plan's layouts over at most two tensor dims.
 
     Args:
+        plan: what is drawn.
         dims: the tensor dims drawn, first downwards; one for a 1-D tensor.
         sizes: their sizes, elements.
         left_out: tensor dims that no rank's share cuts, and that are not drawn.
         scenes: the source, then the layout after each step.
     """
 
+    plan: Plan
     dims: tuple[int, ...]
     sizes: tuple[int, ...]
     left_out: tuple[int, ...]
@@ -65,13 +67,11 @@ def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
     if len(dims) > MAX_DRAWN_DIMS:
         return f"Not drawn: the path cuts {len(dims)} tensor dims, of which at most {MAX_DRAWN_DIMS} fit on paper."
     scenes = []
-    for state, arrow in zip(plan.states, ("", *(step.text for step in plan.steps)), strict=True):
+    for state, step in zip(plan.states, (None, *plan.steps), strict=True):
         boxes = [box_of(state, shape, mesh_shape, cell) for cell in cells]
-        scenes.append(
-            Scene(state, arrow, tuple(tuple(box[dim] for dim in dims) for box in boxes), _parts(state, cells))
-        )
+        scenes.append(Scene(state, step, tuple(tuple(box[dim] for dim in dims) for box in boxes), _parts(state, cells)))
     left_out = tuple(dim for dim in range(setting.tensor_ndim) if dim not in dims)
-    return Drawing(dims, tuple(shape[dim] for dim in dims), left_out, tuple(scenes))
+    return Drawing(plan, dims, tuple(shape[dim] for dim in dims), left_out, tuple(scenes))
 
 
 def _dims(plan: Plan, tensor_ndim: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distbench.advise.drawing import Drawing, Scene, drawing_of
-from distbench.advise.plans import Advice, Plan
+from distbench.advise.plans import Advice, PlannedStep
 from distbench.advise.question import Setting
 from distbench.advise.recommendation import time_words
 from distbench.planning import Box
@@ -63,24 +63,24 @@ def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
     default = advice.plans.get(BASELINE, use)
     if default is not use and (default.states != use.states or use.planner == "direct"):
         plans.append(default)
-    rows: list[tuple[Plan, Drawing]] = []
+    rows: list[Drawing] = []
     for plan in plans:
         drawing = drawing_of(setting, plan, MAX_PICTURE_RANKS)
         if isinstance(drawing, str):
             return f"Picture: {drawing[0].lower()}{drawing[1:]}"
-        rows.append((plan, drawing))
+        rows.append(drawing)
     try:
         _save(setting, rows, path)
     except OSError as error:
         raise UserError(f"picture {path} cannot be written ({error.strerror}); choose another place") from error
-    return f"Picture: {path}, {' and '.join(plan.planner for plan, _ in rows)}, a panel for each step."
+    return f"Picture: {path}, {' and '.join(plan.planner for plan in plans)}, a panel for each step."
 
 
-def _save(setting: Setting, rows: Sequence[tuple[Plan, Drawing]], path: Path) -> None:
+def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    num_columns = max(len(drawing.scenes) for _, drawing in rows)
+    num_columns = max(len(drawing.scenes) for drawing in rows)
     grid_rows, grid_columns = _tile_grid(setting)
     panel_inches = PANEL_INCHES * min(max(grid_rows / grid_columns, 0.35), 1.6)
     height = len(rows) * (panel_inches + HEAD_INCHES) + 0.8
@@ -90,21 +90,21 @@ def _save(setting: Setting, rows: Sequence[tuple[Plan, Drawing]], path: Path) ->
         figure.subplots_adjust(
             left=0.02, right=0.98, top=1 - 0.85 / height, bottom=0.62 / height, wspace=0.16, hspace=0.85 / panel_inches
         )
-        for number, (plan, drawing) in enumerate(rows):
-            _draw_row(figure, setting, plan, drawing, (len(rows), num_columns, number * num_columns + 1))
+        for number, drawing in enumerate(rows):
+            _draw_row(figure, setting, drawing, (len(rows), num_columns, number * num_columns + 1))
         foot = "\n".join(wrap(_foot(setting, rows), int(figure.get_figwidth() * FOOT_CHARACTERS_PER_INCH)))
         figure.text(0.02, 0.1 / height, foot, fontsize=9, color="#404040", va="bottom")
         metadata: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None}
         figure.savefig(path, dpi=DPI, metadata=metadata)
 
 
-def _foot(setting: Setting, rows: Sequence[tuple[Plan, Drawing]]) -> str:
+def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:
     *outer, inner = setting.mesh
     what = f"{setting.tensor} on {format_mesh(setting.mesh)}"
     text = FOOT.format(what=what, rows=", ".join(outer) or "one", columns=inner)
-    if any(drawing.has_partials for _, drawing in rows):
+    if any(drawing.has_partials for drawing in rows):
         text += " Hatched: a part of a sum."
-    return text + rows[0][1].left_out_note
+    return text + rows[0].left_out_note
 
 
 def _tile_grid(setting: Setting) -> tuple[int, int]:
@@ -113,22 +113,17 @@ def _tile_grid(setting: Setting) -> tuple[int, int]:
     return math.prod(outer), inner
 
 
-def _draw_row(figure: Any, setting: Setting, plan: Plan, drawing: Drawing, grid: tuple[int, int, int]) -> None:
+def _draw_row(figure: Any, setting: Setting, drawing: Drawing, grid: tuple[int, int, int]) -> None:
     """One plan's panels; `grid` is (rows, columns, number of the first panel), as `add_subplot` takes them."""
     num_rows, num_columns, first = grid
+    plan = drawing.plan
     colours = _colours(setting, drawing.scenes[0])
     for index, scene in enumerate(drawing.scenes):
         axes = figure.add_subplot(num_rows, num_columns, first + index)
         _draw_scene(axes, setting, drawing, scene, colours)
-        step = plan.steps[index - 1] if index else None
         _above(axes, str(scene.state), 0, "left", fontsize=12, fontweight="bold")
-        if step:
-            said = (
-                f"{size_text(step.sent_bytes)} sent, {time_words(step.seconds)}"
-                if step.is_collective
-                else "nothing sent"
-            )
-            _arrow(axes, scene.arrow, said)
+        if scene.step:
+            _arrow(axes, scene.step)
     default = " (DTensor's default)" if plan.planner == BASELINE else ""
     head = f"{plan.planner}{default}: {time_words(plan.seconds)} predicted, a rank sends {size_text(plan.sent_bytes)}"
     if first == 1:
@@ -137,9 +132,10 @@ def _draw_row(figure: Any, setting: Setting, plan: Plan, drawing: Drawing, grid:
     figure.text(0.02, top, head, fontsize=13, fontweight="bold", va="bottom")
 
 
-def _arrow(axes: "Axes", text: str, said: str) -> None:
+def _arrow(axes: "Axes", step: PlannedStep) -> None:
     """The step that led to this panel, above it, and an arrow from the panel before."""
-    _above(axes, f"{text}\n{said}", 1, "right", fontsize=9, color=RED)
+    cost = f"{size_text(step.sent_bytes)} sent, {time_words(step.seconds)}" if step.is_collective else "nothing sent"
+    _above(axes, f"{step.text}\n{cost}", 1, "right", fontsize=9, color=RED)
     axes.annotate(
         "",
         xy=(-0.015, 0.5),

@@ -14,11 +14,17 @@ GAP = "  "
 Lines = list[str]
 
 
-def diagram_of(drawing: Drawing, title: str) -> str:
-    """The diagram, lines of at most 100 characters, below a title that says which plan it is."""
+def diagram_of(drawing: Drawing) -> str:
+    """The diagram, lines of at most 100 characters, below which plan it is of."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
-    arrows = [_arrow(scene.arrow) for scene in drawing.scenes[1:]]
-    return "\n".join([*wrap(f"{title} {_legend(drawing)}", MAX_WIDTH), "", *_side_by_side(panels, arrows)])
+    arrows = [_arrow(step.text) for step in drawing.plan.steps]
+    return "\n".join(
+        [
+            *wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", MAX_WIDTH),
+            "",
+            *_side_by_side(panels, arrows),
+        ]
+    )
 
 
 def _legend(drawing: Drawing) -> str:
