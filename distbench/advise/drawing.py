@@ -35,7 +35,7 @@ class Drawing:
         plan: what is drawn.
         dims: the tensor dims drawn, first downwards; one for a 1-D tensor.
         sizes: their sizes, elements.
-        left_out: tensor dims that no rank's share cuts, and that are not drawn.
+        left_out: tensor dims that are never sharded, and that are not drawn.
         scenes: the source, then the layout after each step.
     """
 

@@ -1,4 +1,4 @@
-"""A plan's layouts as text: the tensor cut into blocks, in each block the ranks that hold it."""
+"""A plan's layouts as text: the tensor divided into blocks, in each block the ranks that hold it."""
 
 from collections import defaultdict
 from collections.abc import Sequence

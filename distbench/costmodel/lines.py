@@ -112,7 +112,7 @@ def fit_line(
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]
-    # Half of the samples shall be dearer: squares of relative errors favour what is too cheap.
+    # Half of the samples shall take longer: squares of relative errors favour predictions that are too low.
     factor = float(np.median(1 / _over_measured(best, samples)))
     best = replace(best, **{name: getattr(best, name) * factor for name in COSTS})  # type: ignore[arg-type]
     return replace(
@@ -147,7 +147,7 @@ def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, 
     """The non-negative x of least |columns x - values|, and that norm.
 
     Args:
-        columns: (samples, parameters); of any scale, seconds beside seconds a byte.
+        columns: (samples, parameters); of any scale: some are in seconds, others in seconds a byte.
         values: (samples,).
     """
     from scipy.optimize import nnls

@@ -29,7 +29,7 @@ class Exchange:
     """All transfers of a redistribution, the same on every rank.
 
     Args:
-        transfers: by receiver, then by the box's place in the tensor. None: the target is already local everywhere.
+        transfers: by receiver, then by where the box lies in the tensor. None: the target is already local everywhere.
         source_boxes: what each flat mesh position holds before.
         target_boxes: what it holds after.
     """

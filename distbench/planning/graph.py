@@ -1,7 +1,7 @@
 """torch's graph of redistribution states, shared by all tensors of one rank: states as numbers, steps as rows.
 
 The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.13) without its strided
-shards: a mesh dim leaves a tensor dim only if it cut last, and enters one as the last cut.
+shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order.
 """
 
 import threading
@@ -20,8 +20,8 @@ class Move:
     Args:
         op: one of `costmodel.lines.COLLECTIVES`, or local: "cut" (replicate to shard) or "partition" (to partial).
         mesh_dim: the mesh dim whose placement changes.
-        source_dim: the tensor dim it cut before, or -1.
-        target_dim: the tensor dim it cuts after, or -1.
+        source_dim: the tensor dim it sharded before, or -1.
+        target_dim: the tensor dim it shards after, or -1.
     """
 
     op: str
@@ -44,10 +44,10 @@ NOTHING_ENTERED = -1
 class Graph:
     """States as small numbers and their steps, each worked out once; see `graph_of`.
 
-    Where all cuts are even, a price depends on the set of sharded mesh dims alone, and on a move only so far as its
+    Where all shards are even, a price depends on the set of sharded mesh dims alone, and on a move only so far as its
     tensor dims are the first or not: states of one price share a kind, moves a number.
 
-    A mesh dim's pending bit says that it must still leave where it is: bit m for a cut, mesh_ndim + m for a partial.
+    A mesh dim's pending bit says that it must still leave where it is: bit m for a shard, mesh_ndim + m for a partial.
     """
 
     def __init__(self, mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...], even: bool) -> None:

@@ -27,7 +27,7 @@ def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> 
     Raises:
         ValueError: two neighbours are not one legal step apart.
     """
-    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even cuts too.
+    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
     graph = Graph(len(problem.mesh_shape), len(problem.shape), (), even=False)
     pricing = Pricing(graph, problem, model, None)
     steps = []

@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def is_even(self) -> bool:
-        """Whether any set of mesh dims cuts any tensor dim evenly."""
+        """Whether any set of mesh dims shards any tensor dim evenly."""
         ranks = math.prod(self.mesh_shape)
         return not any(size % ranks for size in self.shape)
 
@@ -96,7 +96,7 @@ class Pricing:
     """The prices of one problem under one cost model, worked out as searches ask for them.
 
     Args:
-        graph: the states, even if every cut of the problem divides evenly.
+        graph: the states, even if every shard of the problem is even.
         problem: the tensor and its mesh.
         model: the cost model; more bytes must never be cheaper.
         peak_cap_bytes: forbid steps that hold more than this, if given.
@@ -131,7 +131,7 @@ class Pricing:
         return packed, held << PEAK_SHIFT
 
     def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
-        """The price of a step out of a state with these sets of cuts."""
+        """The price of a step out of a state whose tensor dims are sharded by these mesh dims."""
         op, mesh_dim = move.op, move.mesh_dim
         size = self.mesh_shape[mesh_dim]
         before, after, payload = self._step_bytes(dim_masks, move, size)
@@ -143,9 +143,9 @@ class Pricing:
         return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
-        """A packed lower bound of a collective, from a state in which the mask's mesh dims cut, whichever tensor dims.
+        """A packed lower bound of a collective, from a state whose sharded mesh dims are the mask's, whichever tensor dims.
 
-        It is the price of an unpadded share without copies; a padded share, cut along other tensor dims, can be larger
+        It is the price of an unpadded share without copies; a padded share, along other tensor dims, can be larger
         than what the cheapest path really moves.
         """
         if self.even:

@@ -14,7 +14,7 @@ _COUNTER = (1 << COUNTER_BITS) - 1
 
 
 class NoPath(Exception):
-    """No path obeys the memory cap, or none exists (a cut or one partial never becomes another partial in one step)."""
+    """No path obeys the memory cap, or none exists (a shard or a partial becomes no other partial in one step)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def cheapest_route(
 ) -> Route:
     """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
-    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave its place costs at least.
+    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave where it is costs at least.
 
     Args:
         problem: the tensor and its mesh.

@@ -1,4 +1,4 @@
-"""DTensor plans by a profile: our cheapest path in the place of torch's, in one method, inside one context."""
+"""DTensor plans by a profile: our cheapest path instead of torch's, in one method, inside one context."""
 
 import contextlib
 import inspect

@@ -108,7 +108,7 @@ class PathStep:
 
     @property
     def payload_numel(self) -> int:
-        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local cut copies."""
+        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local step copies."""
         return self.logical_numel // (self.group_size if self.op in ("all_to_all", None) else 1)
 
     @property
@@ -217,7 +217,7 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
     """A step from a local tensor of `held` elements.
 
     Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
-    path's beginning, whatever has been cut since.
+    path's beginning, whatever has been sharded since.
     """
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
