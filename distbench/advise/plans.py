@@ -34,7 +34,7 @@ class PlannedStep:
         target: the layout after it.
         seconds: predicted.
         error: share by which that may be off; None without a profile.
-        sent_bytes: bytes a rank sends.
+        sent_bytes: that a rank sends.
         held_bytes: its local tensors before and after, together.
         is_collective: whether ranks communicate.
     """

@@ -3,8 +3,7 @@
 from distbench.costmodel.mesh_costs import TorchCost
 from distbench.planning.direct_exchange import Exchange, plan_exchange
 from distbench.planning.graph import Move, legal_steps
-from distbench.planning.path_steps import least_received_bytes, priced_steps
-from distbench.planning.pricing import Problem
+from distbench.planning.pricing import Problem, least_received_bytes, priced_steps
 from distbench.planning.search import NoPath, cheapest_route, forget_prices
 from distbench.planning.states import Box, NotHandled, State, box_of, parse_state
 

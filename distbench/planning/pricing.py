@@ -5,10 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, CUT, REDUCE_SCATTER
 from distbench.costmodel.mesh_costs import MeshCost
-from distbench.planning.graph import Graph, Kind, Move
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.graph import Graph, Kind, Move, legal_steps
 from distbench.planning.states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
@@ -98,7 +100,7 @@ class Pricing:
     Args:
         graph: the states, even if every shard of the problem is even.
         problem: the tensor and its mesh.
-        model: the cost model; more bytes must never be cheaper.
+        model: more bytes must never be cheaper.
         peak_cap_bytes: forbid steps that hold more than this, if given.
 
     Attributes:
@@ -143,7 +145,7 @@ class Pricing:
         return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
-        """A packed lower bound of a collective, from a state whose sharded mesh dims are the mask's, whichever tensor dims.
+        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard.
 
         It is the price of an unpadded share without copies; a padded share, along other tensor dims, can be larger
         than what the cheapest path really moves.
@@ -185,6 +187,44 @@ class Pricing:
         elif move.op == CUT:
             payload = after
         return before, after, payload
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """One step of a path: from where to where, by what, at which price."""
+
+    source: State
+    target: State
+    move: Move
+    price: StepPrice
+
+
+def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
+    """Every step of a path, ours or another planner's, priced on the rank that has most to do.
+
+    Raises:
+        ValueError: two neighbours are not one legal step apart.
+    """
+    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
+    pricing = Pricing(Graph(len(problem.mesh_shape), len(problem.shape), (), even=False), problem, model, None)
+    steps = []
+    for source, target in pairwise(states):
+        ops = tuple(sorted({op for _, op in target.partials}))
+        move = next((move for following, move in legal_steps(source, ops) if following == target), None)
+        if move is None:
+            raise ValueError(f"no single step leads from {source} to {target}")
+        masks = [sum(1 << mesh_dim for mesh_dim in order) for order in source.orders]
+        steps.append(PricedStep(source, target, move, pricing.price(sum(masks), masks, move)))
+    return steps
+
+
+def least_received_bytes(problem: Problem, source: State, target: State) -> int:
+    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most.
+
+    Raises:
+        NotHandled: one side has a partial.
+    """
+    return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
 
 
 def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
