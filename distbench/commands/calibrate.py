@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from distbench.commands import STARTED_AT
-from distbench.commands.files import check_writable, make_folder, write
+from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
+from distbench.spec.errors import UserError
 
 
 @click.command()
@@ -73,7 +74,10 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
 
     run = read_run(run_file)
     profile = profile_of(run)
-    write(output, profile.to_text())
+    try:
+        profile.save(output)
+    except OSError as error:
+        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
     click.echo(profile_text(profile))
     click.echo(f"profile: {output}", err=True)
     if plots:

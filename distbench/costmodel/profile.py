@@ -53,16 +53,12 @@ class Profile:
         facts = [(*line.key, *(number.hex() for number in line.parameters)) for line in self.lines]
         return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
 
-    def to_text(self) -> str:
-        """As JSON, a line of the file for each line of the profile."""
+    def save(self, path: Path) -> None:
+        """Write it as JSON, a line of the file for each line of the profile."""
         head = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
         first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh)})[1:-1]
         lines = ",\n".join("  " + json.dumps(asdict(line)) for line in self.lines)
-        return "{" + first + ',\n"lines": [\n' + lines + "\n]}\n"
-
-    def save(self, path: Path) -> None:
-        """Write the profile's file."""
-        path.write_text(self.to_text())
+        path.write_text("{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
 
 
 def load_profile(path: Path) -> Profile:
