@@ -1,10 +1,11 @@
 """Rows of a trace summed into what a step spends on each path, owner or redistribution."""
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distbench.runs.frame import PHASES
 from distbench.traces.records import Trace
 from distbench.traces.spans import left_of
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PATH = ("phase", "source", "kind", "mesh_dim")
-PHASES = ("forward", "backward", "optimizer")
 SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
 COSTS = (*SUMMED, "straggler_share", "exposed_share")
 
@@ -45,7 +45,7 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     ordered = found.reset_index().drop(columns="in_steps")
     order = [*(["phase"] if "phase" in by else []), "time_s", "payload_bytes"]
     is_up = [name == "phase" for name in order]
-    ordered = ordered.sort_values(order, ascending=is_up, key=_phase_first, kind="stable").reset_index(drop=True)
+    ordered = ordered.sort_values(order, ascending=is_up, key=sort_key, kind="stable").reset_index(drop=True)
     return ordered if keys else ordered.drop(columns="everything")
 
 
@@ -58,11 +58,11 @@ def _share(rows: "pd.DataFrame", part: str, by: list[str]) -> "pd.Series[float]"
     return (parts / times).replace([np.inf, -np.inf], np.nan)
 
 
-def _phase_first(column: "pd.Series[str]") -> "pd.Series[float]":
-    if column.name != "phase":
-        return column  # type: ignore[return-value]
-    places = {phase: place for place, phase in enumerate(PHASES)}
-    return column.map(lambda phase: float(places.get(phase, len(PHASES))))
+def sort_key(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """For `sort_values`: phases in the order of a step, others behind; changes by their size."""
+    if column.name == "phase":
+        return column.map({phase: place for place, phase in enumerate(PHASES)}).fillna(len(PHASES))
+    return column.abs() if str(column.name).endswith("_more") else column
 
 
 def step_of(trace: Trace) -> float:

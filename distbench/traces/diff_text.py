@@ -4,11 +4,10 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from distbench.render.blocks import Block, Heading, Lines, Table, capped
-from distbench.render.units import known, size_text, time_text
-from distbench.runs.header import scenario_name
+from distbench.render.units import brief_time_text, known, size_text, time_text
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
-from distbench.traces.diff import StepChange, cautions, difference, mesh_of, names_of, sizes, step_change
+from distbench.traces.diff import StepChange, cautions, difference, names_of, sizes, step_change
 from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
 from distbench.traces.records import Trace
 
@@ -79,7 +78,7 @@ def step_text(one: Trace, other: Trace) -> str:
     if change is None:
         return "step: not compared (a side has fewer than 6 right samples)"
     text = f"step {_percent(change.ratio)} [{_percent(change.low)}, {_percent(change.high)}]"
-    return f"{text}, within noise" if change.is_noise else text
+    return text if change.side else f"{text}, within noise"
 
 
 def _percent(ratio: float) -> str:
@@ -94,7 +93,7 @@ def _time_more(row: Row) -> str:
     more = row["time_s_more"]
     if not known(more) or not more:
         return ""
-    return f", {'-' if more < 0 else '+'}{time_text(abs(more)).replace('  ', ' ')}"
+    return f", {'-' if more < 0 else '+'}{brief_time_text(abs(more))}"
 
 
 def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
@@ -109,24 +108,24 @@ def _most_first(rows: Sequence[Row]) -> list[Row]:
 
 
 def _side(trace: Trace) -> str:
-    mesh = format_mesh(mesh_of(trace.run))
-    return f"{scenario_name(trace.run)} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
+    mesh = format_mesh(trace.run.about.mesh or {})
+    return f"{trace.run.scenario} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
 
 
 def _paths_table(one: Trace, other: Trace) -> Table:
     rows: list[Row] = difference(one, other).to_dict("records")
-    cells = [(*(str(row[key]) for key in PATH), *_both(row)) for row in rows[:MAX_ROWS]]
+    cells = [(*(str(row[key]) for key in PATH), *_both(row)) for row in rows]
     breaks = frozenset(at for at in range(1, len(cells)) if cells[at][0] != cells[at - 1][0])
     notes = _step_notes(step_change(one, other))
     columns = ("<phase", "<source", "<kind", "<mesh dim", *SIDES)
     table = Table("by path, a rank and step", columns, cells, notes, breaks)
-    return capped(table, len(rows), MAX_ROWS)
+    return capped(table, MAX_ROWS)
 
 
 def _step_notes(change: StepChange | None) -> list[str]:
     notes = ["times here are of traced steps, the median of them and the mean over ranks"]
     if change is not None:
-        one, other = (time_text(seconds).replace("  ", " ") for seconds in (change.one_s, change.other_s))
+        one, other = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
         notes.append(f"a step without tracing takes {one} (A) against {other} (B), the medians of the cases' samples")
     return notes
 
