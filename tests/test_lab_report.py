@@ -182,7 +182,7 @@ def test_times_of_different_runs_are_not_compared(tmp_path: Path) -> None:
     natives = [moved(A, f"{planner}+native", 0.01, "a") for planner in ("greedy", "min_cost", "calibrated")]
     found = study_in(tmp_path, four_pairs(), natives)
     assert found.against("greedy+native") is None
-    assert next(regret for regret in found.regrets if regret.planner == "direct").mean == pytest.approx(2**0.5)
+    assert found.regrets["direct"].mean == pytest.approx(2**0.5)
 
 
 def test_a_run_that_is_all_native_is_judged_by_its_own_greedy(tmp_path: Path) -> None:
@@ -201,7 +201,9 @@ def test_large_pairs_are_in_focus_where_there_are_enough(tmp_path: Path) -> None
     large = [record for number in range(20) for record in pair(number, (512, 512), 0.5)]
     found = study_in(tmp_path, [*small, *large])
     assert matchup(found, "calibrated").mean[0] == pytest.approx(0.5)
-    by_size = {m.size: m.mean[0] for m in found.planner_comparisons if m.mesh and m.planner == "calibrated"}
+    by_size = {
+        place[3]: tally.mean[0] for place, tally in found.tallies.items() if place[2] and place[0] == "calibrated"
+    }
     assert by_size == pytest.approx({"16 KiB": 2.0, "1 MiB": 0.5})
 
 

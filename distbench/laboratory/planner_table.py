@@ -111,7 +111,7 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
         whole[at] = values.fillna(missing)
         return whole
 
-    path, backend_op = right["path"].fillna(""), right["backend_op"].fillna("")
+    path, backend_op = (right[name].fillna("").astype(str) for name in ("path", "backend_op"))
     return PlannerTable(
         pairs=pairs,
         planners=planners,

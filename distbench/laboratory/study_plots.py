@@ -1,6 +1,5 @@
 """Figures of the laboratory: what each choice costs, ratios by size, predicted against measured. One question each."""
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +57,7 @@ def cost_figure(study: Study) -> "Figure | None":
     for place, ((_, regret), value) in enumerate(zip(regrets, extra, strict=True)):
         few = f"  (on {regret.num_pairs} of the {most} pairs)" if regret.num_pairs < most else ""
         axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
-    axes.set_yticks(places, [planner for planner, _ in regrets])
-    axes.invert_yaxis()
+    style.name_bars(axes, [planner for planner, _ in regrets])
     axes.set_xlim(0, max(*extra, 5) * 1.3)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -80,10 +78,10 @@ def ratio_figure(study: Study) -> "Figure | None":
     figure, axes = style.new_figure(len(meshes), min(max(width, 8), 14), 4.4)
     bounds = [bound for (_, _, mesh, _), mean in found.items() if mesh for bound in mean if bound > 0]
     low, high = min(*bounds, 0.9) / 1.1, max(*bounds, 1.1) * 1.1
-    for panel, mesh in zip(axes, meshes, strict=True):
-        _ratio_panel(panel, mesh, study, math.log10(high / low))
     axes[0].set_yscale("log")
     axes[0].set_ylim(low, high)
+    for panel, mesh in zip(axes, meshes, strict=True):
+        _ratio_panel(panel, mesh, study)
     axes[0].set_yticks([tick for tick in TICKS if low <= tick <= high])
     axes[0].set_yticks([], minor=True)
     style.label_axis(axes[0].yaxis, lambda value: f"{value:g}")
@@ -100,7 +98,7 @@ def _sizes(study: Study, mesh: str) -> list[str]:
     return [size for on, size, _ in study.table.groups() if on == mesh and size in known]
 
 
-def _ratio_panel(axes: "Axes", mesh: str, study: Study, decades: float) -> None:
+def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
     sizes = _sizes(study, mesh)
     found = {
         planner: [(place, tally.mean) for place, size in enumerate(sizes)
@@ -122,18 +120,8 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study, decades: float) -> None:
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.grid(visible=True, axis="y")
     axes.set_title(f"mesh {mesh}", fontweight="normal")
-    _label_ends(axes, {BASELINE: 1.0} | {planner: points[-1][1][0] for planner, points in found.items()}, decades)
-
-
-def _label_ends(axes: "Axes", ends: dict[str, float], decades: float) -> None:
-    """Names at the right edge, moved apart, greedy's line at one among them."""
-    places = style.spread([math.log10(value) for value in ends.values()], decades * 0.06)
-    for (planner, value), place in zip(ends.items(), places, strict=True):
-        axes.annotate(
-            planner, xy=(1, value), xycoords=("axes fraction", "data"), xytext=(1.015, 10**place),
-            textcoords=("axes fraction", "data"), color=COLORS.get(planner, style.BLACK), va="center",
-            annotation_clip=False,
-        )  # fmt: skip
+    ends = {BASELINE: 1.0} | {planner: points[-1][1][0] for planner, points in found.items()}
+    style.label_ends(axes, ends, COLORS)
 
 
 def prediction_figure(study: Study) -> "Figure | None":

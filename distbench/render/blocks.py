@@ -59,22 +59,22 @@ Block = Heading | Lines | Table | Code
 
 
 # A heading as `Table.columns` has it, and what a row's record says under it.
-Column = tuple[str, Callable[[Any], str]]
-Columns = Sequence[Column]
+TableColumn = tuple[str, Callable[[Any], str]]
+TableColumns = Sequence[TableColumn]
 
 
 def table_of(
-    title: str, columns: Columns, records: Iterable[Any], notes: Iterable[str] = (), breaks: Iterable[int] = ()
+    title: str, columns: TableColumns, records: Iterable[Any], notes: Iterable[str] = (), breaks: Iterable[int] = ()
 ) -> Table:
     """One row a record, each cell by its column's function."""
     cells = [tuple(text(record) for _, text in columns) for record in records]
     return Table(title, tuple(heading for heading, _ in columns), cells, list(notes), frozenset(breaks))
 
 
-def key_columns(keys: Iterable[str]) -> Columns:
+def key_columns(keys: Iterable[str]) -> TableColumns:
     """One column a key that rows were grouped by."""
 
-    def column(key: str) -> Column:
+    def column(key: str) -> TableColumn:
         return f"<{key}", lambda row: key_text(row[key])
 
     return [column(key) for key in keys]
@@ -134,7 +134,7 @@ def _table_lines(table: Table) -> list[str]:
 
 
 def fit(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Column widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH.
+    """TableColumn widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH.
 
     Args:
         headings: one text a column.

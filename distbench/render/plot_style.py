@@ -3,9 +3,11 @@
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from distbench.render.units import brief_time_text, size_text
 from distbench.spec.errors import UserError
@@ -153,27 +155,38 @@ def time_tick(seconds: float) -> str:
     return f"{float(number):g} {unit}" if unit else text
 
 
+def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str]) -> None:
+    """Each line's name at the right edge, at the height where it ends, moved apart where lines end close together.
+
+    Args:
+        axes: with a logarithmic y axis whose limits are set.
+        ends: name to the y of the line's last point.
+        colors: name to colour, BLACK for any other.
+    """
+    low, high = axes.get_ylim()
+    places = spread([math.log10(value) for value in ends.values()], math.log10(high / low) * 0.055)
+    for name, place in zip(ends, places, strict=True):
+        axes.annotate(
+            name, (1.02, 10**place), xycoords=("axes fraction", "data"), color=colors.get(name, BLACK), va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def name_bars(axes: "Axes", names: Sequence[str]) -> None:
+    """Horizontal bars named on the left, the first one on top, with a grid behind them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+
+
 def spread(values: Sequence[float], gap: float) -> list[float]:
     """The values moved apart, least from where they are, until neighbours are at least `gap` apart; order is kept."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    # Blocks of labels that touch, each (members, centre): two that overlap become one about their common mean.
-    blocks: list[list[int]] = []
-    for index in order:
-        blocks.append([index])
-        while len(blocks) > 1 and _bottom(blocks[-1], values, gap) - _top(blocks[-2], values, gap) < gap:
-            upper = blocks.pop()
-            blocks[-1] += upper
-    placed = [0.0] * len(values)
-    for block in blocks:
-        start = _bottom(block, values, gap)
-        for position, index in enumerate(block):
-            placed[index] = start + position * gap
-    return placed
+    from scipy.optimize import isotonic_regression
 
-
-def _bottom(block: Sequence[int], values: Sequence[float], gap: float) -> float:
-    return sum(values[index] for index in block) / len(block) - gap * (len(block) - 1) / 2
-
-
-def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
-    return _bottom(block, values, gap) + gap * (len(block) - 1)
+    order = np.argsort(values, kind="stable")
+    offsets = gap * np.arange(len(values))
+    placed = np.empty(len(values))
+    placed[order] = isotonic_regression(np.asarray(values)[order] - offsets).x + offsets
+    return placed.tolist()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from distbench.compare.intervals import MIN_SAMPLES_FOR_CI
-from distbench.render.blocks import Columns, Table, capped, table_of
+from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import FEW_SAMPLES, median_ci_text, time_text, whole_text, word_text
 from distbench.runs.frame import measured_of
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS = 100
-COLUMNS: Columns = (
+COLUMNS: TableColumns = (
     ("<call", lambda row: str(row["id"]).removeprefix("call/")),
     ("ranks", lambda row: whole_text(row["group_size"])),
     ("median", lambda row: time_text(row["median_s"])),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from distbench.compare.intervals import MIN_SAMPLES_FOR_CI
-from distbench.render.blocks import Columns, Table, capped, table_of
+from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import (
     FEW_SAMPLES,
     bandwidth_text,
@@ -28,7 +28,7 @@ def _op_text(row: Row) -> str:
     return str(row["op"]) + ("^" if runs_as_another else "")
 
 
-COLUMNS: Columns = (
+COLUMNS: TableColumns = (
     ("<op", _op_text),
     ("<dtype", lambda row: word_text(row["dtype"])),
     ("size", lambda row: size_text(row["payload_bytes"])),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from distbench.compare.intervals import geometric_mean
-from distbench.render.blocks import Columns, Table, capped, key_columns, table_of
+from distbench.render.blocks import Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import time_text
 from distbench.spec.errors import UserError, nearest
 
@@ -47,7 +47,7 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
 def table(groups: "pd.DataFrame") -> Table:
     """The groups as a table."""
     keys = [str(name) for name in groups.columns if name not in STATISTICS]
-    columns: Columns = [
+    columns: TableColumns = [
         *key_columns(keys),
         ("cases", lambda row: str(row["num_cases"])),
         ("ok", lambda row: str(row["num_ok"])),

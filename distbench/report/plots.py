@@ -1,8 +1,7 @@
 """Plots of runs: busbw against size, step time by phase, planner against planner. A figure answers one question."""
 
-import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
 
 
 def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> None:
-    ends: list[tuple[str, float, float]] = []
+    ends: dict[str, float] = {}
     for op, of_op in measured.groupby("op", sort=False):
         points = of_op.sort_values("payload_bytes")
         sizes, busbw = points["payload_bytes"].to_numpy(float), points["busbw_gb_per_s"].to_numpy(float)
@@ -76,7 +75,7 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
         color = colors[str(op)]
         axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
         axes.plot(sizes, busbw, color=color, marker="o", markersize=4, linewidth=1.8)
-        ends.append((str(op), float(sizes[-1]), float(busbw[-1])))
+        ends[str(op)] = float(busbw[-1])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, measured["payload_bytes"].tolist())
@@ -84,19 +83,7 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
     axes.tick_params(labelleft=True)
     axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes_text(measured)}", fontweight="normal")
     axes.set_xlabel("message size S")
-    _label_ends(axes, ends, colors)
-
-
-def _label_ends(axes: "Axes", ends: Sequence[tuple[str, float, float]], colors: dict[str, str]) -> None:
-    """Each line's name beside its last point, moved apart where lines end close together."""
-    low, high = axes.get_ylim()
-    decades = math.log10(high / low)
-    places = style.spread([math.log10(end[2]) for end in ends], decades * 0.055)
-    for (op, size, busbw), place in zip(ends, places, strict=True):
-        axes.annotate(
-            op, xy=(size, busbw), xytext=(1.02, (place - math.log10(low)) / decades), textcoords="axes fraction",
-            color=colors[op], va="center", annotation_clip=False,
-        )  # fmt: skip
+    style.label_ends(axes, ends, colors)
 
 
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
@@ -115,11 +102,7 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
     labels = [textwrap.fill(str(variant).replace(",", ", "), LABEL_WIDTH) for variant in steps["variant"]]
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, axis="x")
+    style.name_bars(axes, labels)
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     style.title(figure, f"{name}: where a step's time goes")

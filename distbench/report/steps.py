@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, ratio_of, side_of_one
-from distbench.render.blocks import Columns, Table, capped, table_of
+from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import (
     FEW_SAMPLES,
     count_text,
@@ -33,7 +33,7 @@ def _speedup_text(row: Row) -> str:
     return ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
 
 
-TIMES: Columns = (
+TIMES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("forward", lambda row: time_text(row["forward_s"])),
     ("backward", lambda row: time_text(row["backward_s"])),
@@ -43,7 +43,7 @@ TIMES: Columns = (
     ("<speed-up\n95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
-CHECKS: Columns = (
+CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("peak memory\nallocated", lambda row: size_text(row["peak_bytes"])),
     ("loss error", lambda row: error_text(row["loss_rel_error"])),

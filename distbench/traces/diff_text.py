@@ -1,20 +1,18 @@
 """Two traces against each other, as one sentence, a list by path and tables."""
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from distbench.render.blocks import Block, Heading, Lines, Table, capped
-from distbench.render.units import brief_time_text, known, size_text, time_text
+from distbench.render.blocks import Block, Heading, Lines, Table, TableColumn, capped, key_columns, table_of
+from distbench.render.units import NOTHING, brief_time_text, known, size_text, time_text
+from distbench.runs.frame import Row
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
 from distbench.traces.diff import StepChange, cautions, difference, names_of, sizes, step_change
 from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
 from distbench.traces.records import Trace
 
-Row = dict[Hashable, Any]
 MAX_ROWS = 40
 MAX_OWNERS = 10
-SIDES = ("count\nA", "count\nB", "payload\nA", "payload\nB", "time\nA", "time\nB")
 WHOLE = ("mesh_dim", "kind")
 
 
@@ -112,14 +110,29 @@ def _side(trace: Trace) -> str:
     return f"{trace.run.scenario} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
 
 
+def _side_column(heading: str, column: str, side: str, text: Callable[[float], str]) -> TableColumn:
+    """One side's figure; a dash where that side has none of it."""
+    name = f"{heading}\n{side.upper()}"
+    return name, lambda row: text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
+
+
+SIDES = tuple(
+    _side_column(heading, column, side, text)
+    for heading, column, text in (
+        ("count", "count", number_text),
+        ("payload", "payload_bytes", lambda size: size_text(whole_bytes(size))),
+        ("time", "time_s", time_text),
+    )
+    for side in ("a", "b")
+)
+
+
 def _paths_table(one: Trace, other: Trace) -> Table:
     rows: list[Row] = difference(one, other).to_dict("records")
-    cells = [(*(str(row[key]) for key in PATH), *_both(row)) for row in rows]
-    breaks = frozenset(at for at in range(1, len(cells)) if cells[at][0] != cells[at - 1][0])
+    breaks = [at for at in range(1, len(rows)) if rows[at]["phase"] != rows[at - 1]["phase"]]
     notes = _step_notes(step_change(one, other))
-    columns = ("<phase", "<source", "<kind", "<mesh dim", *SIDES)
-    table = Table("by path, a rank and step", columns, cells, notes, breaks)
-    return capped(table, MAX_ROWS)
+    columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
+    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks), MAX_ROWS)
 
 
 def _step_notes(change: StepChange | None) -> list[str]:
@@ -132,23 +145,8 @@ def _step_notes(change: StepChange | None) -> list[str]:
 
 def _owners_table(one: Trace, other: Trace) -> Table:
     found = difference(one, other, ("path_owner",))
-    rows = [(str(row["path_owner"]), *_both(row)) for row in found.head(MAX_OWNERS).to_dict("records")]
+    rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
     title = "by owner, those whose time changed most first"
     if len(found) > len(rows):
         title = f"the {len(rows)} of {len(found)} owners whose time changed most"
-    return Table(title, ("<owner", *SIDES), rows)
-
-
-def _both(row: Row) -> tuple[str, ...]:
-    """Cells under SIDES; nothing but a dash where a side has none of it."""
-    sides = [
-        (
-            number_text(row[f"count_{side}"]),
-            size_text(whole_bytes(row[f"payload_bytes_{side}"])),
-            time_text(row[f"time_s_{side}"]),
-        )
-        if row[f"count_{side}"]
-        else ("-", "-", "-")
-        for side in ("a", "b")
-    ]
-    return tuple(cell for pair in zip(*sides, strict=True) for cell in pair)
+    return table_of(title, (("<owner", lambda row: str(row["path_owner"])), *SIDES), rows)

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distbench.render.blocks import Block, Column, Columns, Heading, Lines, Table, capped, key_columns, table_of
+from distbench.render.blocks import (
+    Block,
+    Heading,
+    Lines,
+    Table,
+    TableColumn,
+    TableColumns,
+    capped,
+    key_columns,
+    table_of,
+)
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.runs.frame import Row
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
@@ -38,13 +48,13 @@ def number_text(count: float) -> str:
     return f"{count:.1f}".removesuffix(".0") if known(count) else NOTHING
 
 
-COUNT: Column = ("count", lambda row: number_text(row["count"]))
-PAYLOAD: Column = ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"])))
-WIRE: Column = ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"])))
-TIME: Column = ("time", lambda row: time_text(row["time_s"]))
-SHARE: Column = ("of\nstep", lambda row: share_text(row["share_of_step"]))
-STRAGGLER: Column = ("strag-\ngler", lambda row: share_text(row["straggler_share"]))
-EXPOSED: Column = ("exposed", lambda row: share_text(row["exposed_share"], "n/a"))
+COUNT: TableColumn = ("count", lambda row: number_text(row["count"]))
+PAYLOAD: TableColumn = ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"])))
+WIRE: TableColumn = ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"])))
+TIME: TableColumn = ("time", lambda row: time_text(row["time_s"]))
+SHARE: TableColumn = ("of\nstep", lambda row: share_text(row["share_of_step"]))
+STRAGGLER: TableColumn = ("strag-\ngler", lambda row: share_text(row["straggler_share"]))
+EXPOSED: TableColumn = ("exposed", lambda row: share_text(row["exposed_share"], "n/a"))
 COST_COLUMNS = (COUNT, PAYLOAD, WIRE, TIME, SHARE, STRAGGLER, EXPOSED)
 
 
@@ -129,7 +139,7 @@ def _owners_table(trace: Trace) -> Table:
         of_owner = _costliest_first(parts[parts["path_owner"] == row["path_owner"]])
         return _first_of([f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner])
 
-    owner: Column = ("<owner", lambda row: str(row["path_owner"]))
+    owner: TableColumn = ("<owner", lambda row: str(row["path_owner"]))
     columns = (owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
     rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
     title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
@@ -161,7 +171,7 @@ def _redistributions_table(trace: Trace) -> Table | None:
         same = (owners[list(named)] == [row[name] for name in named]).all(axis=1)
         return _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
 
-    columns: Columns = (
+    columns: TableColumns = (
         ("<redistribution", lambda row: str(row["redistribution"])),
         ("<asked for", lambda row: ASKED_FOR.get(row["explicit"], NOTHING)),
         ("<collective", lambda row: f"{row['mesh_dim']} {row['kind']}"),
