@@ -300,3 +300,10 @@ def test_odd_rows_crash_nothing(tmp_path: Path) -> None:
     ]  # fmt: skip
     found = study_in(tmp_path, rows)
     assert sum(failure.num_cases for failure in found.failures) == 2
+
+
+def test_an_unknown_path_is_not_taken_for_the_same_one(tmp_path: Path) -> None:
+    rows = [moved(A, "greedy", 4, "a"), moved(A, "min_cost", 2, "a"), moved(A, "direct", 4, "b")]
+    for record in rows[:2]:
+        record["counters"]["path"] = None
+    assert matchup(study_in(tmp_path, rows), "min_cost")[1:4] == (1, 1, 0)

@@ -32,14 +32,7 @@ Place = tuple[str, str, str, str]
 
 
 class PlannerRun(NamedTuple):
-    """What one planner did, or what several are compared with; arrays have one element a pair.
-
-    Args:
-        name: the planner.
-        times: medians with their intervals, seconds.
-        runs_as: see `PlannerTable`.
-        enough: whether its interval rests on enough samples.
-    """
+    """What one planner did, or what several are compared with: fields of `PlannerTable`, one element a pair."""
 
     name: str
     times: Interval

@@ -35,12 +35,7 @@ class Comparison(NamedTuple):
     """One planner against greedy on every pair of one shape and dtype that both measured.
 
     Args:
-        table: where the pairs are from.
-        planner: the planner that is compared with greedy.
-        shape: the global tensor's shape, as text.
-        dtype: its dtype.
-        payload_bytes: its size.
-        rows: indexes of the pairs, most striking first.
+        rows: indexes of the pairs in the table, most striking first.
         ratios: planner over greedy, of every pair of the table.
         noise: how far the intervals can be trusted.
     """

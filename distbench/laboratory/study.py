@@ -44,25 +44,18 @@ class Study:
     """What a machine's runs of redistributions say together.
 
     Args:
-        machine: its name.
         runs: the runs it is made of, oldest first.
         versions: torch and backend of the latest run.
         profile: the profile's file as the latest run was given it, or None.
         is_native: every all-to-all ran as such; the planners' names then do without +native.
-        table: the measured times.
         focus: the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough.
-        focus_text: the same in words.
         widening: by what each pair's ratio intervals were widened.
         tallies: each planner against greedy and against torch's better one.
-        differences: how often planners' paths differ.
         regrets: each planner, and choosing by prediction, against the best measured; only what moved a pair in focus.
         errors: predicted against measured, by planner and size class ("" for the pairs in focus).
-        ranking: whether plans predicted apart were ranked right.
-        largest_gains: the largest gains over greedy.
         chosen_ratio: geometric mean, with its CI, of choosing by prediction over greedy.
         sent_over_bound: planner to the geometric mean of bytes sent over the receive lower bound.
         outcomes: planner to its cases by status.
-        failures: wrong and broken cases by cause.
     """
 
     machine: str
@@ -146,7 +139,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
 
 
 def _focus(table: PlannerTable) -> tuple[Bools, str]:
-    """Small tensors tell of latency alone, and suites that look for wrong values have many of them.
+    """Small tensors show latency alone, and suites that look for wrong values have many of them.
 
     Pairs without greedy's time in the same run are left out: times of different runs are not to be compared.
     """

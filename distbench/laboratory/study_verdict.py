@@ -10,7 +10,7 @@ from distbench.laboratory.study import NATIVE, Study
 from distbench.render.blocks import Block, Code, Heading, Lines
 from distbench.render.units import known, percent_text, ratio_text
 
-# What torch can be told to plan with, everywhere, operators and backward included.
+# What torch can be made to plan with everywhere, operators and backward included.
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
 # Predictions further off than this rank plans by luck.
 ROUGH = 0.5
@@ -167,12 +167,7 @@ def code_blocks(study: Study) -> list[Block]:
 
 
 def code_for(planner: str, profile: str) -> tuple[str, ...]:
-    """Lines of Python that make a training loop use a planner.
-
-    Args:
-        planner: its name in a report, `+native` included.
-        profile: the profile's file.
-    """
+    """Lines of Python that make a training loop use a planner, `+native` in its name included."""
     name, _, native = planner.partition("+")
     if name == "direct":
         return (

@@ -134,12 +134,7 @@ def _table_lines(table: Table) -> list[str]:
 
 
 def fit(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """TableColumn widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH.
-
-    Args:
-        headings: one text a column.
-        rows: texts of as many columns each.
-    """
+    """Column widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH."""
     columns = list(zip(headings, *rows, strict=True))
     widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
     room = MAX_WIDTH - GAP * (len(widths) - 1)
@@ -169,10 +164,7 @@ def _row_lines(cells: Sequence[str], widths: Sequence[int], lefts: Sequence[bool
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
     """Lines of at most `width` characters, broken after a space, comma, slash, dash, = or arrow where there is one.
 
-    Args:
-        text: one line.
-        width: the most characters of a line.
-        indent: what lines after the first begin with.
+    Lines after the first begin with `indent`.
     """
     if len(text) <= width:
         return [text]

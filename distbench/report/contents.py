@@ -29,9 +29,9 @@ class Contents:
 
     @property
     def studied(self) -> list[Run]:
-        """The runs whose redistributions a study tells of."""
+        """The runs whose redistributions a study covers."""
         return [run for study in self.studies for run in study.runs]
 
     def is_studied(self, run: Run) -> bool:
-        """Whether a study tells of this run's redistributions."""
+        """Whether a study covers this run's redistributions."""
         return any(run is other for other in self.studied)

@@ -20,12 +20,7 @@ FORMS = ("table", "markdown", *DATA_FORMS)
 
 
 class Rendered(NamedTuple):
-    """A report.
-
-    Args:
-        text: what to print.
-        warnings: sentences about what was left out or written, for standard error.
-    """
+    """What to print, and sentences on what was left out or written, for standard error."""
 
     text: str
     warnings: list[str]
@@ -39,12 +34,9 @@ def rendered(
     plots: Sequence[Path] = (),
     messages: Sequence[str] = (),
 ) -> Rendered:
-    """A report in one of FORMS.
+    """A report in one of FORMS: `data` for DATA_FORMS, `blocks` for the others.
 
     Args:
-        form: the form.
-        data: what DATA_FORMS show.
-        blocks: what the other forms show.
         warnings: sentences about what was left out.
         plots: files that were drawn.
         messages: sentences about other files.

@@ -18,12 +18,9 @@ BUSY_PER_CPU = 0.5
 
 
 def overview(runs: Sequence[Run], opening: Sequence[Block] = (), studied: Sequence[Run] = ()) -> list[Block]:
-    """Title, machines, one row a run, the cases that are not ok, and those that were skipped.
+    """Title, `opening`, machines, one row a run, the cases that are not ok, and those that were skipped.
 
-    Args:
-        runs: the runs.
-        opening: what is said first, right under the title.
-        studied: runs whose redistributions are shown elsewhere, those that are not ok too.
+    Redistributions of `studied` runs are shown elsewhere, those that are not ok too.
     """
     word = "run" if len(runs) == 1 else "runs"
     machines = tuple(dict.fromkeys(_machine_line(run) for run in runs))

@@ -44,7 +44,7 @@ def report_blocks(contents: Contents) -> list[Block]:
 
 
 def _section(run: Run, frame: "pd.DataFrame", is_studied: bool) -> list[Block]:
-    """One run's own tables; those of its redistributions are left out where a study tells of them."""
+    """One run's own tables; those of its redistributions are left out where a study covers them."""
     spent = spent_line(run)
     return [
         Heading(run.scenario),

@@ -63,8 +63,8 @@ def render_difference(one: Path, other: Path, form: str) -> Rendered:
     """How one traced step differs from another by path.
 
     Args:
-        one: A, `RUN` or `RUN::PART`: what is looked at.
-        other: B, the same: what it is compared with.
+        one: A, `RUN` or `RUN::PART`.
+        other: B, which it is compared with.
         form: one of FORMS; "csv" and "json" give one row a path.
 
     Raises:

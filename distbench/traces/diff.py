@@ -8,7 +8,7 @@ import numpy as np
 
 from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, median_intervals, ratio_of, side_of_one
 from distbench.runs.run_file import Record
-from distbench.traces.costs import PATH, costs, sort_key
+from distbench.traces.costs import PATH, costs, largest_first
 from distbench.traces.records import Trace
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def difference(one: Trace, other: Trace, keys: Sequence[str] = PATH) -> "pd.Data
         joined.loc[joined[f"count_{side}"].isna(), [f"{column}_{side}" for column in COMPARED]] = 0.0
     for column in COMPARED:
         joined[f"{column}_more"] = joined[f"{column}_a"] - joined[f"{column}_b"]
-    order = [*(["phase"] if "phase" in keys else []), "time_s_more", "payload_bytes_more"]
-    is_up = [name == "phase" for name in order]
-    return joined.sort_values(order, ascending=is_up, key=sort_key, kind="stable").reset_index(drop=True)
+    return largest_first(joined, "time_s_more", "payload_bytes_more")
 
 
 def sizes(trace: Trace, record: dict[Any, Any], keys: Sequence[str]) -> list[int]:

@@ -226,7 +226,5 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
     reason = memory.get("reason") or "it could not be predicted"
     if not known(predicted):
         return (f"peak memory of a rank: {of_measured}{by}; no prediction: {reason}",)
-    beside = f"; {memory['reason']}" if memory.get("reason") else ""
-    return (
-        f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{beside}",
-    )
+    more = f"; {memory['reason']}" if memory.get("reason") else ""
+    return (f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{more}",)

@@ -93,7 +93,7 @@ def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Se
 
 
 def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
-    """Each collective cut in two: what this rank waited for the slowest of its group, and the rest. Seconds."""
+    """Each collective in two parts: what this rank waited for the slowest of its group, and the rest. Seconds."""
     begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
     cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
     return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
