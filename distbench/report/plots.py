@@ -57,8 +57,13 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
         colors = dict(zip(sorted(of_dtype["op"].unique()), style.CYCLE * 3, strict=False))
         figure, axes = style.new_figure(len(panels), 1.2 + PANEL_WIDTH * len(panels), 4.6)
-        for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True):
+        ends = [
             _busbw_panel(panel, str(mesh_dim), of_dim, colors)
+            for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True)
+        ]
+        # Panels share their y axis, whose limits stand when all lines are drawn.
+        for panel, of_panel in zip(axes, ends, strict=True):
+            style.label_ends(panel, of_panel, colors)
         axes[0].set_ylabel("busbw (GB/s)")
         style.title(figure, f"{name}: bus bandwidth by message size, {dtype}")
         notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in run_as_another(of_dtype)]
@@ -66,7 +71,8 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         yield f"busbw-{dtype}", figure
 
 
-def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> None:
+def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> dict[str, float]:
+    """One line an op; op to the y of its last point."""
     ends: dict[str, float] = {}
     for op, of_op in measured.groupby("op", sort=False):
         points = of_op.sort_values("payload_bytes")
@@ -83,7 +89,7 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
     axes.tick_params(labelleft=True)
     axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes_text(measured)}", fontweight="normal")
     axes.set_xlabel("message size S")
-    style.label_ends(axes, ends, colors)
+    return ends
 
 
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
