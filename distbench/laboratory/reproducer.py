@@ -51,11 +51,6 @@ class ScriptLayout(NamedTuple):
 def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
     """One script a failure; (the files, sentences on the failures that no script of torch alone can show).
 
-    Args:
-        failures: groups of one cause each.
-        versions: what they were found with.
-        folder: made where it is missing.
-
     Raises:
         UserError: the folder cannot be written.
     """
