@@ -49,7 +49,7 @@ def recorded(folder: Path) -> RecordedSeries:
     """
     invocations: dict[str, list[tuple[Launch, Run]]] = {}
     for run in map(read_run, run_files_in(folder)):
-        invocations.setdefault(run.header.get("invocation_id") or str(run.path), []).append((launch_of(run), run))
+        invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
     whole = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
     whole.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
     if len(whole) < MIN_LAUNCHES:

@@ -17,7 +17,7 @@ from distbench.compare.verdicts import PASS, REGRESSION
 from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import Gated
 from distbench.gate.quality.recorded_launches import RecordedSeries
-from distbench.runs.header import facts_of
+from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value, value_of
 
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
@@ -118,7 +118,7 @@ class QualityTrial:
         if candidate and window.factor != 1.0:
             changed = window.slowed(window.changed, index, np.asarray(self.series.samples_s[window.changed][index]))
             cases[self.series.case_ids[window.changed]] = _value(changed)
-        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", facts_of({}, {}), None, True, cases)
+        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", Header().facts, None, True, cases)
 
     def judged(self, gated: Gated) -> Judged:
         """A comparison's verdicts in the order of the series' cases, and its pairs."""
