@@ -24,7 +24,7 @@ from distbench.spec.errors import UserError
 
 
 class Commands(click.Group):
-    """Turns the one error a user can mend into its message and exit code 2."""
+    """Turns the one error a user can fix into its message and exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""

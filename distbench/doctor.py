@@ -25,15 +25,9 @@ def examine() -> dict[str, Any]:
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
     seen = gpu_count()
-    cuda = next(check["ok"] for check in checks if check["name"] == "CUDA")
-    if seen and not cuda:
-        return {
-            "name": "GPUs of this host",
-            "ok": False,
-            "found": str(seen),
-            "advice": "install a torch built for CUDA",
-        }
-    return {"name": "GPUs of this host", "ok": True, "found": str(seen), "advice": ""}
+    ok = not seen or next(check["ok"] for check in checks if check["name"] == "CUDA")
+    advice = "" if ok else "install a torch built for CUDA"
+    return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 
 
 def _usable(checks: list[dict[str, Any]]) -> bool:
@@ -57,7 +51,7 @@ def lines_of(found: dict[str, Any]) -> list[str]:
 
 
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Whether two methods see the same collectives in every step, at the quick sizes, on ranks that do not exist.
+    """Whether two methods see the same collectives in every step, at the quick sizes, on a fake process group.
 
     Args:
         targets: scenarios as `distbench run` takes them; none stands for all shipped ones that do not measure the mesh.

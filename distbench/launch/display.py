@@ -14,7 +14,7 @@ class Display(Protocol):
     """Shows the progress of one scenario."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """One event of the ranks, as progress.py lists them."""
+        """One event of the ranks, as runs/progress.py lists them."""
 
 
 class Quiet:
