@@ -86,7 +86,7 @@ def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str
     try:
         seen.status = _follow(process, reader, seen, display, job.timeout_s if has_progress else math.inf)
         if seen.status == "timeout":
-            _ask_for_stacks(log_dir, process.pid)
+            ask_for_stacks(log_dir, process.pid)
             hung = f"case {seen.running.id}" if seen.running else "set-up"
             message = f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {log_dir}"
             seen.cause = Cause("hung", message)
@@ -140,7 +140,13 @@ def _follow(
         time.sleep(POLL_S)
 
 
-def _ask_for_stacks(log_dir: Path, launcher: int) -> None:
+def ask_for_stacks(log_dir: Path, launcher: int) -> None:
+    """Have every rank that still runs write its stacks to its log.
+
+    Args:
+        log_dir: the launch's log folder.
+        launcher: pid of the process that we started: torchrun, or the only rank.
+    """
     for path in log_dir.glob("rank*.pid"):
         pid = int(path.read_text())
         if _is_rank_of(launcher, pid):

@@ -1,4 +1,4 @@
-"""`python -m distbench.worker JOB.json`, started by torchrun (or by whoever set the rank variables)."""
+"""`python -m distbench.worker JOB.json`, started by torchrun (or by another launcher that set the rank variables)."""
 
 import faulthandler
 import os

@@ -48,7 +48,7 @@ class RankGroup:
         self._device = device
         self.world_size = dist.get_world_size(control)
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Return when every rank has called this and the device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -139,7 +139,7 @@ class Meter:
         stamp = self._clock.stamp
         self._clock.read()  # a case that raised may have left moments behind
         for _ in range(count):
-            self._ranks.meet()
+            self._ranks.wait_for_all()
             stamp()
             for _ in repeats:
                 call(stamp)
@@ -168,6 +168,10 @@ class Meter:
             result.entry_skew_s = median((last_in - starts.min(dim=0).values).tolist())
             result.isolated_s = median((ends.max(dim=0).values - last_in).tolist())
         return result
+
+
+def no_stamp() -> None:
+    """The stamp of a call that is not timed."""
 
 
 def _durations(stamps: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ class Traceable(Protocol):
     """Traces what a case communicates."""
 
     def record(self, tracing: Any, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together."""
+        """The fields of the case's trace record; collective."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class OpenedCase:
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case, and the context in which it can be measured; opening it is a collective act of all ranks."""
+    """One case, and what opens it for measuring; all ranks open it together."""
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]

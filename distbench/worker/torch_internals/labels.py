@@ -1,4 +1,4 @@
-"""Who issues communication just now: FSDP for which module, or DTensor for which redistribution."""
+"""Who issues communication now: FSDP for which module, or DTensor for which redistribution."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from distbench.worker.torch_internals.probe import require
 
 @dataclass(frozen=True)
 class Label:
-    """Who is at work.
+    """Who communicates.
 
     Args:
         source: "fsdp" or "redistribute".
@@ -28,7 +28,7 @@ class Label:
 
 
 class Labels:
-    """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor is at work."""
+    """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor communicates."""
 
     def __init__(self) -> None:
         self.stack: list[Label] = []
@@ -40,7 +40,7 @@ class Labels:
 
     @property
     def owner(self) -> str | None:
-        """The module for which FSDP is at work, also where it has DTensor redistribute; None where it is not."""
+        """The module for which FSDP communicates, also through DTensor; None where it does not."""
         return next((label.owner for label in reversed(self.stack) if label.source == "fsdp"), None)
 
     @contextlib.contextmanager

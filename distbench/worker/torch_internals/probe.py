@@ -149,10 +149,10 @@ INTERNALS = (
             "UnsupportedOperatorException",
         )
     ),
-    Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
-    Internal("ranks that are not there", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
-    Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
-    Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
+    Internal("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
+    Internal("fake process group", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+    Internal("fake process group", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
+    Internal("fake process group", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     Internal("redistribution planners", SPEC, "TensorMeta"),
     Internal(
         "partition to Partial",

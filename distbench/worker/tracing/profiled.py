@@ -53,10 +53,10 @@ def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Commu
             step(names.stamp)
         cpu_s = time.process_time() - before
         torch.cuda.synchronize(context.device)
-    return told(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
+    return step_of_events(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
 
 
-def told(
+def step_of_events(
     events: Sequence[dict[str, Any]],
     phases: Sequence[str],
     cpu_s: float,

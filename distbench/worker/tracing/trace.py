@@ -15,9 +15,10 @@ import torch.distributed as dist
 from distbench.compare.medians import median
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Forwarding, Issued, tracked_peak_bytes
-from distbench.worker.tracing.attribution import Communication, communications_of, watched
+from distbench.worker.tracing.attribution import Communication, communications_of, tracked_collectives
 from distbench.worker.tracing.profiled import profiled_step
 from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables
 
@@ -35,13 +36,13 @@ class Tracing:
 
     Args:
         forwarding: the mesh's forwarding groups, kept from case to case.
-        clock_shared: whether the ranks' monotonic clocks are one.
-        alive: called now and then, so that a long trace is not taken for a hang.
+        clock_shared: whether all ranks read the same monotonic clock.
+        on_progress: called now and then, so that a long trace is not taken for a hang.
     """
 
     forwarding: Forwarding
     clock_shared: bool
-    alive: Callable[[], None] = lambda: None
+    on_progress: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class StepTrace:
         if self.context.device.type == "cuda":
             return self._profiled(counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
-        tracing.alive()
+        tracing.on_progress()
         overhead = _overhead(self.bare, forwarded, self.context, tracing)
         dispatched = self.dispatched()
         found = self.differing([row.what for row in steps[0].rows], dispatched)
@@ -91,7 +92,7 @@ class StepTrace:
         }
 
     def forwarded(self, forwarding: Forwarding, num_steps: int) -> tuple[TrainingStep, list[Traced]]:
-        """Another step like this one, built on forwarding groups, and what was told of some runs of it."""
+        """Another step like this one, built on forwarding groups, and the traces of some runs of it."""
         with forwarding.on():
             step = self.build()
             _run(step, self.context)
@@ -102,9 +103,9 @@ class StepTrace:
         _run(self.bare, self.context)  # the first step sets things up
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.context, self.bare.model)
 
-    def differing(self, told: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
+    def differing(self, forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
         """Where the two methods differ; that a plan compiles may be why."""
-        found = differences(told, dispatched)
+        found = differences(forwarded, dispatched)
         return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
 
     def _profiled(self, counters: dict[str, Any]) -> dict[str, Any]:
@@ -129,38 +130,30 @@ class StepTrace:
 
 
 def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> Traced:
-    """One step with every collective told; its model was built while `forwarding` was on, and it still is."""
+    """One step with every collective recorded; its model was built while `forwarding` was on, and it still is."""
     found: list[tuple[Issued, Any]] = []
     ends: list[float] = []
-    with watched(step.model, step.phases, step.plan, context) as watch:
+    with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
 
         def stamp() -> None:
             ends.append(time.monotonic())
-            watch.stamp()
+            tracker.stamp()
 
-        with forwarding.told(lambda issued: found.append((issued, watch.sight()))):
-            _meet(context)
+        with forwarding.observed(lambda issued: found.append((issued, tracker.issue_context()))):
+            dist.barrier(context.control)
             start, cpu = time.monotonic(), time.process_time()
             step(stamp)
             cpu = time.process_time() - cpu
-    rows = [TracedRow(watch.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
+    rows = [TracedRow(tracker.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
     return Traced(start, ends, cpu, rows)
 
 
 def _run(step: TrainingStep, context: RankContext) -> float:
     """One step with nothing added to it; its CPU seconds on this rank, all threads."""
-    _meet(context)
-    before = time.process_time()
-    step(_nothing)
-    return time.process_time() - before
-
-
-def _meet(context: RankContext) -> None:
     dist.barrier(context.control)
-
-
-def _nothing() -> None:
-    """No phase is timed here."""
+    before = time.process_time()
+    step(no_stamp)
+    return time.process_time() - before
 
 
 def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
@@ -168,7 +161,7 @@ def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext,
     bare_cpu, traced_cpu = [], []
     _run(bare, context)  # the first step after checking still has what checking left behind
     for turn in range(ROUNDS):
-        tracing.alive()
+        tracing.on_progress()
         if turn % 2:
             bare_cpu.append(_run(bare, context))
         with tracing.forwarding.on():
@@ -207,13 +200,24 @@ def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
     return found[:MAX_DIFFERENCES] + more
 
 
+def predicted_peak_bytes(step: TrainingStep) -> int | None:
+    """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
+
+    None where it cannot follow the step, which must have run before.
+
+    Raises:
+        Unsupported: torch has no such tracker.
+    """
+    others = [step.optimizer] if step.optimizer is not None else []
+    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
+
+
 def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
     """Measured and predicted peak of the rank that needs most, bytes."""
     on_cuda = context.device.type == "cuda"
-    others = [bare.optimizer] if bare.optimizer is not None else []
     predicted, reason = None, None
     try:
-        predicted = tracked_peak_bytes(lambda: bare(_nothing), bare.model, *others)
+        predicted = predicted_peak_bytes(bare)
         reason = NO_PREDICTION if predicted is None else None
     except Exception as error:
         reason = f"torch's memory tracker: {one_line(error)}"
