@@ -110,8 +110,7 @@ def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
         (tmp_path / f"host{rank}").mkdir()
         (tmp_path / f"host{rank}" / "by_rank.py").write_text(BY_RANK % ops[rank])
     done = torchrun(tmp_path, "sh", "-c", 'cd host$RANK && exec "$PYTHON" -m distbench run by_rank.py "$@"', "sh")
-    sentence = f"distbench: by_rank: {says}"
-    assert done.stderr.count(sentence) == 2, done.stderr
+    assert f"distbench: by_rank: {says}" in done.stderr
     assert "give all ranks the same command and files" in done.stderr and run_files(tmp_path) == []
 
 
@@ -120,8 +119,8 @@ def test_one_launch_of_another_launcher_runs_several_scenarios(tmp_path: Path) -
     names = [f"{DATA / 'tiny.py'}", f"{MISDEEDS}"]
     done = torchrun(tmp_path, sys.executable, "-m", "distbench", "run", *names, "--mesh", "dp_shard=2")
     assert done.returncode == 0, done.stderr
-    runs = [read_run(file) for file in run_files(tmp_path)]
-    assert sorted(len(run.cases) for run in runs) == [1, 5]
+    statuses = [[record["status"] for record in read_run(file).cases] for file in run_files(tmp_path)]
+    assert sorted(map(len, statuses)) == [2, 5] and {status for run in statuses for status in run} == {"ok"}
 
 
 def test_a_process_whose_parent_is_gone_before_it_can_ask_to_die_with_it_ends_at_once() -> None:
@@ -145,7 +144,9 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(tmp_path: Path, mo
         (tmp_path / "rank1.pid").write_text(str(stranger.pid))
         monkeypatch.setattr("distbench.launch.attempt.STACKS_WAIT_S", 0.0)
         ask_for_stacks(tmp_path, launcher=own.pid)
-        assert own.wait(5) == -signal.SIGUSR1 and stranger.poll() is None
+        assert own.wait(5) == -signal.SIGUSR1
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.5)
     finally:
         for process in (stranger, own):
             process.kill()

@@ -14,17 +14,14 @@ class Display(Protocol):
     """Shows the progress of one scenario."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """One event of the ranks, as runs/progress.py lists them."""
+        """Take in one event of the ranks, as runs/progress.py lists them."""
 
 
-class Quiet:
+class Quiet(Display):
     """Shows nothing."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Nothing."""
 
-
-class Plain:
+class Plain(Display):
     """One line every few seconds, for logs.
 
     Args:
@@ -61,7 +58,7 @@ class Plain:
         print(f"{self._scenario}: {text}", file=self._stream, flush=True)
 
 
-class Live:
+class Live(Display):
     """A bar over the scenario's cases, the running case and its samples, and the time left."""
 
     def __init__(self, scenario: str, progress: Any) -> None:

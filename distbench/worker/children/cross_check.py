@@ -1,8 +1,8 @@
 """`python -m distbench.worker.children.cross_check`: do two methods see the same collectives, on a fake process group?
 
 For each job it answers with one entry a step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known
-owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} with "skipped" or "failed" and
-a reason.
+owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or "failed"
+with a reason.
 """
 
 import traceback

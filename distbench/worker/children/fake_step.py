@@ -48,13 +48,13 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
         Skipped: a part of the plan has nothing to do on this machine.
     """
     shapes, missing = _shapes()
+    assert scenario.build_model is not None
 
     def without_memory(model: nn.Module, context: RankContext, *_: object) -> None:
         if shapes is not None:
             with shapes.on():
                 model.to_empty(device=context.device)
 
-    assert scenario.build_model is not None
     built = blueprint(scenario.build_model, context.seed)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:

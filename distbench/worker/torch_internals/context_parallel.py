@@ -51,16 +51,10 @@ def context_parallel(
     module.set_rotate_method(rotate)
     options.enable_load_balance = load_balance
     try:
-        with contextlib.ExitStack() as entered:
-            entered.enter_context(
-                module.context_parallel(
-                    mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
-                )
-            )
-            if mesh.device_type == "cpu":
-                entered.enter_context(_ring_attention_on_cpu(mesh))
-            elif kernel is not None:
-                entered.enter_context(sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])))
+        sharded = module.context_parallel(
+            mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
+        )
+        with sharded, _attention_by(kernel, mesh):
             # torch 2.11 puts nothing back where an exception leaves its context, so torch sees none.
             raised = None
             try:
@@ -71,6 +65,12 @@ def context_parallel(
             raise raised
     finally:
         options.enable_load_balance, options.rotate_method = saved
+
+
+def _attention_by(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
+    if mesh.device_type == "cpu":
+        return _ring_attention_on_cpu(mesh)
+    return sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])) if kernel is not None else contextlib.nullcontext()
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:

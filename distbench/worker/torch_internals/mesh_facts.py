@@ -60,6 +60,17 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 
 @contextlib.contextmanager
+def _fake_group(world_size: int) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """A CPU device mesh over torch's fake process group; this is rank 0, and what it sends goes nowhere.
 
@@ -73,13 +84,11 @@ def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """
     require("fake process group")
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
     try:
-        yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        with _fake_group(math.prod(mesh.values())):
+            yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
-        dist.destroy_process_group()
         # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.
         _clear_sharding_prop_cache()
 
@@ -97,15 +106,13 @@ def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[Devi
     """
     require("fake process group")
     from torch.distributed.tensor import _collective_utils
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     costs: Any = _collective_utils
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh_shape))
     costs._mesh_resources.num_devices_per_host = lambda device_type: devices_per_host
     costs.MeshTopoInfo.build_from_mesh.cache_clear()
     try:
-        yield init_device_mesh("cpu", tuple(mesh_shape))
+        with _fake_group(math.prod(mesh_shape)):
+            yield init_device_mesh("cpu", tuple(mesh_shape))
     finally:
         del costs._mesh_resources.num_devices_per_host
         costs.MeshTopoInfo.build_from_mesh.cache_clear()
-        dist.destroy_process_group()

@@ -76,20 +76,19 @@ class StepTrace:
         overhead = _overhead(self.bare, forwarded, self.context, tracing)
         dispatched = self.dispatched()
         found = self.differing([row.what for row in steps[0].rows], dispatched)
-        agreement = {
-            "method": "dispatch mode",
-            "num_rows": len(dispatched),
-            "differences": _of_all_ranks(self.context, found),
-        }
         return {
             "method": "forwarding process groups",
             "clock_shared": tracing.clock_shared,
             "overhead": overhead,
-            "agreement": agreement,
+            "agreement": self._agreement(dispatched, found),
             "exposed_reason": NOTHING_OVERLAPS,
             "memory": _memory(self.bare, self.context, counters),
             **tables(steps, self.bare.phases, self.context, tracing.clock_shared),
         }
+
+    def _agreement(self, dispatched: Sequence[Communication], found: list[str]) -> dict[str, Any]:
+        differences = _of_all_ranks(self.context, found)
+        return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": differences}
 
     def forwarded(self, forwarding: Forwarding, num_steps: int) -> tuple[TrainingStep, list[Traced]]:
         """Another step like this one, built on forwarding groups, and the traces of some runs of it."""
@@ -117,12 +116,11 @@ class StepTrace:
             steps.append(profiled_step(self.bare, self.context, rows))
         reasons = self.context.gather(next((step.reason for step in steps if step.reason), None))
         why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
-        found = _of_all_ranks(self.context, [text for step in steps[:1] for text in step.differences])
         return {
             "method": "profiler",
             "clock_shared": False,
             "overhead": _ratio(self.context.gather((bare_cpu, [step.traced.cpu_s for step in steps]))),
-            "agreement": {"method": "dispatch mode", "num_rows": len(rows), "differences": found},
+            "agreement": self._agreement(rows, steps[0].differences),
             "exposed_reason": why,
             "memory": _memory(self.bare, self.context, counters),
             **tables([step.traced for step in steps], self.bare.phases, self.context, False),
