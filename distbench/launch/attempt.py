@@ -73,11 +73,7 @@ class Attempt:
 def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...]) -> Attempt:
     """Launch the job's ranks and follow them to their end, whatever that is; none of them is left behind.
 
-    Args:
-        job: the job; its log folder holds `job.json` and nothing of another launch.
-        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
-        display: is shown every event.
-        module: what a rank runs, as Python's arguments.
+    The arguments are those of `run_job.launch`; the job's log folder holds `job.json` and nothing of another launch.
     """
     log_dir = Path(job.log_dir)
     has_progress = not joined or joined.rank == 0

@@ -4,14 +4,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 PLAIN_EVERY_S = 10.0
 LONGEST_ID = 60
 
 
-class Display(Protocol):
-    """Shows the progress of one scenario."""
+class Display:
+    """Shows the progress of one scenario; by itself, nothing of it."""
 
     def event(self, event: dict[str, Any]) -> None:
         """Take in one event of the ranks, as runs/progress.py lists them."""
@@ -22,13 +22,7 @@ class Quiet(Display):
 
 
 class Plain(Display):
-    """One line every few seconds, for logs.
-
-    Args:
-        scenario: its name.
-        stream: where lines go.
-        now: seconds, monotonic.
-    """
+    """One line every few seconds, for logs; `now` gives seconds, monotonic."""
 
     def __init__(self, scenario: str, stream: TextIO, now: Any = time.monotonic) -> None:
         self._scenario = scenario
@@ -84,12 +78,7 @@ class Live(Display):
 
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
-    """The display that fits where standard error goes.
-
-    Args:
-        scenario: its name.
-        quiet: show nothing.
-    """
+    """The display that fits where standard error goes; one that shows nothing where `quiet`."""
     if quiet:
         yield Quiet()
     elif not sys.stderr.isatty():

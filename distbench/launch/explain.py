@@ -30,12 +30,7 @@ class Cause:
 
 
 def cause_of(log_dir: Path, exit_code: int) -> Cause:
-    """The first failure of a launch that ended with a non-zero exit code.
-
-    Args:
-        log_dir: the launch's log folder.
-        exit_code: of torchrun, or of the worker itself.
-    """
+    """The first failure of a launch whose torchrun, or only rank, ended with a non-zero exit code."""
     failures = [json.loads(path.read_text(encoding="utf-8")) for path in log_dir.glob("failure-rank*.json")]
     if failures:
         first = min(failures, key=lambda record: record["at"])

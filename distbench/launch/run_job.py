@@ -58,7 +58,7 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     Args:
         job: the job.
         joined: the launch this process is a rank of, or None to start the ranks with torchrun.
-        display: is shown every event.
+        display: is given every event.
         module: what a rank runs, as Python's arguments (tests put a mutant here).
 
     Raises:
@@ -82,7 +82,7 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     return JobOutcome(job, record.status, record.message, record.last.cause.user_can_fix, dict(record.num_by_status))
 
 
-class _WithoutPlan:
+class _WithoutPlan(Display):
     """Shows the events of a relaunch: the number of cases is known already."""
 
     def __init__(self, display: Display) -> None:

@@ -36,12 +36,7 @@ from distbench.worker.runner import Runner
 
 @dataclass(frozen=True)
 class ConnectedRanks:
-    """The launch's ranks, connected.
-
-    Args:
-        context: this rank's context.
-        store: the job's key-value store.
-    """
+    """This rank's context among connected ranks, and the job's key-value store."""
 
     context: RankContext
     store: Store

@@ -38,11 +38,7 @@ class Rehearsal:
 
 
 def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
-    """Apply the plan, then run forward, loss and backward as rank 0 would.
-
-    Args:
-        scenario: model, batch, loss and plan; the plan has been checked against the mesh.
-        context: rank 0 of a fake group.
+    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
 
     Raises:
         Skipped: a part of the plan has nothing to do on this machine.
@@ -102,12 +98,7 @@ def _tried(step: TrainingStep, on: contextlib.AbstractContextManager[None]) -> t
 
 
 class _ForwardTracker:
-    """Which module is at work and what it was given; it keeps its state when the model raises, to say where.
-
-    Args:
-        model: the model under its plan.
-        plan: the plan.
-    """
+    """Which module runs and what it was given; it keeps its state when the model raises, to say where."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
         self.problems: list[str] = []

@@ -22,12 +22,8 @@ Answer = dict[str, Any]
 def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_once: int) -> list[Answer]:
     """What the function answers for each job, in the jobs' order.
 
-    Where it raises, the answer is {"user_error": one sentence}. This process must have done no work in torch before.
-
-    Args:
-        function: to call in each new process.
-        jobs: one process each.
-        num_at_once: processes at the same time, at most.
+    Where it raises, the answer is {"user_error": one sentence}. At most `num_at_once` processes run at the same time.
+    This process must have done no work in torch before.
     """
     answers: list[Answer] = [{} for _ in jobs]
     waiting = list(enumerate(jobs))

@@ -23,11 +23,7 @@ Answer = dict[str, str] | None
 
 
 def paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Every pair's path by each planner, those that the time allows.
-
-    Args:
-        request: as in the module's docstring; pairs are asked in random order, so that what the time does not allow is
-            a random part.
+    """Every pair's path by each planner; pairs are asked in random order, so that a timeout omits a random part.
 
     Raises:
         Unsupported: torch's planners are not the ones we know.

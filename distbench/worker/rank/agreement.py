@@ -42,7 +42,7 @@ def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> 
 class Agreement:
     """One rank's part in telling a failure of all ranks from a failure of one.
 
-    A rank that fails waits for the others to fail too, as long as they are at work. A thread of each reports that: it
+    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that: it
     sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and so
     not while it waits in a collective.
 

@@ -99,12 +99,7 @@ class Meter:
         return self._summary(torch.cat([*earlier, stamps], dim=1), phases, reason)
 
     def sample(self, call: Call, estimate_s: float) -> tuple[torch.Tensor, str]:
-        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended.
-
-        Args:
-            call: runs one iteration; stamps the end of every phase.
-            estimate_s: seconds an iteration takes, as warm_up returned it.
-        """
+        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended; as `measure`."""
         settings = self.settings
         batches: list[torch.Tensor] = []
         timed_s, samples, reason = 0.0, torch.empty(0), None
@@ -171,13 +166,7 @@ def _durations(stamps: torch.Tensor) -> torch.Tensor:
 
 
 def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
-    """Why sampling ends now, or None to go on.
-
-    Args:
-        samples: seconds, so far.
-        timed_s: seconds of timed iterations, so far.
-        settings: the caps and the precision wanted.
-    """
+    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to go on."""
     if len(samples) < settings.min_samples:
         return None
     ordered = sorted(samples)

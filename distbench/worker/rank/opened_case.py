@@ -26,7 +26,7 @@ class OpenedCase:
         phases: names of the phases that `call` stamps.
         fields: fields of CaseResult that are known beforehand.
         after: fields of `counters` that are known only when the timed iterations are over.
-        trace: traces what the case communicates; None where it has no parts to tell apart.
+        trace: traces what the case communicates; None where it has no parts.
     """
 
     call: Call

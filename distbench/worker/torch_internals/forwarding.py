@@ -75,13 +75,7 @@ class ForwardingGroup(dist.ProcessGroup):
         return self.backend.barrier(*args, **kwargs)
 
     def issue(self, name: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]]) -> Any:
-        """Start a collective and report it.
-
-        Args:
-            name: the method that was called.
-            tensors: this rank's input.
-            start: has the backend start it; its works.
-        """
+        """Have the backend start the collective of a method with this rank's input, and report it."""
         if self.on_issue is None or not tensors:
             return _joined(start())
         kind = kind_of(name)

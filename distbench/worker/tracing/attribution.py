@@ -72,7 +72,7 @@ def communications_of(
     Args:
         call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
         phases: what it stamps; none counts as one phase named "call".
-        plan: the plan that names the mesh dims of tensor and context parallel.
+        plan: names the mesh dims of tensor and context parallel.
         context: this rank's context.
         model: whose modules own what is communicated, if there is one.
 
@@ -109,15 +109,7 @@ class IssueContext(NamedTuple):
 
 
 class CollectiveTracker:
-    """Follows a call's phases, labels and modules, and says whose each collective is.
-
-    Args:
-        phases: what the call stamps; none counts as one phase named "call".
-        labels: which of FSDP and DTensor communicates.
-        modules: which module runs.
-        plan: names the mesh dims of tensor and context parallel.
-        context: this rank's context.
-    """
+    """Follows a call's phases, labels and modules, and attributes each collective to its owner."""
 
     def __init__(
         self, phases: Sequence[str], labels: Labels, modules: "_Modules", plan: ParallelPlan, context: RankContext
@@ -217,12 +209,7 @@ class _Modules:
         return self._stack[-1][0] if self._stack else None
 
     def owner(self, running: str | None, position: int | None) -> str | None:
-        """The module's name, empty for the root; None where there is none.
-
-        Args:
-            running: the module whose forward ran when the collective was issued.
-            position: the sequence number of the node whose backward ran then.
-        """
+        """The module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
         if running is not None or position is None:
             return running
         around = [(end - start, name) for start, end, name in self._spans if start <= position < end]

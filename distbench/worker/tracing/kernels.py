@@ -30,7 +30,7 @@ class Ran(NamedTuple):
         begun_s: seconds of the profiler's clock.
         ended_s: likewise.
         exposed_s: how long it ran while no other kernel or copy did.
-        payload_bytes: nccl-tests' S by the profiler's count, None where it does not say.
+        payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
     """
 
     kind: str

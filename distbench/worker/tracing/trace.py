@@ -47,24 +47,14 @@ class Tracing:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Traces a step that was timed.
-
-    Args:
-        bare: the step.
-        build: makes another one like it.
-        context: this rank's context.
-    """
+    """Traces `bare`, a step that was timed; `build` makes another one like it."""
 
     bare: TrainingStep
     build: Callable[[], TrainingStep]
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together.
-
-        Args:
-            tracing: the launch's part.
-            counters: the case's, for the measured peak of memory.
+        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory.
 
         Raises:
             Unsupported: torch is not the one we know.
