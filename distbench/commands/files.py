@@ -45,6 +45,18 @@ def check_writable(path: Path, option: str) -> None:
         path.unlink()
 
 
+def make_folder(path: Path, option: str) -> None:
+    """A folder that may be there already.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {path} is no folder and cannot be made: {error.strerror}; give another") from error
+
+
 def write(path: Path, text: str, mode: str = "w") -> None:
     """Write a text, or append it with mode "a".
 

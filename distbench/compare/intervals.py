@@ -51,6 +51,12 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     return out
 
 
+def median_intervals(samples: Sequence[Sequence[float]]) -> Interval:
+    """The medians with their intervals, as `summarise` gives them."""
+    found = summarise(samples)
+    return Interval(found["median_s"], found["ci_low_s"], found["ci_high_s"])
+
+
 def counts_of(samples: Sequence[Sequence[float]]) -> Ints:
     """How many samples each case has."""
     return np.fromiter((len(of_case) for of_case in samples), dtype=np.int64, count=len(samples))
@@ -103,8 +109,8 @@ def widening_for(ratio: Interval, controls: NDArray[np.bool_]) -> float:
     return max(factor, 1.0) if math.isfinite(factor) else 1.0
 
 
-def widened(ratio: Interval, factor: float) -> Interval:
-    """Both bounds moved away from the centre by a factor, on the log scale."""
+def widened(ratio: Interval, factor: float | Floats) -> Interval:
+    """Both bounds moved away from the centre by a factor, or by each one's own, on the log scale."""
     low = ratio.center * (ratio.low / ratio.center) ** factor
     return Interval(ratio.center, low, ratio.center * (ratio.high / ratio.center) ** factor)
 
@@ -130,6 +136,11 @@ def geometric_mean(values: Floats) -> float:
     """Geometric mean of the positive, finite values; nan for none."""
     kept = values[np.isfinite(values) & (values > 0)]
     return float(np.exp(np.log(kept).mean())) if kept.size else float("nan")
+
+
+def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
+    """The geometric mean, and the bounds of its interval as `geometric_mean_ci` gives them."""
+    return (geometric_mean(values), *geometric_mean_ci(values))
 
 
 def geometric_mean_ci(values: Floats) -> tuple[float, float]:

@@ -156,7 +156,8 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
     Raises:
         UserError: the file cannot be read, or was measured on another backend or mesh.
     """
-    from distbench.costmodel.profile import load_profile, measured_cost
+    from distbench.costmodel.mesh_costs import measured_cost
+    from distbench.costmodel.profile import load_profile
 
     profile = load_profile(path)
     backend = BACKENDS[device]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distbench.runs.header import facts_of
+from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value
 from distbench.runs.machine import slug
 from distbench.runs.run_file import STATUSES, Record
@@ -150,7 +150,7 @@ def _launch(record: Record, index: int, source: str) -> Launch:
         started_at=float(row["started_at"]),
         variants=row["variants"],
         # A fact that the file lacks is not known, as in a run file.
-        facts={**facts_of({}, {}), **record["facts"], **row["facts"]},
+        facts={**Header().facts, **record["facts"], **row["facts"]},
         foreign_load=row["foreign_load"],
         complete=row["complete"],
         cases={

@@ -1,6 +1,5 @@
 """The files of one side of a comparison to its launches, whatever kind each file is."""
 
-import gc
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from distbench.runs.baselines import read_baseline
 from distbench.runs.find import run_files_in
 from distbench.runs.launches import Launch, launch_of
 from distbench.runs.nccl_tests import read_nccl_tests
-from distbench.runs.run_file import read_run
+from distbench.runs.run_file import no_garbage_collection, read_run
 from distbench.spec.errors import UserError
 
 SNIFFED_BYTES = 512
@@ -29,15 +28,9 @@ def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Lau
         UserError: a path does not exist, or a named file is none of these.
     """
     launches: dict[str, Launch] = {}
-    # Records hold no cycles; looking for some again and again as they come in takes a fifth longer.
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         for path in paths:
             launches.update({launch.run_id: launch for launch in _read_path(path, side, warnings)})
-    finally:
-        if was_on:
-            gc.enable()
     return sorted(launches.values(), key=lambda launch: (launch.started_at, launch.source))
 
 

@@ -15,7 +15,7 @@ from distbench.compare.options import Options
 from distbench.gate.compare_sides import gate
 from distbench.gate.quality.recorded_launches import RecordedSeries
 from distbench.gate.verdict import Gated
-from distbench.runs.header import facts_of
+from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value, value_of
 
 OURS = "distbench gate"
@@ -113,7 +113,7 @@ class QualityTrial:
         if candidate and window.factor != 1.0:
             changed = window.slowed(window.changed, index, np.asarray(self.series.samples_s[window.changed][index]))
             cases[self.series.case_ids[window.changed]] = _value(changed)
-        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", facts_of({}, {}), None, True, cases)
+        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", Header().facts, None, True, cases)
 
     def pooled(self, window: Window, candidate: bool) -> Floats:
         """One side's samples of each case, launches forgotten: [cases, samples], equally many of each launch."""

@@ -15,10 +15,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.planning import State, parse_state
+from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.torch_internals import Unsupported, fake_mesh, path_between, planner
 
-PLANNERS = ("greedy", "min_cost")
 Answer = dict[str, str] | None
 
 
@@ -35,7 +35,7 @@ def paths(request: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, list[Answer]] = {}
     with fake_mesh(request["mesh_shape"], request["devices_per_host"]) as mesh:
         # The quick planner goes first, so that a slow one never takes its time.
-        for name in PLANNERS:
+        for name in TORCH_PLANNERS:
             answers[name] = [None] * len(pairs)
             with planner(name):
                 for number in order:
