@@ -113,7 +113,7 @@ def _what_is_wrong(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) ->
         for case in cases
         if case.status != "ok" and case.id not in outcome.message
     ]
-    if not cases and not outcome.user_can_mend:
+    if not cases and not outcome.user_can_fix:
         lines.append("nothing was measured; `distbench doctor` says what this machine can run")
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, parse_mesh
-from distbench.spec.names import folded
+from distbench.spec.parallel import folded
 
 VERSION = 1
 FIRST_LINE = "distbench signature, version"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distbench.runs.run_file import Record, Run
-from distbench.spec.names import folded
+from distbench.spec.parallel import folded
 
 if TYPE_CHECKING:
     import pandas as pd
