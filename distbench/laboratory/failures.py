@@ -18,33 +18,19 @@ _SHARD = re.compile(r"_?S(?:S|tridedShard)?\((?:dim=)?(\d+)(?:, *(?:sf=|split_fa
 
 
 class Failure(NamedTuple):
-    """Cases of one cause.
+    """Cases of one cause."""
 
-    Args:
-        status: one of BAD.
-        planner: whose plan it was.
-        suite: the laboratory's suite, empty for none.
-        pattern: what the layouts have in common, in words.
-        num_cases: how many.
-        example: the frame's row of the smallest of them.
-        ours: planner of ours to its statuses on the same pairs, as counts.
-    """
-
-    status: str
+    status: str  # one of BAD
     planner: str
-    suite: str
-    pattern: str
+    suite: str  # the laboratory's suite, empty for none
+    pattern: str  # what the layouts have in common, in words
     num_cases: int
-    example: Row
-    ours: dict[str, dict[str, int]]
+    example: Row  # the frame's row of the smallest of them
+    ours: dict[str, dict[str, int]]  # planner of ours to its statuses on the same pairs, as counts
 
 
 def failures_of(rows: "pd.DataFrame") -> list[Failure]:
-    """Every group of rows that are not ok, most serious status first, then the largest.
-
-    Args:
-        rows: redistributions, as `laboratory.laboratory_rows` gives them.
-    """
+    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
     bad = rows[rows["status"].isin(BAD)]
     if bad.empty:
         return []

@@ -19,35 +19,23 @@ MAX_PAIRS = 20
 
 
 class NoiseCheck(NamedTuple):
-    """What pairs with the same path, which cannot differ, say about the intervals.
+    """What pairs with the same path, which cannot differ, say about the intervals."""
 
-    Args:
-        num_controls: pairs with the same path and enough samples.
-        num_false: those whose own interval leaves one out all the same; about 5 % should.
-        widening: what every interval was widened by, so that it holds for the controls (`intervals.widening_for`).
-    """
-
-    num_controls: int
-    num_false: int
-    widening: float
+    num_controls: int  # pairs with the same path and enough samples
+    num_false: int  # those whose own interval leaves one out all the same; about 5 % should
+    widening: float  # what every interval was widened by to hold for the controls (`intervals.widening_for`)
 
 
 class Comparison(NamedTuple):
-    """One planner against greedy on every pair of one shape and dtype that both measured.
-
-    Args:
-        rows: indexes of the pairs in the table, most striking first.
-        ratios: planner over greedy, of every pair of the table.
-        noise: how far the intervals can be trusted.
-    """
+    """One planner against greedy on every pair of one shape and dtype that both measured."""
 
     table: PlannerTable
     planner: str
     shape: str
     dtype: str
     payload_bytes: float
-    rows: Ints
-    ratios: Ratios
+    rows: Ints  # indexes of the pairs in the table, most striking first
+    ratios: Ratios  # planner over greedy, of every pair of the table
     noise: NoiseCheck
 
 

@@ -4,17 +4,18 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
 from distbench.laboratory.failures import Failure, numel_of, sizes_in, tokens_of
-from distbench.laboratory.reproducer_script import SCRIPT, kept
 from distbench.render.blocks import clean, shorten
 from distbench.runs.frame import Row
 from distbench.spec.errors import UserError
 from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
 
+TEMPLATE = "reproducer_template.txt"
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 # Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
@@ -25,35 +26,24 @@ _PARTIAL = re.compile(r"P\((\w+)\)")
 
 
 class Cut(NamedTuple):
-    """One mesh dim's share in cutting a tensor: `num_pieces` is above 1 for a strided shard that cuts pieces."""
+    """One mesh dim's share in cutting a tensor."""
 
     mesh_dim: int
     tensor_dim: int
-    num_pieces: int
+    num_pieces: int  # above 1 for a strided shard that cuts pieces
 
 
 class ScriptLayout(NamedTuple):
-    """A layout as the script writes it.
+    """A layout as the script writes it."""
 
-    Args:
-        placements: Python expressions, one a mesh dim.
-        cuts: in the order in which they are made.
-        order: tensor dim to the mesh dims that cut it.
-        is_ordered: whether that is another order than from left to right.
-    """
-
-    placements: list[str]
-    cuts: list[Cut]
-    order: dict[int, tuple[int, ...]]
-    is_ordered: bool
+    placements: list[str]  # Python expressions, one a mesh dim
+    cuts: list[Cut]  # in the order in which they are made
+    order: dict[int, tuple[int, ...]]  # tensor dim to the mesh dims that cut it
+    is_ordered: bool  # whether that is another order than from left to right
 
 
 def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
-    """One script a failure; (the files, sentences on the failures that no script of torch alone can show).
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
     written, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,11 +75,7 @@ class NotWritten(Exception):
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
-    """The script for the smallest case of a failure.
-
-    Raises:
-        NotWritten: its planner is not torch's, or its row does not say enough.
-    """
+    """The script for the smallest case of a failure, or NotWritten."""
     record = failure.example
     planner = failure.planner.partition("+")[0]
     if planner not in TORCH_PLANNERS:
@@ -120,8 +106,25 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "reduction": REDUCTIONS[next(iter(_operators(target)), "sum")],
         **_prose(failure, versions, math.prod(mesh_shape), file_name),
     }
-    text = kept(SCRIPT, _words(failure, source, target, versions))
+    template = resources.files("distbench.laboratory").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    text = _kept(template, _words(failure, source, target, versions))
     return Template(text).substitute({name: str(value) for name, value in fields.items()})
+
+
+def _kept(template: str, words: set[str]) -> str:
+    """The lines that a case needs, `words` being what is true of it.
+
+    A line `#? words` says for which cases the lines after it are kept, up to the next such line: all of the words must
+    be true (a word behind - must be false); `#?` alone keeps them always.
+    """
+    lines, keep = [], True
+    for line in template.split("\n"):
+        if line.startswith("#?"):
+            conditions = line.removeprefix("#?").split()
+            keep = all((word.removeprefix("-") in words) != word.startswith("-") for word in conditions)
+        elif keep:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, versions: Versions) -> set[str]:

@@ -21,9 +21,9 @@ MAX_ERROR = 160
 STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
 
 
-def opening(study: Study) -> list[Lines]:
+def opening(study: Study) -> Lines:
     """The verdict, for the top of a report."""
-    return [Lines(verdict_lines(study))]
+    return Lines(verdict_lines(study))
 
 
 def story(study: Study) -> list[Block]:

@@ -16,12 +16,7 @@ T = TypeVar("T")
 def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
     """The runs to report, oldest first, and sentences about files and lines that were left out.
 
-    Args:
-        named: run files and folders of them; empty for the latest invocation under `out`.
-        out: the results folder.
-
-    Raises:
-        UserError: a named path is missing or no run file, or there is nothing to report.
+    `named` are run files and folders of them; empty for the latest invocation under the results folder `out`.
     """
     warnings: list[str] = []
     runs = _read_named(named, warnings) if named else _read_latest(out, warnings)

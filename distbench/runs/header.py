@@ -18,11 +18,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a run was made; None for what its header does not say, or says as something else than its type here.
-
-    Args:
-        load_per_cpu: the load average of the minute before the run began, over the CPUs.
-    """
+    """Where a run was made; None for what its header does not say, or says as something else than its type here."""
 
     machine: str | None = None
     cpu_model: str | None = None
@@ -39,7 +35,7 @@ class Environment:
     nccl: str | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None
-    load_per_cpu: Number | None = None
+    load_per_cpu: Number | None = None  # of the minute before the run began
 
 
 @dataclass(frozen=True)
@@ -47,16 +43,11 @@ class Header:
     """What a run file's first line says, as far as anyone reads it; made by `header_of`, whatever the line holds.
 
     Args:
-        run_id: unique.
         invocation_id: what the runs of one `distbench run` share.
-        scenario: its name.
-        mesh: mesh dim to size; None where the line does not say.
         device: as asked for; what was used is the environment's.
         settings: how samples were taken.
         profile: file of the machine's profile.
         started_at: seconds since the epoch, or 0 where the line does not say.
-        variants: the scenario's parameters.
-        environment: where it ran.
         facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
     """
 
@@ -77,13 +68,10 @@ def header_of(record: Mapping[str, Any]) -> Header:
     """The header that a run file's first line is."""
     job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
     return Header(
-        run_id=_of_type(record, "run_id", str),
-        invocation_id=_of_type(record, "invocation_id", str),
-        scenario=_of_type(job, "scenario", str),
+        **{name: _of_type(record, name, str) for name in ("run_id", "invocation_id")},
+        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile")},
         mesh=_of_type(job, "mesh", dict),
-        device=_of_type(job, "device", str),
         settings=_mapping(job.get("settings")),
-        profile=_of_type(job, "profile", str),
         started_at=_of_type(job, "started_at", Number) or 0.0,
         variants=job.get("variants"),
         environment=_environment(environment),

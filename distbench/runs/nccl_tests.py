@@ -25,9 +25,6 @@ def read_nccl_tests(path: Path) -> Run:
     """One file of nccl-tests as a run with one case a size and placement.
 
     Each iteration is a sample where nccl-tests was asked for them (`-I`); otherwise its average is the only one.
-
-    Raises:
-        UserError: it cannot be read, or has no results.
     """
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -123,6 +120,5 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
 
 
 def _footer(data: Record) -> Record | None:
-    if "end_time" not in data:
-        return None
-    return {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
+    footer = {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
+    return footer if "end_time" in data else None

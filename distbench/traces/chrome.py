@@ -112,11 +112,7 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
 
 
 def write_chrome(path: Path, trace: Trace) -> str:
-    """Write the trace file; a sentence that says so.
-
-    Raises:
-        UserError: the file cannot be written, or the trace has no times.
-    """
+    """Write the trace file; a sentence that says so."""
     if not trace.is_timed:
         raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))

@@ -23,12 +23,7 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
     none. With "rank" among the keys they are that rank's own. The straggler share is of the time of those rows whose
     straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
-    of phase, then the longest first.
-
-    Args:
-        trace: where the rows are from.
-        keys: columns of `Trace.rows`; none for one row on everything.
-        only: which of the rows count; all of them if it is not given.
+    of phase, then the longest first. Keys are columns of `Trace.rows`, none for one row on everything.
     """
     kept = trace.rows if only is None else trace.rows[only]
     rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")

@@ -56,9 +56,7 @@ def path_changes(one: Trace, other: Trace) -> list[str]:
 def change_text(row: Row, payloads: Sequence[int]) -> str:
     """`+19 tp all_gather of 512 KiB`; empty where count and bytes are the same.
 
-    Args:
-        row: of `difference`, with mesh dim and kind.
-        payloads: the sizes of the collectives that are on one side only, if one side has none.
+    `row` is of `difference`; `payloads` are the sizes of the collectives of a path that one side lacks.
     """
     what = f"{row['mesh_dim']} {row['kind']}"
     more, more_bytes = row["count_more"], whole_bytes(row["payload_bytes_more"])

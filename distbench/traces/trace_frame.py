@@ -18,14 +18,9 @@ GROUPABLE = (
 
 
 def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.DataFrame":
-    """One row a collective, traced step and rank: where it is from, then the columns of `read.rows_of`.
+    """One row a collective, traced step and rank: where it is from, then the columns of `records.rows_of`.
 
-    Args:
-        traces: the traces.
-        by: columns of the rows to sum by instead; then one row a combination of them, with the columns of `costs`.
-
-    Raises:
-        UserError: a column that is none of GROUPABLE.
+    With `by`, columns out of GROUPABLE, one row a combination of them with the columns of `costs`.
     """
     import pandas as pd
 
