@@ -126,6 +126,11 @@ def whole_text(value: float) -> str:
     return str(int(value)) if known(value) else NOTHING
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """`3 ok, 1 wrong`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
 def word_text(value: object) -> str:
     """A text as it is; NOTHING for whatever stands where a text is missing."""
     return value if isinstance(value, str) else NOTHING

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
-from distbench.render.units import brief_time_text, known, percent_text, size_text
+from distbench.render.units import brief_time_text, counts_text, known, percent_text, size_text
 from distbench.runs.run_file import STATUSES, Run
 from distbench.spec.mesh import format_mesh
 
@@ -81,7 +81,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
         str(environment.world_size or "-"),
         status + (f": {shorten(str(message), MAX_ERROR)}" if message else ""),
         brief_time_text(footer.get("wall_s") or float("nan")),
-        ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status]) or "none finished",
+        counts_text({status: found[status] for status in STATUSES}) or "none finished",
     )
 
 

@@ -10,13 +10,13 @@ from distbench.report.output import DATA_FORMS, Rendered, rendered, write_page
 from distbench.runs.frame import frame_of
 from distbench.spec.errors import UserError
 from distbench.traces.chrome import write_chrome
+from distbench.traces.costs import frame_of_traces
 from distbench.traces.diff import difference
 from distbench.traces.diff_text import comparison_blocks
 from distbench.traces.path_tables import grouped_table, trace_blocks
 from distbench.traces.records import Trace
 from distbench.traces.select import chosen, one_trace
 from distbench.traces.timeline import timeline_figures
-from distbench.traces.trace_frame import frame_of_traces
 
 
 def render_paths(

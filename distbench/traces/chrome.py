@@ -96,12 +96,7 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
         at = starts[int(row["step"])]
         args = {
             "owner": str(row["owner"]) if row["owner_known"] else None,
-            "phase": str(row["phase"]),
-            "source": str(row["source"]),
-            "backend_op": str(row["backend_op"]),
-            "mesh_dim": str(row["mesh_dim"]),
-            "group": str(row["group"]),
-            "dtype": str(row["dtype"]),
+            **{name: str(row[name]) for name in ("phase", "source", "backend_op", "mesh_dim", "group", "dtype")},
             "payload_bytes": int(row["payload_bytes"]),
             "wire_bytes": int(row["wire_bytes"]) if known(row["wire_bytes"]) else None,
             "redistribution": str(row["redistribution"] or ""),
