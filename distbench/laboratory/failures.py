@@ -3,8 +3,8 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from distbench.runs.frame import Row
 from distbench.spec.planner_names import OUR_VARIANTS
@@ -35,32 +35,14 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
     if bad.empty:
         return []
     bad = bad.assign(pattern=[pattern_of(record) for record in bad.to_dict("records")])
-    ours = _outcomes_by_pair(rows[rows["planner"].isin(OUR_VARIANTS)])
-    found = []
+    outcomes, found = rows[[*PAIR_KEY, "planner", "status"]], []
     for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
         example = min(group.to_dict("records"), key=lambda record: (numel_of(record), str(record["id"])))
-        keys = group[PAIR_KEY].drop_duplicates().itertuples(index=False, name=None)
-        others = _counted(ours, keys, str(planner))
+        same = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
+        statuses = {name: same.loc[same["planner"] == name, "status"] for name in OUR_VARIANTS}
+        others = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
         found.append(Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, others))
     return sorted(found, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
-
-
-def _outcomes_by_pair(rows: "pd.DataFrame") -> dict[tuple[Any, ...], list[tuple[str, str]]]:
-    found: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
-    for *key, planner, status in rows[[*PAIR_KEY, "planner", "status"]].itertuples(index=False, name=None):
-        found.setdefault(tuple(key), []).append((planner, status))
-    return found
-
-
-def _counted(
-    outcomes: dict[tuple[Any, ...], list[tuple[str, str]]], keys: Iterable[tuple[Any, ...]], without: str
-) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = {}
-    for key in keys:
-        for planner, status in outcomes.get(key, ()):
-            if planner != without:
-                counts.setdefault(planner, Counter())[status] += 1
-    return {planner: dict(counts[planner]) for planner in OUR_VARIANTS if planner in counts}
 
 
 def pattern_of(record: Row) -> str:

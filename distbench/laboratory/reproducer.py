@@ -57,9 +57,8 @@ def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder:
             (folder / name).write_text(text)
             written.append(folder / name)
     except OSError as error:
-        raise UserError(
-            f"reproducers cannot be written to {folder} ({error.strerror}); give a writable folder"
-        ) from error
+        what = f"reproducers cannot be written to {folder} ({error.strerror})"
+        raise UserError(f"{what}; give a writable folder") from error
     return written, left_out
 
 

@@ -12,8 +12,8 @@ from distbench.laboratory.predictions import APART
 from distbench.laboratory.study import Study
 from distbench.laboratory.study_verdict import verdict_lines
 from distbench.planning.choice import LEAVING_SHARE
-from distbench.render.blocks import Block, Heading, Lines, Table, capped, shorten
 from distbench.render import units
+from distbench.render.blocks import Block, Heading, Lines, Table, capped, shorten
 from distbench.spec.planner_names import BASELINE
 
 MAX_FAILURES = 30
@@ -72,15 +72,13 @@ def _wins(study: Study) -> Table:
         "<planner", "pairs", "not as\ngreedy", "faster than\ngreedy", "slower than\ngreedy",
         "faster than\nbetter", "slower than\nbetter", f"{units.percent_text(comparisons.WORSE_SHARE)}+\nslower",
     )  # fmt: skip
-    widest = float(np.max(study.widening, initial=1.0))
     notes = [
         "faster, slower: the whole 95 % interval of the pair's ratio lies on that side of one",
         "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
     ]
-    if widest > 1:
-        notes.append(
-            f"intervals are widened up to {widest:.1f} times, so that they hold where two planners run the same thing"
-        )
+    if (widest := float(np.max(study.widening, initial=1.0))) > 1:
+        why = "so that they hold where two planners run the same thing"
+        notes.append(f"intervals are widened up to {widest:.1f} times, {why}")
     return Table(f"Wins and losses beyond noise, pairs {study.focus_text}", columns, rows, notes)
 
 
@@ -99,14 +97,15 @@ def _regrets(study: Study) -> Table:
         )
         for name, regret in study.regrets.items()
     ]
+    near = f"within {units.percent_text(comparisons.NEAR_BEST)}\nof the best"
     columns = (
-        "<planner", "pairs", "time over\nthe best", "at worst", f"within {units.percent_text(comparisons.NEAR_BEST)}\nof the best",
+        "<planner", "pairs", "time over\nthe best", "at worst", near,
         "sent over\nthe bound", "planning,\nempty caches",
     )  # fmt: skip
     notes = [
         "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{comparisons.CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of torch's two, "
-        f"unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
+        f"{comparisons.CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of torch's "
+        f"two, unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
         "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
     ]
     if BASELINE in cold and (left_out := int((~study.table.measured[study.table.at(BASELINE)]).sum())):
@@ -137,11 +136,9 @@ def _predictions(study: Study) -> Table:
         rows.append((planner, *cells, units.decimal_text(whole.bias if whole else None)))
     rank, notes = study.ranking, ["error: median of |predicted / measured - 1|"]
     if rank.num_plans:
-        share = units.percent_text(rank.num_right / rank.num_plans)
-        notes.append(
-            f"{rank.num_right} of {rank.num_plans} plan pairs ({share}) predicted over {units.percent_text(APART)} apart "
-            "were measured in that order"
-        )
+        share, apart = units.percent_text(rank.num_right / rank.num_plans), units.percent_text(APART)
+        of_all = f"{rank.num_right} of {rank.num_plans} plan pairs ({share})"
+        notes.append(f"{of_all} predicted over {apart} apart were measured in that order")
     columns = ("<planner", *(f"error,\n{size}" for size in sizes), "predicted\nover measured")
     return Table("Predicted by the profile against measured", columns, rows, notes)
 

@@ -30,15 +30,12 @@ def overview(
 
     Redistributions of studied runs are shown elsewhere, those that are not ok too.
     """
-    word = "run" if len(runs) == 1 else "runs"
-    machines = tuple(dict.fromkeys(_machine_line(run) for run in runs))
     cautions = (*dict.fromkeys(line for run in runs for line in _cautions(run)), *_busy_line(runs))
-    title = Heading(f"distbench report: {len(runs)} {word}", 1)
     tables = (_cases_table("NOT OK", NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
     blocks: list[Block] = [
-        title,
+        Heading(f"distbench report: {len(runs)} {'run' if len(runs) == 1 else 'runs'}", 1),
         *opening,
-        Lines(machines),
+        Lines(tuple(dict.fromkeys(map(_machine_line, runs)))),
         Table("runs", RUN_COLUMNS, [*map(_run_row, runs)]),
         *([Lines(cautions)] if cautions else []),
     ]
@@ -72,6 +69,7 @@ def spent_line(run: Run) -> str | None:
 
 def _run_row(run: Run) -> tuple[str, ...]:
     about, environment, footer = run.about, run.about.environment, run.footer or {}
+    # A run without a footer was interrupted.
     status, message = str(footer.get("status") or "interrupted"), footer.get("message")
     found = Counter(case["status"] for case in run.cases)
     return (

@@ -68,7 +68,6 @@ def render_difference(one: Path, other: Path, form: str) -> Rendered:
 def _write_chrome(path: Path, traces: Sequence[Trace]) -> str:
     if len(traces) > 1:
         example = f"{traces[0].run.path}::{traces[0].case_id}"
-        raise UserError(
-            f"--chrome takes one trace, here are {len(traces)}; give RUN::PART of a case's id, as {example}"
-        )
+        how = f"give RUN::PART of a case's id, as {example}"
+        raise UserError(f"--chrome takes one trace, here are {len(traces)}; {how}")
     return write_chrome(path, traces[0])

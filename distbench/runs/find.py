@@ -36,9 +36,8 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
         if given.is_dir():
             read = read_each(run_files_in(given), read_run, warnings)
             if not read:
-                raise UserError(
-                    f"folder {given} holds no run file that can be read; give a results folder or a run file"
-                )
+                none = f"folder {given} holds no run file that can be read"
+                raise UserError(f"{none}; give a results folder or a run file")
         elif given.exists():
             read = [read_run(given)]
         else:

@@ -130,24 +130,20 @@ def read_run(path: Path) -> Run:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"run file {path} cannot be read: {error}") from error
     if not records or records[0].get("type") != "run":
-        raise UserError(
-            f"{path} is no distbench run file (its first line is no run header); give a results/*.jsonl file"
-        )
+        what = f"{path} is no distbench run file (its first line is no run header)"
+        raise UserError(f"{what}; give a results/*.jsonl file")
     version = records[0].get("schema_version")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-        raise UserError(
-            f"run file {path} has schema version {version}, this distbench reads 1 up to {SCHEMA_VERSION}; "
-            "update distbench"
-        )
+        known = f"this distbench reads 1 up to {SCHEMA_VERSION}"
+        raise UserError(f"run file {path} has schema version {version}, {known}; update distbench")
     for step in range(version, SCHEMA_VERSION):
         records = [UPGRADES[step](record) for record in records]
     cases, traces, footers = (
         [record for record in records if record.get("type") == kind] for kind in ("case", "trace", "footer")
     )
     if not footers:
-        warnings.append(
-            f"{path.name} has no footer: the run was interrupted; its {len(cases)} finished cases are shown"
-        )
+        finished = f"its {len(cases)} finished cases are shown"
+        warnings.append(f"{path.name} has no footer: the run was interrupted; {finished}")
     return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
 
 

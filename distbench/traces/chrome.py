@@ -44,9 +44,8 @@ def chrome_events(trace: Trace) -> list[Event]:
         for mesh_dim in lanes(trace)[1:]:
             found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
             # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
-            used = lanes_of(
-                [(round(event["ts"] * NANO), round((event["ts"] + event["dur"]) * NANO)) for event in found]
-            )
+            spans = [(event["ts"], event["ts"] + event["dur"]) for event in found]
+            used = lanes_of([(round(start * NANO), round(end * NANO)) for start, end in spans])
             for lane in range(max(used, default=0) + 1):
                 name = mesh_dim if lane == 0 else f"{mesh_dim}, at the same time"
                 events += _named(rank, "thread", thread + lane, name, thread + lane)

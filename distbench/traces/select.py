@@ -48,10 +48,8 @@ def one_trace(given: Path) -> tuple[Trace, list[str]]:
     path, part = _split(given)
     traces = [trace for trace in found.traces if part and trace.case_id.endswith(f"/{part}")] or found.traces
     if len(traces) > 1:
-        raise UserError(
-            f"{given} holds {len(traces)} traces; give {path}{SEPARATOR}PART with a part of one's case id; "
-            f"{_there_are(traces)}"
-        )
+        how = f"give {path}{SEPARATOR}PART with a part of one's case id"
+        raise UserError(f"{given} holds {len(traces)} traces; {how}; {_there_are(traces)}")
     return traces[0], [*found.warnings, *found.failed]
 
 
