@@ -48,7 +48,8 @@ def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, failure in enumerate(failures, start=1):
-            name = _file_name(number, failure)
+            words = f"{failure.status}-{failure.planner}-{failure.suite or 'pairs'}-{failure.pattern}"
+            name = f"{number:02d}-" + re.sub(r"[^A-Za-z0-9_]+", "-", words).strip("-")[:80] + ".py"
             try:
                 text = script_of(failure, versions, name)
             except NotWritten as reason:
@@ -88,6 +89,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
         raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
     flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
+    used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
     fields = {
         "mesh_shape": mesh_shape,
         "mesh_dim_names": _mesh_dim_names(record, len(mesh_shape), flattened),
@@ -95,7 +97,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "shape": shape,
         "dtype": DTYPES[record["dtype"]],
         "backend": versions.backend,
-        "names": _imported((*source.placements, *target.placements)),
+        "names": ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate",
         "source": ", ".join(source.placements),
         "target": ", ".join(target.placements),
         "source_cuts": [tuple(cut) for cut in source.cuts],
@@ -150,11 +152,6 @@ def _operators(layout: ScriptLayout) -> set[str]:
     return set(re.findall(r'Partial\("(\w+)"\)', " ".join(layout.placements)))
 
 
-def _imported(placements: Sequence[str]) -> str:
-    used = {text.partition("(")[0] for text in placements}
-    return ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate"
-
-
 def _prose(failure: Failure, versions: Versions, num_ranks: int, file_name: str) -> dict[str, object]:
     record = failure.example
     pair = f"{record['source']} -> {record['target']}"
@@ -176,11 +173,6 @@ def _docstring(text: str, indent: str, before: str = "") -> str:
     """Wrapped at 110 columns, and harmless within a docstring, whatever a rank has said."""
     lines = textwrap.wrap(before + clean(text), 110, subsequent_indent=indent)
     return "\n".join(lines).removeprefix(before).replace("\\", "/").replace('"""', "'''").removesuffix('"')
-
-
-def _file_name(number: int, failure: Failure) -> str:
-    words = f"{failure.status}-{failure.planner}-{failure.suite or 'pairs'}-{failure.pattern}"
-    return f"{number:02d}-" + re.sub(r"[^A-Za-z0-9_]+", "-", words).strip("-")[:80] + ".py"
 
 
 def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple[str, ...]:

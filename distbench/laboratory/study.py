@@ -85,9 +85,6 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
     table = planner_table_of(rows)
     focus, focus_text = _focus(table)
     widening, environment = comparisons.widenings(table), runs[-1].about.environment
-    outcomes: dict[str, Counter[str]] = {}
-    for planner, status in zip(rows["planner"], rows["status"], strict=True):
-        outcomes.setdefault(planner, Counter())[status] += 1
     return Study(
         machine=machine,
         runs=runs,
@@ -106,7 +103,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         largest_gains=comparisons.largest_gains(table, focus, widening, MAX_STRIKING),
         chosen_ratio=comparisons.ratio_when_chosen(table, focus),
         sent_over_bound=_sent_over_bound(table, focus),
-        outcomes=outcomes,
+        outcomes={str(planner): Counter(found) for planner, found in rows.groupby("planner", sort=False)["status"]},
         failures=failures_of(rows),
     )
 

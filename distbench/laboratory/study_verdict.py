@@ -16,7 +16,6 @@ EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", 
 # Predictions further off than this rank plans by luck.
 ROUGH = 0.5
 ROUGH_TEXT = "That is rough: this machine did not behave as when it was calibrated; calibrate again, without --quick."
-NO_PROFILE = "profile.json"
 
 
 def verdict_lines(study: Study) -> tuple[str, ...]:
@@ -137,7 +136,7 @@ def _wrong_line(study: Study) -> str:
 def code_blocks(study: Study) -> list[Block]:
     """The lines of code for what the verdict says to use."""
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
-    profile = study.profile or NO_PROFILE
+    profile = study.profile or "profile.json"
     if Path(profile).is_relative_to(Path.cwd()):
         profile = str(Path(profile).relative_to(Path.cwd()))
     native = NATIVE if study.is_native else ""

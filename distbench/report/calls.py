@@ -26,5 +26,5 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     measured = measured_of(frame, "call")
     if measured.empty:
         return []
-    notes = sample_notes(measured["num_samples"])
-    return [capped(table_of("calls", COLUMNS, measured.to_dict("records"), notes), MAX_ROWS)]
+    rows, notes = measured.to_dict("records"), sample_notes(measured["num_samples"])
+    return [capped(table_of("calls", COLUMNS, rows, notes), MAX_ROWS)]

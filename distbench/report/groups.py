@@ -51,5 +51,5 @@ def table(groups: "pd.DataFrame") -> Table:
         ("min", lambda row: time_text(row["min_s"])),
         ("max", lambda row: time_text(row["max_s"])),
     ]
-    notes = ["times are of the ok cases' medians"]
-    return capped(table_of(f"by {', '.join(keys)}", columns, groups.to_dict("records"), notes), MAX_ROWS)
+    title, notes = f"by {', '.join(keys)}", ["times are of the ok cases' medians"]
+    return capped(table_of(title, columns, groups.to_dict("records"), notes), MAX_ROWS)

@@ -34,7 +34,8 @@ def read_nccl_tests(path: Path) -> Run:
     if not isinstance(results, list) or not results:
         raise UserError(f"nccl-tests file {path} holds no results; write it with -J on a run that ends")
     try:
-        op = _op(str(data["args"][0]))
+        name = Path(str(data["args"][0])).name.removesuffix("_perf").removesuffix("_perf_mpi")
+        op = OPS.get(name, name)
         devices = (data.get("config") or {}).get("devices") or []
         cases = [
             _case(row, op, placement, max(len(devices), 1))
@@ -45,11 +46,6 @@ def read_nccl_tests(path: Path) -> Run:
         return Run(path, _header(data, path, op, devices), cases, _footer(data), [])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
-
-
-def _op(program: str) -> str:
-    name = Path(program).name.removesuffix("_perf").removesuffix("_perf_mpi")
-    return OPS.get(name, name)
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
