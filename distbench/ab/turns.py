@@ -30,7 +30,6 @@ class Terms:
     """How long to go on.
 
     Args:
-        max_pairs: pairs at most.
         budget_s: no pair is begun that would probably end after so many seconds.
         looks: after how many pairs to look; each look spends an equal part of alpha.
     """
@@ -55,22 +54,17 @@ def check_run_arguments(arguments: Sequence[str]) -> None:
     Raises:
         UserError: one of them is among the arguments.
     """
-    for argument in arguments:
-        if (option := argument.partition("=")[0]) in OWN_OPTIONS:
-            raise UserError(
-                f"{option} stands after --, where each launch gets its own; leave it out (ab takes --out before --)"
-            )
+    for option in (argument.partition("=")[0] for argument in arguments):
+        if option in OWN_OPTIONS:
+            leave = "leave it out (ab takes --out before --)"
+            raise UserError(f"{option} stands after --, where each launch gets its own; {leave}")
 
 
 def looks_of(max_pairs: int, min_launches: int, alpha: float) -> tuple[int, ...]:
     """Up to four looks, evenly from the first that can give a verdict to the last pair.
 
-    Signs of n pairs can be flipped in 2^n ways, so a look at level a needs log2(1 / a) pairs at least.
-
-    Args:
-        max_pairs: pairs at most.
-        min_launches: pairs below which there is no verdict.
-        alpha: of all looks together.
+    Signs of n pairs can be flipped in 2^n ways, so a look at level a needs log2(1 / a) pairs at least; `alpha` is that
+    of all looks together. Below `min_launches` pairs there is no verdict.
     """
     for count in range(MAX_LOOKS, 1, -1):
         first = max(min_launches, math.ceil(math.log2(count / alpha)))
@@ -100,7 +94,6 @@ def take_turns(
         run_arguments: of `distbench run`: scenarios and options.
         out: results go to its folders `a` and `b`.
         options: of the gate; its alpha is shared between the looks.
-        terms: how long to go on.
         say: is called with each line of progress.
 
     Raises:

@@ -24,8 +24,6 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
 
     Args:
         paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
-        num_launches: launches to make.
-        options: the gate's terms.
 
     Raises:
         UserError: too few launches, or one that could not work.
@@ -53,6 +51,5 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         if trial.num_windows(num_pairs):
             click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
     if trial.series.num_launches < 2 * max(NUM_PAIRS):
-        click.echo(
-            f"\n{max(NUM_PAIRS)} pairs take {2 * max(NUM_PAIRS)} launches; there are {trial.series.num_launches}."
-        )
+        most = max(NUM_PAIRS)
+        click.echo(f"\n{most} pairs take {2 * most} launches; there are {trial.series.num_launches}.")

@@ -126,7 +126,6 @@ class Gated:
             unsure = [f"{self.counts[INCONCLUSIVE]} could not be told"] if self.counts.get(INCONCLUSIVE) else []
             unsure += [f"{looks} of them looks slower"] if looks else []
             word += f" ({', '.join(unsure)})" if unsure else ""
-        nothing = (
-            "; nothing was measured that could be compared" if word == "NO VERDICT" and not self.num_judged else ""
-        )
-        return f"{word}: {counted}{nothing}"
+        if word == "NO VERDICT" and not self.num_judged:
+            counted += "; nothing was measured that could be compared"
+        return f"{word}: {counted}"

@@ -21,10 +21,8 @@ COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     """Every case's levels, the case with the largest change first."""
     num_changed = sum(bool(one.changes) for one in series)
-    blocks: list[Block] = [
-        Heading("history", 1),
-        Lines((f"{len(series)} cases, {num_changed} of them changed their level", *notes)),
-    ]
+    first_line = f"{len(series)} cases, {num_changed} of them changed their level"
+    blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
     for one in series[:MAX_CASES]:
         rows = []
         changes = dict(zip((level.start for level in one.levels[1:]), one.changes, strict=True))
@@ -73,17 +71,11 @@ def figure_of(one: Series) -> "Figure":
     for level, (point, change) in zip(one.levels[1:], one.changes, strict=True):
         colour = RED if change > 0 else BLUE
         axes.axvline(level.start - 0.5, color=colour, linewidth=1, linestyle=":")
-        axes.annotate(
-            f"{100 * change:+.0f} %\n{commit_text(point)}",
-            (level.start - 0.4, 1.0),
-            xycoords=("data", "axes fraction"),
-            va="top",
-            color=colour,
-        )
-    axes.set_title(f"{one.case_id}: the 10th percentile of each launch's samples")
-    axes.set_xlabel("launch, oldest first")
-    axes.set_ylabel("time")
-    axes.set_ylim(0, 1.25 * max(point.seconds for point in one.points))
+        text = f"{100 * change:+.0f} %\n{commit_text(point)}"
+        axes.annotate(text, (level.start - 0.4, 1), xycoords=("data", "axes fraction"), va="top", color=colour)
+    title = f"{one.case_id}: the 10th percentile of each launch's samples"
+    top = 1.25 * max(point.seconds for point in one.points)
+    axes.set(title=title, xlabel="launch, oldest first", ylabel="time", ylim=(0, top))
     axes.grid(axis="y")
     label_axis(axes.yaxis, time_tick)
     return figure

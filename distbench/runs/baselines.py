@@ -16,15 +16,12 @@ from distbench.spec.errors import UserError
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
+SAVE_AGAIN = "save it again with distbench baseline save"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
 
 def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
-    """Write launches as baselines, one file a machine, scenario, mesh and device; the files written.
-
-    Args:
-        launches: complete or not; a case that failed is stored as failed.
-        out: the results folder; files go to `baselines/<machine>/` below it.
+    """The files written to `baselines/<machine>/` below a results folder: one a scenario, mesh and device.
 
     Raises:
         UserError: no launches, or the folder cannot be written.
@@ -46,16 +43,9 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
 
 
 def baseline_text(launches: Sequence[Launch]) -> str:
-    """One baseline file's text: JSON, one line a launch and one a case.
-
-    Args:
-        launches: of one scenario.
-    """
-    common = {
-        name: value
-        for name, value in launches[0].facts.items()
-        if all(launch.facts.get(name) == value for launch in launches)
-    }
+    """One baseline file's text, of launches of one scenario: JSON, one line a launch and one a case."""
+    facts = launches[0].facts.items()
+    common = {name: value for name, value in facts if all(launch.facts.get(name) == value for launch in launches)}
     head = {
         "distbench_baseline": FORMAT_VERSION,
         "scenario": launches[0].scenario,
@@ -108,9 +98,7 @@ def read_baseline(path: Path) -> list[Launch]:
     try:
         return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"baseline {path} is damaged ({error!r}); save it again with distbench baseline save"
-        ) from error
+        raise UserError(f"baseline {path} is damaged ({error!r}); {SAVE_AGAIN}") from error
 
 
 def load_record(path: Path) -> Record:
@@ -126,14 +114,13 @@ def load_record(path: Path) -> Record:
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
-    again = "save it again with distbench baseline save"
     if version < FORMAT_VERSION:
-        raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {again}")
+        raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {SAVE_AGAIN}")
     if version > FORMAT_VERSION:
         reads = f"this distbench reads up to {FORMAT_VERSION}"
         raise UserError(f"baseline {path} has version {version}, {reads}; update it")
     if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
-        raise UserError(f"baseline {path} is damaged (no {', '.join(lacking)}); {again}")
+        raise UserError(f"baseline {path} is damaged (no {', '.join(lacking)}); {SAVE_AGAIN}")
     return record
 
 
