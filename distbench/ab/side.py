@@ -51,11 +51,7 @@ class Side:
 
 
 def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`["NCCL_ALGO=Tree"]` to a mapping.
-
-    Raises:
-        UserError: a text that is not NAME=VALUE.
-    """
+    """`["NCCL_ALGO=Tree"]` to a mapping; a UserError for a text that is not NAME=VALUE."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -66,12 +62,9 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def python_at(text: str | None, option: str) -> str:
-    """The interpreter that the user means, as an absolute path; None is this process's own.
+    """The interpreter that the user means, as an absolute path, or a UserError; None is this process's own.
 
     Links are kept: a virtual environment's python is one, and what it points to knows nothing of the environment.
-
-    Raises:
-        UserError: there is no such program.
     """
     if text is None:
         return sys.executable

@@ -49,11 +49,7 @@ class Settled:
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
-    """Refuse options of `distbench run` that each launch gets from here.
-
-    Raises:
-        UserError: one of them is among the arguments.
-    """
+    """Refuse options of `distbench run` that each launch gets from here, with a UserError."""
     for option in (argument.partition("=")[0] for argument in arguments):
         if option in OWN_OPTIONS:
             leave = "leave it out (ab takes --out before --)"
@@ -103,7 +99,7 @@ def take_turns(
     share = replace(options, alpha=options.alpha / len(terms.looks))
     started_s, longest_s = time.monotonic(), 0.0
     for done in range(1, terms.max_pairs + 1):
-        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
+        taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
         longest_s = max(longest_s, sum(taken.values()))
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
         if done in terms.looks and done < terms.max_pairs:
@@ -132,8 +128,8 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
-def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
-    """One launch; its seconds. Cases that fail are the gate's business, not this one's."""
+def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
+    """The launch's seconds. Cases that fail are the gate's business, not this one's."""
     folder = out / side.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,6 +177,6 @@ def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path,
     side = Side("unchanged", WORKING_TREE, Path.cwd())
     with stopped_as_interrupt():
         for number in range(1, num_launches + 1):
-            took_s = launch_once(side, run_arguments, out)
+            took_s = _launch_once(side, run_arguments, out)
             say(f"launch {number} of {num_launches}: {took_s:.1f} s")
     return out / side.name

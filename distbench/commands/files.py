@@ -9,11 +9,7 @@ from distbench.spec.errors import UserError
 
 
 def expanded(paths: Sequence[str]) -> list[Path]:
-    """Patterns that a shell has not expanded are expanded here; what exists is taken by its name.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
+    """Patterns that a shell has not expanded; what exists is taken by its name. A pattern must match something."""
     found: list[Path] = []
     for text in paths:
         if Path(text).exists() or not glob.has_magic(text):
@@ -27,11 +23,7 @@ def expanded(paths: Sequence[str]) -> list[Path]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was.
-
-    Raises:
-        UserError: there is no such folder, or the file cannot be opened.
-    """
+    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was."""
     if not path.resolve().parent.is_dir():
         missing = f"there is no folder {path.parent}; make it, or give another file"
         raise UserError(f"{option} {path} cannot be written: {missing}")

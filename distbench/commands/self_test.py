@@ -22,11 +22,7 @@ SEED = 20260101
 def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
     """Print the gate's rates of false alarms and of slowdowns found, on this machine.
 
-    Args:
-        paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
-
-    Raises:
-        UserError: too few launches, or one that could not work.
+    The paths are a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
     """
     from distbench.ab.turns import check_run_arguments, launch_unchanged
     from distbench.gate.quality.rates_text import OURS, table

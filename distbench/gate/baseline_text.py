@@ -15,11 +15,7 @@ PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 
 def baseline_page(path: Path) -> str:
-    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart.
-
-    Raises:
-        UserError: it is no baseline, or damaged.
-    """
+    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart."""
     record, launches = load_record(path), read_baseline(path)
     facts = record["facts"]
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]

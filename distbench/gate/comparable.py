@@ -30,11 +30,7 @@ class Group:
 
 
 def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
-    """The fields that may differ.
-
-    Raises:
-        UserError: a name that is none of MUST_AGREE or "dtype".
-    """
+    """The fields that may differ; a UserError for a name that is none of MUST_AGREE or "dtype"."""
     known = (*MUST_AGREE, DTYPE)
     for name in fields:
         if name not in known:

@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,17 +50,11 @@ def commit_text(point: Point) -> str:
 
 
 def draw(series: Sequence[Series], folder: Path) -> list[Path]:
-    """One figure a case; the paths.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """One figure a case; the paths. An OSError where the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     with styled():
-        for number, one in enumerate(series[:MAX_CASES]):
-            paths += save(figure_of(one), folder, f"history-{number:02}")
-    return paths
+        drawn = [save(figure_of(one), folder, f"history-{n:02}") for n, one in enumerate(series[:MAX_CASES])]
+    return list(chain.from_iterable(drawn))
 
 
 def figure_of(one: Series) -> "Figure":

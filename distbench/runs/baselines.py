@@ -3,7 +3,7 @@
 import datetime
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distbench.spec.errors import UserError
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
+LAUNCH_FIELDS = ("run_id", "started_at", "variants", "foreign_load", "complete")  # stored as they are
 SAVE_AGAIN = "save it again with distbench baseline save"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
@@ -62,14 +63,8 @@ def baseline_text(launches: Sequence[Launch]) -> str:
 
 
 def _launch_record(launch: Launch, common: Record) -> Record:
-    return {
-        "run_id": launch.run_id,
-        "started_at": launch.started_at,
-        "variants": launch.variants,
-        "foreign_load": launch.foreign_load,
-        "complete": launch.complete,
-        "facts": {name: value for name, value in launch.facts.items() if name not in common},
-    }
+    facts = {name: value for name, value in launch.facts.items() if name not in common}
+    return {**{name: getattr(launch, name) for name in LAUNCH_FIELDS}, "facts": facts}
 
 
 def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
@@ -89,11 +84,7 @@ def _rounded(seconds: float) -> float:
 
 
 def read_baseline(path: Path) -> list[Launch]:
-    """The launches of one baseline file.
-
-    Raises:
-        UserError: it cannot be read, is damaged, or a newer distbench wrote it.
-    """
+    """The launches of one baseline file. Raises as `load_record`."""
     record = load_record(path)
     try:
         return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
@@ -156,17 +147,12 @@ def _value(columns: Record, index: int) -> Value:
     return Value(status, int(count), float(mean_s), float(p10_s))
 
 
-def baseline_files(out: Path) -> list[Path]:
-    """Baseline files under a results folder, by name."""
-    return sorted((out / FOLDER).rglob("*.json"))
-
-
-def describe(paths: Iterable[Path], folder: Path) -> list[tuple[str, ...]]:
-    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for a list of baselines below a folder."""
+def describe(out: Path) -> list[tuple[str, ...]]:
+    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for the baselines below a results folder."""
     rows: list[tuple[str, ...]] = []
-    for path in paths:
+    for path in sorted((out / FOLDER).rglob("*.json")):
         record = load_record(path)
-        name, facts = str(path.relative_to(folder)), record["facts"]
+        name, facts = str(path.relative_to(out / FOLDER)), record["facts"]
         numbers = str(len(record["launches"])), str(len(record["cases"]))
         commit = str(facts.get("git_commit") or "several")[:8]
         rows.append((name, record["scenario"], str(facts.get("mesh")), *numbers, commit, record["saved_at"]))
