@@ -6,7 +6,7 @@ from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.path_steps import PricedStep, least_received_bytes, priced_steps
 from distbench.planning.pricing import Problem, StepPrice
 from distbench.planning.search import NoPath, Route, cheapest_route, forget_prices
-from distbench.planning.states import Box, NotHandled, State, box_of, local_shape, parse_state
+from distbench.planning.states import Box, NotHandled, State, box_of, local_shape, parse_state, state_of
 
 __all__ = [
     "COLLECTIVES",
@@ -32,4 +32,5 @@ __all__ = [
     "parse_state",
     "plan_exchange",
     "priced_steps",
+    "state_of",
 ]

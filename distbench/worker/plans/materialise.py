@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.expected_shards import cut
+from distbench.worker.redistribute.expected_shards import own_shard
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ def _fill(tensor: Any, full: torch.Tensor) -> None:
     if not hasattr(tensor, "to_local"):
         tensor.copy_(full)
         return
-    mesh = tensor.device_mesh
-    shard = cut(full, tensor.placements, tuple(mesh.mesh.shape), tuple(mesh.get_coordinate() or ()))
-    tensor.to_local().copy_(shard)
+    tensor.to_local().copy_(own_shard(full, tensor.placements, tensor.device_mesh))
 
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
