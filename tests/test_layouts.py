@@ -30,7 +30,9 @@ def test_every_notation_is_read_and_written_in_one(text: str, placements: list[P
     assert list(parse_placements(written)) == placements
 
 
-@pytest.mark.parametrize("text", ["", " R", "Q", "S", "S(0", "S(-1)", "S(x)", "_S(0)", "_S(0,x)", "P()", "S(0)->R", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", " R", "Q", "S", "S(0", "S(-1)", "S(x)", "_S(0)", "_S(0,x)", "P()", "S(0)->R", "nan"]
+)
 def test_what_is_no_list_of_placements_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=r"placements .* are unknown; write R, S\(tensor dim\)"):
         parse_placements(text)

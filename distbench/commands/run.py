@@ -8,6 +8,7 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.finite import FiniteRange
+from distbench.spec.job import CHECKS
 
 
 @click.command()
@@ -19,6 +20,7 @@ from distbench.commands.finite import FiniteRange
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
 @click.option("--passes", type=click.IntRange(1), default=1, metavar="N", help="Spread each case over N rounds.")
 @click.option("--budget", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]")
+@click.option("--check", type=click.Choice(CHECKS), default="full", help="Confirm steps on one device.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
@@ -34,6 +36,7 @@ def run(
     pipelined: int,
     passes: int,
     budget: float | None,
+    check: str,
     out: Path,
     timeout: float,
     log_dir: Path | None,
@@ -69,6 +72,7 @@ def run(
         pipelined=pipelined,
         passes=passes,
         budget_s=budget,
+        check=check,
         out=out,
         log_dir=log_dir,
         timeout_s=timeout,

@@ -33,6 +33,7 @@ class Request:
         pipelined: iterations timed back to back per sample, or 1.
         passes: times that all cases are gone through.
         budget_s: seconds of timed iterations that the cases of a launch share; None for the usual.
+        check: what steps are compared with one device's, see Settings.
         out: results folder.
         log_dir: folder for ranks' logs, or None for one beside each run file.
         timeout_s: seconds without progress after which a launch is given up.
@@ -51,6 +52,7 @@ class Request:
     pipelined: int = 1
     passes: int = 1
     budget_s: float | None = None
+    check: str = "full"
     out: Path = Path("results")
     log_dir: Path | None = None
     timeout_s: float = 300.0
@@ -137,7 +139,7 @@ def _job(
         axes=axis_names(variants, entry),
         mesh=mesh,
         device=device,
-        settings=replace(settings, iterations_per_sample=request.pipelined, passes=request.passes),
+        settings=replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check),
         run_file=str((folder / f"{name}.jsonl").resolve()),
         log_dir=str(((request.log_dir or folder / "logs") / name).resolve()),
         timeout_s=request.timeout_s,

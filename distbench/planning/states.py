@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh, as planning has it: which mesh dims shard which tensor dim, in which order, and Partials."""
+"""How a tensor lies on a mesh: which mesh dims shard which tensor dim, in which order, and what is partial."""
 
 import math
 from collections.abc import Sequence

@@ -13,7 +13,8 @@ _TOKEN = re.compile(
     r"R"
     r"|P\((?P<reduce_op>\w+)\)"
     r"|(?:S\((?:dim=)?(?P<plain>\d+)\)"
-    r"|_?S(?:S|tridedShard)?\((?:dim=)?(?P<strided>\d+), *(?:sf=|split_factor=)?(?P<factor>\d+)\))(?:\[(?P<turn>\d+)\])?"
+    r"|_?S(?:S|tridedShard)?\((?:dim=)?(?P<strided>\d+), *(?:sf=|split_factor=)?(?P<factor>\d+)\))"
+    r"(?:\[(?P<turn>\d+)\])?"
 )
 
 

@@ -111,7 +111,9 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     dist.init_process_group(default, store=store, rank=rank, world_size=world_size, timeout=timeout)
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     control = control_group(job.device, timeout)
-    yield ConnectedRanks(RankContext(rank, device, mesh, backend, control, job.settings.seed, profile), store)
+    settings = job.settings
+    context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
+    yield ConnectedRanks(context, store)
     # Without the barrier a rank that leaves early can abort one that is still speaking (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()

@@ -150,7 +150,7 @@ def part_of(
 
 
 def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
-    """Parts 1 and 2, 3 and 4, ... cancel one another, so that even sums of some parts stay small; part 0 is the rest."""
+    """Parts 1 and 2, 3 and 4, ... cancel one another, so that sums of any parts stay small; part 0 is the rest."""
     num_pairs = num_parts // 2
     pair = (part + 1) // 2 if part else num_pairs
     noise = 1 + tagged(full.shape, full.dtype, max(num_pairs, MIN_PART_PERIOD), pair)
@@ -160,9 +160,7 @@ def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
     return full.clone() if num_parts % 2 else full - noise
 
 
-def rounding_of(
-    source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype
-) -> float:
+def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:
     """By how much a right redistribution of `part_of`'s parts may miss the full tensor's values; 0 where it is exact.
 
     It is exact where all sums are integers that the dtype holds, and all divisions (of averages, and of a replica that

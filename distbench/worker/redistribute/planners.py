@@ -187,7 +187,7 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
 
 
 def predicted_exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
-    """Seconds of a direct exchange by the context's profile (see `planning.Exchange.load`); None where it has no line."""
+    """Seconds of a direct exchange (see `planning.Exchange.load`) by the profile; None where it has no line."""
     line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
     if line is None:
         return None
@@ -219,7 +219,7 @@ def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
-    """What the backend runs for a step of DTensor's: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
+    """What the backend runs for a step: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
     if op == NATIVE_ALL_TO_ALL:
         return "all_to_all"
     if context.device.type == "cpu" and op == "all_to_all" and not native:
