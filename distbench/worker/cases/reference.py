@@ -66,7 +66,7 @@ def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool 
     if with_gradients:
         loss.backward()
     whole = output.detach().cpu().float() if isinstance(output, torch.Tensor) else None
-    return Reference(shapes, float(loss), gradients, whole)
+    return Reference(shapes, float(loss.detach()), gradients, whole)
 
 
 def _collect_gradients(model: nn.Module, gradients: dict[str, torch.Tensor]) -> None:
@@ -105,10 +105,7 @@ def compare(
         gradient_scale: what the plan multiplies gradients by, on purpose; None compares no gradients.
         output: the model's whole output of this rank's part of the batch.
     """
-    errors = {}
-    for name, parameter in model.named_parameters() if gradient_scale is not None else ():
-        expected = _shared(reference.gradients.pop(name, None), reference.shapes[name], context)
-        errors[name] = _gradient_error(parameter, expected.mul_(gradient_scale))
+    errors = {} if gradient_scale is None else _gradient_errors(model, reference, context, gradient_scale)
     output_error = None if output is None else _output_error(output, reference, context)
     gathered = context.gather((local_loss, reference.loss, errors, output_error))
     expected_loss = gathered[0][1]
@@ -121,6 +118,16 @@ def compare(
     if output_error is not None:
         found["output_rel_error"] = max(one[3] for one in gathered)
     return found
+
+
+def _gradient_errors(model: nn.Module, reference: Reference, context: RankContext, scale: float) -> dict[str, float]:
+    errors = {}
+    for name, parameter in model.named_parameters():
+        expected = _shared(reference.gradients.pop(name, None), reference.shapes[name], context).mul_(scale)
+        errors[name] = _gradient_error(parameter, expected)
+        # Before the next one is made.
+        del expected
+    return errors
 
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
