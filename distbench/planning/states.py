@@ -51,10 +51,6 @@ class State:
 def parse_state(text: str, tensor_ndim: int) -> State:
     """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` (the notation of `spec.layouts`) to a state.
 
-    Args:
-        text: one placement a mesh dim, outermost mesh dim first.
-        tensor_ndim: number of tensor dims.
-
     Raises:
         ValueError: the text is no list of placements, its turns are not 0, 1, 2, ... on a tensor dim, or it has a
             strided shard.

@@ -44,7 +44,7 @@ def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[Case
     for sweep in scenario.calibrations:
         check_planners((), sweep.dtype, context.profile)
         if context.mesh.size() == 1:
-            raise UserError("one rank has nobody to speak to; give a mesh of two ranks or more, as --mesh tp=2")
+            raise UserError("one rank has nobody to communicate with; give a mesh of two ranks or more, as --mesh tp=2")
         case_specs = list(_cases(sweep, context))
         random.Random(context.seed).shuffle(case_specs)
         yield from case_specs
@@ -117,25 +117,28 @@ def _case_spec(dtype: str, op: str, mesh_dim: str, pair: Pair, held_out: bool, c
     experiment = Experiment(pair, planner, dtype, op == NATIVE_ALL_TO_ALL, lambda: context)
     if op == "partition":
         return CaseSpec(case, partial(_open_partition, experiment, mesh_dim))
-    fields_of = partial(_exchange_fields if op == DIRECT else _step_fields, experiment, op, mesh_dim)
-    return CaseSpec(case, partial(open_pair, experiment, fields_of))
+    return CaseSpec(case, partial(open_pair, experiment, partial(_fields, experiment, op, mesh_dim)))
 
 
-def _step_fields(
+def _fields(
     experiment: Experiment, op: str, mesh_dim: str, planned: PlannedRedistribution, context: RankContext
 ) -> dict[str, Any]:
-    (step,) = planned.steps
-    backend_op = "none" if step.op is None else executed_as(op, context, experiment.native)
-    payload_bytes = step.payload_numel * TORCH_DTYPES[experiment.dtype].itemsize
-    return _fields(payload_bytes, step.num_copies, step.group_size, mesh_dim, planned.wire_bytes, backend_op)
-
-
-def _exchange_fields(
-    experiment: Experiment, op: str, mesh_dim: str, planned: PlannedRedistribution, context: RankContext
-) -> dict[str, Any]:
-    payload_numel, num_copies = _exchange(experiment.pair, context).load()
-    payload_bytes = payload_numel * TORCH_DTYPES[experiment.dtype].itemsize
-    return _fields(payload_bytes, num_copies, context.mesh.size(), mesh_dim, planned.wire_bytes, "all_to_all")
+    """What the row of a step, or of the direct exchange, says besides its times."""
+    if op == DIRECT:
+        payload_numel, num_copies = _exchange(experiment.pair, context).load()
+        group_size, backend_op = context.mesh.size(), "all_to_all"
+    else:
+        (step,) = planned.steps
+        payload_numel, num_copies, group_size = step.payload_numel, step.num_copies, step.group_size
+        backend_op = "none" if step.op is None else executed_as(op, context, experiment.native)
+    return {
+        "payload_bytes": payload_numel * TORCH_DTYPES[experiment.dtype].itemsize,
+        "group_size": group_size,
+        "mesh_dim": mesh_dim,
+        "wire_bytes": planned.wire_bytes,
+        "backend_op": backend_op,
+        "counters": {"num_copies": num_copies},
+    }
 
 
 @contextlib.contextmanager
@@ -147,23 +150,12 @@ def _open_partition(experiment: Experiment, mesh_dim: str) -> Iterator[OpenedCas
     def check() -> str | None:
         return difference(partition(full, context.mesh, number), experiment.full, experiment.pair, context)
 
-    fields = _fields(full.numel() * full.itemsize, 0, context.size(mesh_dim), mesh_dim)
-    yield OpenedCase(lambda _: partition(full, context.mesh, number), check, fields=fields)
-
-
-def _fields(
-    payload_bytes: int,
-    num_copies: float,
-    group_size: int,
-    mesh_dim: str,
-    wire_bytes: int = 0,
-    backend_op: str = "none",
-) -> dict[str, Any]:
-    return {
-        "payload_bytes": payload_bytes,
-        "group_size": group_size,
+    fields = {
+        "payload_bytes": full.numel() * full.itemsize,
+        "group_size": context.size(mesh_dim),
         "mesh_dim": mesh_dim,
-        "wire_bytes": wire_bytes,
-        "backend_op": backend_op,
-        "counters": {"num_copies": num_copies},
+        "wire_bytes": 0,
+        "backend_op": "none",
+        "counters": {"num_copies": 0},
     }
+    yield OpenedCase(lambda _: partition(full, context.mesh, number), check, fields=fields)

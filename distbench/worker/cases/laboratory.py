@@ -2,8 +2,9 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,45 +47,31 @@ def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
         if lab.suite not in LABORATORY_SUITES:
             raise UserError(f"suite {lab.suite!r} is unknown; use {', '.join(LABORATORY_SUITES)}")
         check_planners(lab.planners, lab.dtype, context.profile)
-        where = LazyMesh(context, flattened=lab.suite == "flattened")
+        more, when_opened = _params_of(lab, context), lambda: context
+        if lab.suite == "flattened":
+            when_opened = _with_flattened_mesh(context)
         for pair in pairs_of(lab, context.mesh_shape, context.seed):
             planners = planners_for(lab, pair, context.profile)
             order.shuffle(planners)
             for name in planners:
-                yield _case_spec(lab, pair, name, where)
+                experiment = Experiment(pair, name, lab.dtype, lab.native_all_to_all, when_opened)
+                opener = open_backward if lab.suite == "backward" else open_pair
+                yield redistribute_case(experiment, lab.suite, more, opener)
 
 
-class LazyMesh:
-    """The mesh of a suite's cases: this rank's own, or the same with a flattened mesh as well.
+def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
+    """The context on a mesh that has a flattened one as well.
 
-    The flattened mesh has groups of its own and is made when its first case opens, so that no other case ever sees one.
-
-    Args:
-        context: this rank's context.
-        flattened: whether a flattened mesh shall exist.
+    It has groups of its own and is made when its first case opens, by all ranks, so that no other case ever sees one.
     """
 
-    def __init__(self, context: RankContext, flattened: bool) -> None:
-        self._context, self._flattened, self._made = context, flattened, not flattened
+    @cache
+    def made() -> RankContext:
+        mesh = init_device_mesh(context.device.type, context.mesh_shape, mesh_dim_names=context.mesh_dims)
+        flatten_mesh(mesh, context.mesh_dims)
+        return replace(context, mesh=mesh)
 
-    @property
-    def flattened_dims(self) -> list[str] | None:
-        """Mesh dims of the flattened mesh; None where there is none."""
-        return list(self._context.mesh_dims) if self._flattened else None
-
-    @property
-    def mesh_shape(self) -> tuple[int, ...]:
-        """Ranks along each mesh dim."""
-        return self._context.mesh_shape
-
-    def context(self) -> RankContext:
-        """The context, its mesh made where it is not yet; a collective act of all ranks."""
-        if not self._made:
-            old = self._context
-            mesh = init_device_mesh(old.device.type, old.mesh_shape, mesh_dim_names=old.mesh_dims)
-            flatten_mesh(mesh, old.mesh_dims)
-            self._context, self._made = replace(old, mesh=mesh), True
-        return self._context
+    return made
 
 
 def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pair]:
@@ -112,17 +99,11 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
     return [name for name in lab.planners or PLANNERS if able.get(name, True)]
 
 
-def _case_spec(lab: Laboratory, pair: Pair, name: str, where: LazyMesh) -> CaseSpec:
-    is_backward = lab.suite == "backward"
-    more: dict[str, Any] = {
-        "suite": lab.suite,
-        "direction": "backward" if is_backward else "forward",
-        "mesh_shape": list(where.mesh_shape),
-    }
-    if where.flattened_dims:
-        more["flattened"] = where.flattened_dims
-    experiment = Experiment(pair, name, lab.dtype, lab.native_all_to_all, where.context)
-    return redistribute_case(experiment, lab.suite, more, open_backward if is_backward else open_pair)
+def _params_of(lab: Laboratory, context: RankContext) -> dict[str, Any]:
+    """What the cases of a suite have besides the parameters of every redistribution."""
+    flattened = {"flattened": list(context.mesh_dims)} if lab.suite == "flattened" else {}
+    direction = "backward" if lab.suite == "backward" else "forward"
+    return {"suite": lab.suite, "direction": direction, "mesh_shape": list(context.mesh_shape), **flattened}
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from distbench.planning import State, box_of
+from distbench.planning import State
 from distbench.spec.layouts import Placement
 from distbench.worker.cases.laboratory_layouts import ordered_layouts, plain_layouts, strided, undecodable_layouts
 from distbench.worker.redistribute.tensor_layout import Layout, Pair
@@ -18,16 +18,10 @@ Group = list[Pair]
 def groups_of(suite: str, mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """All pairs of a suite, in groups that are sampled apart so that a rare kind is never left out.
 
-    Args:
-        suite: a name out of `spec.scenario.LABORATORY_SUITES`.
-        mesh_shape: ranks along each mesh dim.
-        numel: elements of the full tensor, about; suites on awkward shapes choose their own.
-
-    Returns:
-        Groups without their empty ones; none where a mesh is too small for a suite.
+    None where a mesh is too small for a suite. The full tensor has about `numel` elements; suites on awkward shapes
+    choose their own.
     """
-    groups = SUITES[suite](mesh_shape, numel)
-    return [group for group in groups if group]
+    return [group for group in SUITES[suite](mesh_shape, numel) if group]
 
 
 def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
@@ -93,16 +87,12 @@ def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 def _is_uneven(pair: Pair, mesh_shape: tuple[int, ...]) -> bool:
     """Whether ranks hold shards of different shapes, empty ones included, before or after."""
-    return any(
-        len({tuple(stop - start for start, stop in box) for box in _boxes(side, pair.shape, mesh_shape)}) > 1
-        for side in (pair.source, pair.target)
-    )
+    orders = [(length, order) for side in _states(pair) for length, order in zip(pair.shape, side.orders, strict=True)]
+    return any(length % math.prod(mesh_shape[mesh_dim] for mesh_dim in order) for length, order in orders)
 
 
-def _boxes(layout: Layout, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
-    assert layout.state is not None
-    cells = itertools.product(*map(range, mesh_shape))
-    return [box_of(layout.state, shape, mesh_shape, cell) for cell in cells]
+def _states(pair: Pair) -> list[State]:
+    return [side.state for side in (pair.source, pair.target) if side.state is not None]
 
 
 def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
@@ -167,12 +157,7 @@ def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...],
     """Every pair, or at most `max_pairs`: one of each class of equal pairs first, groups in turn.
 
     Two pairs are equal if they differ only by the names of mesh dims of one size, and of tensor dims of one size.
-
-    Args:
-        groups: from `groups_of`.
-        max_pairs: cap; 0 takes all.
-        mesh_shape: ranks along each mesh dim.
-        seed: of the choice; the same on every rank.
+    `max_pairs` of 0 takes all; the seed must be the same on every rank.
     """
     if not max_pairs or sum(map(len, groups)) <= max_pairs:
         return [pair for group in groups for pair in group]
@@ -204,11 +189,10 @@ def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> It
 
 def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
     """The same for pairs that differ only by renaming; a pair with strided shards is a class of its own."""
-    before, after = pair.source.state, pair.target.state
-    if before is None or after is None or pair.source.is_strided or pair.target.is_strided:
+    if pair.source.is_strided or pair.target.is_strided:
         return str(pair), pair.shape
     images = [
-        tuple(_renamed(state, mesh_names, tensor_names) for state in (before, after))
+        tuple(_renamed(state, mesh_names, tensor_names) for state in _states(pair))
         for mesh_names in _renamings(mesh_shape)
         for tensor_names in _renamings(pair.shape)
     ]

@@ -81,14 +81,7 @@ def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None)
 def redistribute_case(
     experiment: Experiment, suite: str = "", more: Mapping[str, Any] | None = None, open_case: Any = None
 ) -> CaseSpec:
-    """The case of an experiment.
-
-    Args:
-        experiment: what it does.
-        suite: the laboratory's suite, empty for none.
-        more: parameters that the case has besides.
-        open_case: opens the experiment; `open_pair` where none is given.
-    """
+    """The case of an experiment, of a suite of the laboratory if any, with more parameters and an opener of its own."""
     pair, dtype, native = experiment.pair, experiment.dtype, experiment.native
     how = f"{experiment.planner}+native" if native else experiment.planner
     params = {
@@ -176,13 +169,9 @@ def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> A
 
 
 def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankContext) -> str | None:
-    """What is wrong with this rank's result; parts of a Partial target are first reduced, one mesh dim at a time.
+    """What is wrong with this rank's local result of moving `full`; None when it is right.
 
-    Args:
-        got: this rank's local tensor under the target.
-        full: the value that was moved.
-        pair: what it was moved from and to.
-        context: this rank's context; all ranks must call this together where the target has a Partial.
+    Parts of a Partial target are first reduced, one mesh dim at a time: all ranks must call this together.
     """
     for mesh_dim, placement in enumerate(pair.target.placements):
         if placement.reduce_op:
@@ -200,14 +189,7 @@ def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankC
 
 
 def row_fields(pair: Pair, dtype: str, planned: PlannedRedistribution, context: RankContext) -> dict[str, Any]:
-    """What a redistribution's row says besides its times.
-
-    Args:
-        pair: the layouts before and after; the receive lower bound is known where neither has a Partial.
-        dtype: a name out of `spec.scenario.DTYPES`.
-        planned: how it is moved.
-        context: this rank's context.
-    """
+    """What a redistribution's row says besides its times; the lower bound is known where neither side has a Partial."""
     problem = Problem(context.mesh_shape, pair.shape, TORCH_DTYPES[dtype].itemsize)
     before, after = pair.source.state, pair.target.state
     bound = None

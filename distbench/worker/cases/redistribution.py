@@ -4,14 +4,13 @@ import random
 from collections.abc import Iterator
 
 from distbench.costmodel.profile import Profile
+from distbench.planning.choice import TORCHS
 from distbench.spec import Redistributions, Scenario, UserError
 from distbench.worker.cases.redistributed_pair import Experiment, check_planners, redistribute_case
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import parse_placement
 from distbench.worker.redistribute.tensor_layout import Pair
-
-TORCHS = ("greedy", "min_cost")
 
 
 def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:

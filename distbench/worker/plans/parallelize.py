@@ -16,12 +16,7 @@ from distbench.worker.torch_internals import flatten_mesh
 
 
 def parallelize(model: nn.Module, plan: ParallelPlan, context: RankContext) -> tuple[nn.Module, Sharded]:
-    """Apply the plan to a model on the meta device; parameters become DTensors, still without memory.
-
-    Args:
-        model: the model, every parameter on the meta device.
-        plan: the plan, already checked against the mesh.
-        context: this rank's context.
+    """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
     Raises:
         Skipped: a part of the plan has nothing to do on this machine.

@@ -82,14 +82,7 @@ def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int)
 def shard_in_order(
     full: torch.Tensor, orders: Sequence[Sequence[int]], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The shard of `full` at a mesh coordinate where the mesh dims shard in a given order.
-
-    Args:
-        full: the global tensor.
-        orders: for each tensor dim, the mesh dims that shard it, the first one first.
-        mesh_shape: ranks along each mesh dim.
-        coordinate: this rank's index along each mesh dim.
-    """
+    """As `shard_of`, by `State.orders`: for each tensor dim, the mesh dims that shard it, the first one first."""
     for tensor_dim, order in enumerate(orders):
         for mesh_dim in order:
             full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
@@ -99,15 +92,9 @@ def shard_in_order(
 def strided_shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The shard of `full` where mesh dims shard from left to right, and a strided one takes its chunk of each piece.
+    """As `shard_of`, but from left to right throughout, and a strided shard takes its chunk of each piece.
 
     This is what torch says a `_StridedShard` means, whether or not an order of plain shards gives the same.
-
-    Args:
-        full: the global tensor; each piece must be divisible.
-        placements: torch's, one a mesh dim.
-        mesh_shape: ranks along each mesh dim.
-        coordinate: this rank's index along each mesh dim.
     """
     for mesh_dim, placement in enumerate(placements):
         tensor_dim = getattr(placement, "dim", None)
@@ -165,12 +152,6 @@ def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequen
 
     It is exact where all sums are integers that the dtype holds, and all divisions (of averages, and of a replica that
     becomes parts) are by powers of two.
-
-    Args:
-        source: torch's placements before, one a mesh dim.
-        target: torch's placements after.
-        mesh_shape: ranks along each mesh dim.
-        dtype: of the tensor.
     """
     before, after = _partial_dims(source), _partial_dims(target)
     num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in before)

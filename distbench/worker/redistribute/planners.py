@@ -68,14 +68,10 @@ class PlannedRedistribution:
 def planned_redistribution(
     name: str, source: Any, target: Sequence[Any], context: RankContext, native: bool
 ) -> Iterator[PlannedRedistribution]:
-    """Plan a DTensor's redistribution, and keep what it needs switched on until it has been timed.
+    """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
 
-    Args:
-        name: one of `spec.scenario.PLANNERS`, but direct, which `exchange_between` plans.
-        source: the DTensor to move.
-        target: target placements, one a mesh dim.
-        context: this rank's context.
-        native: on CPU, run all-to-alls as such.
+    Names are those of `spec.scenario.PLANNERS` but direct, which `exchange_between` plans. `native` runs all-to-alls as
+    such on CPU.
 
     Raises:
         Unsupported: this planner cannot move this pair, or torch is not the one we know.
@@ -125,14 +121,7 @@ def _path(
 def exchange_between(
     before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, context: RankContext
 ) -> PlannedRedistribution:
-    """The direct exchange between any two layouts, explicit shard orders included.
-
-    Args:
-        before: the layout of the source.
-        after: the layout of the target.
-        shape: of the full tensor.
-        local: this rank's shard under the source.
-        context: this rank's context.
+    """The direct exchange of a local tensor between any two layouts of a shape, explicit shard orders included.
 
     Raises:
         Unsupported: one side has a partial.
@@ -165,13 +154,7 @@ def exchange_between(
 
 
 def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile | None) -> float | None:
-    """Seconds of a path by a profile; None without one, or where it lacks a collective's line.
-
-    Args:
-        steps: of the path.
-        itemsize: bytes of one element.
-        profile: None where there is none.
-    """
+    """Seconds of a path by a profile; None without one, or where it lacks a collective's line. Itemsize in bytes."""
     if profile is None:
         return None
     total = 0.0
