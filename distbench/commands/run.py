@@ -20,7 +20,7 @@ from distbench.spec.job import CHECKS
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
 @click.option("--passes", type=click.IntRange(1), default=1, metavar="N", help="Spread each case over N rounds.")
 @click.option("--budget", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]")
-@click.option("--check", type=click.Choice(CHECKS), default="full", help="Confirm steps on one device.")
+@click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
