@@ -12,7 +12,7 @@ from test_planners_run import profile_of
 from distbench.launch import Request, jobs_of, launch
 from distbench.launch.display import Quiet
 from distbench.runs.run_file import read_run
-from distbench.spec.scenario import PLANNERS
+from distbench.spec.planner_names import PLANNERS
 
 pytestmark = pytest.mark.gloo
 MUTANT = (str(ROOT / "tests" / "ranks" / "no_communication.py"),)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.planning import Exchange, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError

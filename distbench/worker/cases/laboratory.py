@@ -14,7 +14,8 @@ from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec import Laboratory, Scenario, UserError
 from distbench.spec.layouts import Placement, format_placements
-from distbench.spec.scenario import LABORATORY_SUITES, PLANNERS
+from distbench.spec.planner_names import PLANNERS
+from distbench.spec.scenario import LABORATORY_SUITES
 from distbench.worker.cases.laboratory_pairs import groups_of, sample
 from distbench.worker.cases.redistributed_pair import (
     Experiment,

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from distbench.costmodel.profile import DIRECT, Profile
+from distbench.costmodel.lines import DIRECT
+from distbench.costmodel.profile import Profile
 from distbench.planning import Problem, least_received_bytes
 from distbench.runs.run_file import Case
 from distbench.spec import UserError
-from distbench.spec.scenario import PLANNERS
+from distbench.spec.planner_names import NATIVE, PLANNERS
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
@@ -42,7 +43,7 @@ class Experiment:
 
     Args:
         pair: what is redistributed.
-        planner: a name out of `spec.scenario.PLANNERS`.
+        planner: a name out of `spec.planner_names.PLANNERS`.
         dtype: a name out of `spec.scenario.DTYPES`.
         native: on CPU, run all-to-alls as such.
         context: this rank's context, asked for when the case opens.
@@ -83,7 +84,7 @@ def redistribute_case(
 ) -> CaseSpec:
     """The case of an experiment, of a suite of the laboratory if any, with more parameters and an opener of its own."""
     pair, dtype, native = experiment.pair, experiment.dtype, experiment.native
-    how = f"{experiment.planner}+native" if native else experiment.planner
+    how = f"{experiment.planner}{NATIVE}" if native else experiment.planner
     params = {
         "source": str(pair.source),
         "target": str(pair.target),

@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 
 from distbench.costmodel.profile import Profile
-from distbench.planning.choice import TORCHS
 from distbench.spec import Redistributions, Scenario, UserError
+from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.cases.redistributed_pair import Experiment, check_planners, redistribute_case
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
@@ -38,7 +38,7 @@ def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> 
     if sweep.planners:
         return list(sweep.planners)
     ours = [] if profile is None else ["calibrated"] if pair.source.has_partial else ["calibrated", "direct"]
-    return [*TORCHS, *ours]
+    return [*TORCH_PLANNERS, *ours]
 
 
 def _check_placements(placements: tuple[str, ...], shape: tuple[int, ...], context: RankContext) -> None:
