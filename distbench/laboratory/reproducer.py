@@ -186,7 +186,7 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
 
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
-    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script writes it; NotWritten if it is none."""
+    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten if it is none."""
     try:
         placements = parse_placements(text.strip())
     except ValueError:
