@@ -28,11 +28,7 @@ class Asked:
 
 
 def asked_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
-    """A marker's arguments.
-
-    Raises:
-        UserError: one that the marker does not take, a value it cannot have, or ranks and a mesh that disagree.
-    """
+    """A marker's arguments; UserError for an unknown one, a wrong value, or ranks and a mesh that disagree."""
     if args:
         raise UserError(f"@pytest.mark.distbench takes its arguments by name; write ranks={args[0]!r} or mesh=...")
     for name in kwargs:
