@@ -20,7 +20,7 @@ KEYWORDS = ("ranks", "mesh", "timeout_s", "quick")
 
 @dataclass(frozen=True)
 class Asked:
-    """What `@pytest.mark.distbench(...)` asks for: few samples if quick, an end `timeout_s` after the last progress."""
+    """What `@pytest.mark.distbench(...)` asks for; quick: few samples; given up after `timeout_s` without progress."""
 
     mesh: dict[str, int]
     timeout_s: float = DEFAULT_TIMEOUT_S

@@ -72,7 +72,7 @@ class Distbench:
         marker = self._item.get_closest_marker(MARKER)
         asked = asked_of(marker.args if marker else (), marker.kwargs if marker else {})
         request = launch.Request(
-            (),
+            targets=(),
             mesh=asked.mesh,
             device="cpu",
             quick=asked.quick,
