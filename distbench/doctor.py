@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distbench.ask_child import ask_child
-from distbench.runs.machine import gpu_count, host_facts
+from distbench.runs.machine import accelerator_here, host_facts
 from distbench.spec.errors import UserError
 
 TIMEOUT_S = 300.0
@@ -27,9 +27,9 @@ def examine() -> dict[str, Any]:
 
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    seen = gpu_count()
-    ok = not seen or next(check["ok"] for check in checks if check["name"] == "CUDA")
-    advice = "" if ok else "install a torch built for CUDA"
+    device, seen = accelerator_here()
+    ok = not seen or next(check["ok"] for check in checks if check["name"] == device.upper())
+    advice = "" if ok else f"install a torch built for {device.upper()}"
     return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 
 

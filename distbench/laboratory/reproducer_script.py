@@ -13,7 +13,7 @@ Happened: $happened
 """
 
 import math
-#? nccl
+#? accelerator
 import os
 #?
 import sys
@@ -120,11 +120,11 @@ def redistribute(mesh, full, local):
 
 def main():
     dist.init_process_group("$backend", timeout=timedelta(seconds=60))
-#? -nccl
+#? -accelerator
     device = "cpu"
-#? nccl
-    device = "cuda"
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+#? accelerator
+    device = "$device"
+    torch.$device.set_device(int(os.environ["LOCAL_RANK"]))
 #?
     mesh = init_device_mesh(device, MESH_SHAPE, mesh_dim_names=MESH_DIM_NAMES)
 #? flattened

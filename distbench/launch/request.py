@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distbench.launch.ranks import Joined
-from distbench.runs.machine import gpu_count, host_facts, slug
+from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
-from distbench.spec.job import BACKENDS, axis_names, parse_choices, variants_of
+from distbench.spec.devices import DEVICES
+from distbench.spec.job import axis_names, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
@@ -27,7 +28,7 @@ class Request:
         targets: scenarios by name, file, or file::name.
         choices: texts of --set.
         mesh: mesh dim name to size, or None for the scenario's own.
-        device: "cpu", "cuda", or None to use CUDA where there is a GPU.
+        device: a name out of DEVICES, or None for an accelerator where there is one.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
         passes: times that all cases are gone through.
@@ -75,10 +76,11 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
     Raises:
         UserError: as `jobs_of`.
     """
-    facts, num_gpus = host_facts(), gpu_count()
-    request = replace(request, device=request.device or ("cuda" if num_gpus else "cpu"))
-    if request.device == "cuda" and not num_gpus:
-        raise UserError("--device cuda: no CUDA device is visible here; use --device cpu, or `distbench doctor`")
+    facts, device = host_facts(), request.device or accelerator_here()[0]
+    if device != "cpu" and not device_count(device):
+        what = f"--device {device}: no {device.upper()} device"
+        raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
+    request = replace(request, device=device)
     invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
     return [
         _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
@@ -160,7 +162,7 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
     from distbench.costmodel.profile import load_profile
 
     profile = load_profile(path)
-    backend = BACKENDS[device]
+    backend = DEVICES[device].backend
     if profile.backend != backend:
         raise UserError(f"profile {path} is of {profile.backend}, this run is on {backend}; calibrate on {backend}")
     try:
@@ -178,8 +180,8 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
     Raises:
         UserError: the mesh asked for does not multiply to the ranks.
     """
-    num_gpus = gpu_count() if device == "cuda" else 0
-    ranks = joined.world_size if joined else num_gpus
+    num_devices = device_count(device) if device != "cpu" else 0
+    ranks = joined.world_size if joined else num_devices
     if asked is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
     declared = () if MESH_TAGS & set(entry.tags) else entry.mesh
@@ -190,10 +192,10 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
             f"mesh {format_mesh(mesh)} needs {wanted} ranks, the launcher started {joined.world_size}; "
             f"give sizes that multiply to {joined.world_size}"
         )
-    if not joined and device == "cuda" and wanted > num_gpus:
+    if not joined and device != "cpu" and wanted > num_devices:
         raise UserError(
-            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_gpus} CUDA devices; "
-            f"give sizes that multiply to at most {num_gpus}, or --device cpu"
+            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_devices} {device.upper()} devices; "
+            f"give sizes that multiply to at most {num_devices}, or --device cpu"
         )
     return mesh
 

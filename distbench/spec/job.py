@@ -12,8 +12,6 @@ from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 
 Variant = dict[str, Any]
-# The backend that moves a device's tensors.
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # The environment variable in which a process names itself to the processes that it starts.
 PARENT_PID = "DISTBENCH_PARENT_PID"
 
@@ -79,7 +77,7 @@ class Job:
         variants: one dict of parameters each, in the order they run.
         axes: names of the parameters that tell the variants apart.
         mesh: mesh dim name to size.
-        device: "cpu" or "cuda".
+        device: a name out of DEVICES.
         settings: see Settings.
         run_file: where results go.
         log_dir: where each rank's log goes.

@@ -14,7 +14,7 @@ def calm_scheduler(device: str) -> None:
     apart instead of 0.4. SCHED_BATCH (sched(7)) needs no privilege and only forgoes that preemption.
 
     Args:
-        device: "cpu" or "cuda"; ranks that compute on a GPU are left alone.
+        device: its type; ranks that compute on an accelerator are left alone.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device != "cpu" or not hasattr(os, "SCHED_BATCH") or policy_name() != "other":

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.device import profiler_activities, synchronize
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.attribution import Communication
@@ -39,14 +39,13 @@ class ProfiledStep:
 def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Communication]) -> ProfiledStep:
     """Run a step under the profiler on CUDA, all ranks together; `rows` are what another run of it communicated."""
     names = _Phases(step.phases)
-    # The kernels' metadata are taken from operators on the host, so those are recorded as well.
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=profiler_activities(context.device)) as profiler:
         dist.barrier(context.control)
         before = time.process_time()
         with names.on():
             step(names.stamp)
         cpu_s = time.process_time() - before
-        torch.cuda.synchronize(context.device)
+        synchronize(context.device)
     return step_of_events(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
 
 
