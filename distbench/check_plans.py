@@ -13,12 +13,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Checked:
-    """What `distbench check` found.
-
-    Args:
-        lines: for a terminal.
-        num_problems: how many different problems the plans have.
-    """
+    """What `distbench check` found: lines for a terminal, and how many different problems the plans have."""
 
     lines: tuple[str, ...]
     num_problems: int

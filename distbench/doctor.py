@@ -56,9 +56,6 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
 
     Returns:
         `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
-
-    Raises:
-        UserError: an unknown scenario, or no answer.
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.request import MESH_TAGS

@@ -33,7 +33,6 @@ class Request:
         pipelined: iterations timed back to back per sample, or 1.
         passes: times that all cases are gone through.
         budget_s: seconds of timed iterations that the cases of a launch share; None for the default.
-        out: results folder.
         log_dir: folder for ranks' logs, or None for one next to each run file.
         timeout_s: seconds without progress after which a launch is given up.
         started_at: seconds since the epoch when the command began.
@@ -71,11 +70,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
-    """The same for scenarios that are found already; the request's targets are not looked at.
-
-    Raises:
-        UserError: as `jobs_of`.
-    """
+    """The same for scenarios that are found already; the request's targets are not looked at."""
     facts, device = host_facts(), request.device or accelerator_here()[0]
     if device != "cpu" and not device_count(device):
         what = f"--device {device}: no {device.upper()} device"
@@ -153,11 +148,7 @@ def _profile_for(request: Request, entry: Entry, mesh: Mapping[str, int], device
 
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
-    """Refuse a profile that says nothing about this mesh.
-
-    Raises:
-        UserError: the file cannot be read, or was measured on another backend or mesh.
-    """
+    """Refuse a profile that cannot be read, or was measured on another backend or mesh."""
     from distbench.costmodel.mesh_costs import measured_cost
     from distbench.costmodel.profile import load_profile
 
@@ -172,14 +163,10 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
 
 
 def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
-    """The mesh of a job: the one asked for, or the scenario's own fitted to the ranks there are.
+    """The mesh of a job: the one asked for, where it multiplies to the ranks, or the scenario's own fitted to them.
 
-    A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the mesh
-    itself is what is measured, it is not there at all.
-
-    Raises:
-        UserError: the mesh asked for does not multiply to the ranks.
-    """
+    A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the
+    mesh itself is what is measured, it is not there at all."""
     num_devices = device_count(device) if device != "cpu" else 0
     ranks = joined.world_size if joined else num_devices
     if asked is None:

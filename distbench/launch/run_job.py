@@ -25,11 +25,9 @@ class JobOutcome:
     """What became of one job.
 
     Args:
-        job: the job.
         status: "complete", "failed", "timeout" or "interrupted".
         message: one sentence, empty when complete and no case broke its launch.
         user_can_fix: whether the user can fix the cause.
-        num_by_status: cases by status.
     """
 
     job: Job
@@ -56,7 +54,6 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started).
 
     Args:
-        job: the job.
         joined: the launch this process is a rank of, or None to start the ranks with torchrun.
         display: is given every event.
         module: what a rank runs, as Python's arguments (tests put a mutant here).

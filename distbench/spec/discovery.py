@@ -17,15 +17,12 @@ class Entry:
     """One scenario as its source declares it.
 
     Args:
-        name: the function's name.
-        file: the file that holds it.
-        mesh: default mesh, mesh dim name to size.
+        mesh: default mesh, mesh dim name to size; `quick_mesh` that under --quick, where it is another one.
         axes: parameter name to the values it runs through.
         quick: parameter name to its value under --quick.
         tags: words to find it by.
         summary: first line of its docstring.
         params: parameter name to default value.
-        quick_mesh: the mesh under --quick, where it is another one.
     """
 
     name: str
@@ -46,11 +43,7 @@ def scenario_folder() -> Path:
 
 
 def list_entries() -> list[Entry]:
-    """Every shipped scenario, by name.
-
-    Raises:
-        UserError: a file cannot be parsed or a header is not literal.
-    """
+    """Every shipped scenario, by name."""
     found = [entry for file in sorted(scenario_folder().glob("*.py")) for entry in read_entries(file)]
     return sorted(found, key=lambda entry: entry.name)
 

@@ -29,11 +29,7 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def check_mesh_dims(mesh: Mapping[str, int]) -> None:
-    """Refuse mesh dim names that no plan knows.
-
-    Raises:
-        UserError: a name is not one of MESH_DIMS.
-    """
+    """Refuse names that are not in MESH_DIMS: no plan knows them."""
     for name in mesh:
         if name not in MESH_DIMS:
             raise UserError(f"mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
@@ -45,15 +41,10 @@ def format_mesh(mesh: Mapping[str, int]) -> str:
 
 
 def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
-    """The declared mesh adapted to another number of ranks, mesh dims and their order kept.
+    """The declared mesh adapted to another number of ranks (all are used), mesh dims and their order kept.
 
     The last mesh dims are the fastest links, so they keep as much of their declared size as divides what is left;
-    the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
-
-    Args:
-        declared: mesh dim name to size, as the scenario's header has it.
-        world_size: number of ranks to fill exactly.
-    """
+    the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1."""
     left = world_size
     fitted: Mesh = {}
     first, *rest = declared

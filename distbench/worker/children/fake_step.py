@@ -29,7 +29,7 @@ class Rehearsal:
     Args:
         problems: what keeps the plan from being applied, or the step from running.
         why_not: what kept forward and backward from being tried; None where they were, or the plan was refused.
-        parameter_bytes: bytes of the parameters that rank 0 holds.
+        parameter_bytes: of the parameters that rank 0 holds.
     """
 
     problems: tuple[str, ...] = ()
@@ -40,9 +40,7 @@ class Rehearsal:
 def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
 
-    Raises:
-        Skipped: a part of the plan has nothing to do on this machine.
-    """
+    `Skipped` where a part of the plan has nothing to do on this machine."""
     shapes, missing = _shapes()
     assert scenario.build_model is not None
 

@@ -28,9 +28,6 @@ def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> 
     Args:
         own: what must be the same on all ranks, by its name in the message.
         gather: gives every rank's value, in rank order.
-
-    Raises:
-        UserError: names what differs, and the ranks where it is not as on rank 0.
     """
     first, *others = gather(dict(own))
     for what in own:
@@ -42,15 +39,9 @@ def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> 
 class Agreement:
     """One rank's part in telling a failure of all ranks from a failure of one.
 
-    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that: it
-    sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and so
-    not while it waits in a collective.
-
-    Args:
-        store: the launch's key-value store.
-        rank: this rank.
-        world_size: ranks in all.
-    """
+    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that:
+    it sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and
+    so not while it waits in a collective."""
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size

@@ -79,14 +79,7 @@ def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: 
 
 @contextlib.contextmanager
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
-    """The same under any cost model, chosen for each device mesh.
-
-    Args:
-        model_of: a device mesh to its model; None leaves the plan to torch.
-
-    Raises:
-        Unsupported: torch's planner is not the one we know.
-    """
+    """The same under any cost model, chosen for each device mesh; None leaves the plan to torch."""
     require_known_planner()
     from torch.distributed.tensor import _redistribute as module
 
@@ -106,11 +99,7 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
 
 
 def require_known_planner() -> None:
-    """Check that torch's planner has the shape that we replace.
-
-    Raises:
-        Unsupported: with what is missing.
-    """
+    """Raise `Unsupported` unless torch's planner has the shape that we replace."""
     require("redistribution planners")
     require("calibrated planning")
     from torch.distributed.tensor import _redistribute as module
@@ -191,7 +180,7 @@ def _on_all_ranks(digest: str) -> list[str]:
 
 
 class _TwoRanks:
-    """As much of a device mesh as planning touches; no ranks and no process group behind it."""
+    """As much of a device mesh as planning touches."""
 
     ndim, shape = 2, (2, 2)
 

@@ -31,16 +31,11 @@ def context_parallel(
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
-        buffers: tensors to shard over the sequence, in place, until the context is left.
-        seq_dims: each buffer's sequence dim.
+        buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context is left.
         rotate: "allgather" or "alltoall".
         load_balance: head-tail chunks instead of contiguous ones.
         not_restored: those of the buffers that nobody needs whole again.
-        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch.
-
-    Raises:
-        Skipped: this device has no such kernel.
-        Unsupported: torch's context parallel is not the one we know.
+        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
     """
     require("context parallel")
     require_kernel(kernel, mesh.device_type)
@@ -74,11 +69,7 @@ def _attention_by(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractCo
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
-    """Raise where a device has no ring attention with such a kernel.
-
-    Raises:
-        Skipped: a CPU has the flash kernel only.
-    """
+    """Raise `Skipped` where a device has no ring attention with such a kernel: a CPU has the flash kernel only."""
     if kernel not in (None, "flash") and device_type == "cpu":
         raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has the flash kernel only; use --device cuda")
 
@@ -90,12 +81,8 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
     times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
 
     Args:
-        local: (batch, ..., share of the sequence, ...).
+        local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.
         mesh: 1-D mesh of the context parallel ranks.
-        seq_dim: the sequence's tensor dim, not 0.
-
-    Raises:
-        Unsupported: torch's context parallel is not the one we know.
     """
     require("context parallel outputs")
     whole: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)

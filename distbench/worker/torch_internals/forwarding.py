@@ -39,7 +39,6 @@ class Issued:
     """One collective that went through a forwarding group.
 
     Args:
-        call: what was issued.
         issued_s: when, seconds of CLOCK_MONOTONIC.
         completed_s: when it was done, or known to be: see `_timed`; None while it is not.
     """
@@ -112,7 +111,6 @@ def _timed(work: Any, issued: Issued) -> Any:
 
 
 def _joined(works: list[Any]) -> Any:
-    """One work that waits for all."""
     if len(works) == 1:
         return works[0]
     return torch._C._distributed_c10d.PythonCallbackWork(
@@ -151,11 +149,7 @@ for _name in COALESCED:
 
 @dataclass
 class Forwarding:
-    """The forwarding groups of a mesh, made when first needed and kept.
-
-    Args:
-        mesh: the device mesh, on CPU.
-    """
+    """The forwarding groups of a mesh on CPU, made when first needed and kept."""
 
     mesh: DeviceMesh
     _groups: dict[str, tuple[Any, ForwardingGroup]] = field(default_factory=dict)
@@ -165,11 +159,7 @@ class Forwarding:
         """Have every group name of the mesh resolve to a forwarding group, flattened mesh dims included.
 
         The default group forwards too, so that groups which are made inside do as well. What is built inside keeps the
-        groups that it takes from the mesh. All ranks do this together.
-
-        Raises:
-            Unsupported: torch registers process groups elsewhere.
-        """
+        groups that it takes from the mesh. All ranks do this together."""
         require("process groups that forward")
         plain_world = dist.group.WORLD
         assert plain_world is not None

@@ -11,17 +11,10 @@ from distbench.worker.torch_internals.probe import require
 
 @contextlib.contextmanager
 def native_all_to_all(enabled: bool = True) -> Iterator[None]:
-    """Let DTensor use the backend's own all-to-all on CPU meshes too; other meshes use it already.
+    """Let DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), where `enabled`.
 
     torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
-    waits for ever for ranks that exchange.
-
-    Args:
-        enabled: False changes nothing.
-
-    Raises:
-        Unsupported: torch's function is not the one we know.
-    """
+    waits for ever for ranks that exchange."""
     if not enabled:
         yield
         return

@@ -30,11 +30,9 @@ class Skipped(Unsupported):
 
 @dataclass(frozen=True)
 class Internal:
-    """A torch name that we lean on although torch does not promise it.
+    """A torch name that a feature of ours leans on although torch does not promise it.
 
     Args:
-        feature: what needs it.
-        module: where it lives.
         name: dotted name inside the module.
         parameters: parameters it must take, if it is called.
     """
@@ -189,11 +187,7 @@ def probe() -> list[Probe]:
 
 
 def require(feature: str) -> None:
-    """Raise unless every internal of the feature is there.
-
-    Raises:
-        Unsupported: with the first name that is missing.
-    """
+    """Raise `Unsupported` with the first internal of the feature that is missing."""
     for internal in INTERNALS:
         if internal.feature == feature and (missing := _missing(internal)):
             raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; distbench knows torch 2.11 to 2.13")

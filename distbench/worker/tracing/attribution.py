@@ -36,11 +36,8 @@ class Communication:
     Args:
         phase: "forward", "backward" or "optimizer"; "call" where there is no step.
         source: "fsdp", "cp", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or "model".
-        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast" or the op's own name.
-        op: as torch dispatched it.
+        kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
-        group_size: ranks in the group.
-        dtype: of what is sent.
         payload_bytes: nccl-tests' S.
         owner: the module's name; empty for the root.
         owner_known: whether a module was found at all.
@@ -73,11 +70,7 @@ def communications_of(
         call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
         phases: what it stamps; none counts as one phase named "call".
         plan: names the mesh dims of tensor and context parallel.
-        context: this rank's context.
         model: whose modules own what is communicated, if there is one.
-
-    Raises:
-        Unsupported: torch is not the one we know.
     """
     found: list[Communication] = []
     with tracked_collectives(model, phases, plan, context) as tracker:
@@ -94,7 +87,6 @@ class IssueContext(NamedTuple):
     """What is known at the moment a collective is issued; its owner is derived from this later.
 
     Args:
-        phase: the phase that runs.
         label: which of FSDP and DTensor issues it.
         fsdp_owner: the module for which FSDP communicates.
         module: the innermost module whose forward has begun.
@@ -156,11 +148,7 @@ class CollectiveTracker:
 def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[CollectiveTracker]:
-    """Follow one call.
-
-    Raises:
-        Unsupported: torch is not the one we know.
-    """
+    """Follow one call."""
     with labelled_communication() as labels, _tracked(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, context)
 

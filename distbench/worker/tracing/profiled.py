@@ -26,7 +26,7 @@ class ProfiledStep:
     """What came of it.
 
     Args:
-        traced: the step; moments are seconds of the profiler's clock, of kernels.
+        traced: moments are seconds of the profiler's clock, of kernels.
         differences: where kernels and dispatched collectives differ, as sentences.
         reason: why there are no times, or None.
     """
@@ -56,11 +56,9 @@ def step_of_events(
     rows: Sequence[Communication],
     group_names: dict[str, str],
 ) -> ProfiledStep:
-    """A profiled step's events as a traced step.
+    """A profiled step's events (of a Chrome trace) as a traced step.
 
     Args:
-        events: of the profiler's Chrome trace.
-        phases: what the step stamps.
         cpu_s: CPU seconds of the step on the host.
         rows: its collectives, in the order of issue.
         group_names: process group name to ranks, as `Communication.group` has them.

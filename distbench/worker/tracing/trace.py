@@ -56,11 +56,7 @@ class StepTrace:
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory.
-
-        Raises:
-            Unsupported: torch is not the one we know.
-        """
+        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory."""
         if not DEVICES[self.context.device.type].waits_on_host:
             return self._profiled(counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
@@ -193,11 +189,7 @@ def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
 def predicted_peak_bytes(step: TrainingStep) -> int | None:
     """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
 
-    None where it cannot follow the step, which must have run before.
-
-    Raises:
-        Unsupported: torch has no such tracker.
-    """
+    None where it cannot follow the step, which must have run before."""
     others = [step.optimizer] if step.optimizer is not None else []
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
 
