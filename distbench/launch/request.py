@@ -66,7 +66,8 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
         UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
             read or was not measured on such a mesh.
     """
-    return jobs_of_entries(request, _distinct([entry for target in request.targets for entry in find(target)]), joined)
+    named = {(entry.file, entry.name): entry for target in request.targets for entry in find(target)}
+    return jobs_of_entries(request, [*named.values()], joined)
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
@@ -81,10 +82,6 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
         _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
         for entry in entries
     ]
-
-
-def _distinct(entries: list[Entry]) -> list[Entry]:
-    return list({(entry.file, entry.name): entry for entry in entries}.values())
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:

@@ -1,10 +1,7 @@
 """A job to its end: its ranks are launched, launched again after a case that broke them, and the run file is closed."""
 
-import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import Joined
 from distbench.runs.machine import load_average
 from distbench.spec import Job, UserError
+from distbench.spec.signals import stopped_as_interrupt
 
 MODULE = "distbench.worker"
 
@@ -65,7 +63,7 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     job = replace(job, started_at=time.time(), environment=environment)
     _make_folders(job)
     record = JobRecord(job, joined, display)
-    with _terminated_as_interrupt():
+    with stopped_as_interrupt():
         try:
             record.add(attempt(job, joined, display, module))
             while record.goes_on():
@@ -114,17 +112,3 @@ def _make_folders(job: Job) -> None:
             f"{error.filename or job.run_file} cannot be written ({error.strerror}); "
             "give a writable folder with --out or --log-dir"
         ) from error
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM (how a scheduler or torchrun stops a process) ends the run as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -1,7 +1,7 @@
 """Finds scenarios by reading source with `ast`: listing them costs milliseconds and imports nothing of theirs."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,16 +84,13 @@ def read_entries(file: Path) -> list[Entry]:
         raise UserError(f"scenario file {where} is not valid Python: {error.msg}; fix that line") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"scenario file {file} cannot be read: {error}; give a Python file") from error
-    return list(_entries_of(tree, file))
-
-
-def _entries_of(tree: ast.Module, file: Path) -> Iterator[Entry]:
-    for node in tree.body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and _called_name(decorator) == "scenario":
-                yield _entry(node, decorator, file)
+    return [
+        _entry(node, decorator, file)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and _called_name(decorator) == "scenario"
+    ]
 
 
 def _called_name(call: ast.Call) -> str:

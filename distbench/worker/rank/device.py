@@ -1,5 +1,6 @@
 """All that torch does with a device itself: choose it, wait for it, read its clock and memory, say what it is."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -94,7 +95,10 @@ class PeakMemory:
             torch.get_device_module(device).reset_peak_memory_stats(device)
         else:
             _give_back_freed_memory()
-            self._start = _resident("VmRSS") if _reset_peak() else None
+            self._start = None
+            with contextlib.suppress(OSError):
+                CLEAR_REFS.write_text("5")  # proc(5): resets the peak
+                self._start = _resident("VmRSS")
 
     def read(self) -> dict[str, Any]:
         """Bytes: `peak_allocated_bytes` and `peak_reserved_bytes` of an accelerator; `peak_growth_bytes` on CPU, None
@@ -123,14 +127,6 @@ def _give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _reset_peak() -> bool:
-    try:
-        CLEAR_REFS.write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def _resident(field: str) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -179,12 +180,6 @@ def _on_all_ranks(digest: str) -> list[str]:
     return digests
 
 
-class _TwoRanks:
-    """As much of a device mesh as planning touches."""
-
-    ndim, shape = 2, (2, 2)
-
-
 def _plan_one_pair(planner_class: Any) -> None:
     """Plan one pair with our method and hold each step against torch's own list of next states."""
     from torch.distributed.tensor import Replicate, Shard
@@ -192,7 +187,8 @@ def _plan_one_pair(planner_class: Any) -> None:
 
     try:
         planner = object.__new__(planner_class)
-        planner.device_mesh, planner.tensor_dimension = _TwoRanks(), 2
+        # As much of a device mesh as planning touches.
+        planner.device_mesh, planner.tensor_dimension = SimpleNamespace(ndim=2, shape=(2, 2)), 2
         planner.dtensor_meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
         planner.strided_shard_placements_in_target, planner.partial_reduce_ops_in_target = set(), set()
         planner.cost_function = lambda before, after: 0.0

@@ -143,37 +143,22 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, group: Any, is_causal: bool, scale: float | None) -> Any:
-        from torch.distributed.tensor.experimental._context_parallel._attention import _templated_ring_attention
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, logsumexp, *_ = _templated_ring_attention(
-            group, 2, op, query=query, key=key, value=value, is_causal=is_causal, dropout_p=0.0, scale=scale
+        ctx.group, ctx.options = group, {"is_causal": is_causal, "dropout_p": 0.0, "scale": scale}
+        out, logsumexp, *_ = module._templated_ring_attention(
+            group, 2, op, query=query, key=key, value=value, **ctx.options
         )
         ctx.save_for_backward(query, key, value, out, logsumexp)
-        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from torch.distributed.tensor.experimental._context_parallel._attention import (
-            _templated_ring_attention_backward,
-        )
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        query, key, value, out, logsumexp = ctx.saved_tensors
-        grads = _templated_ring_attention_backward(
-            ctx.group,
-            2,
-            op,
-            grad_out=grad_outputs[0].contiguous(),
-            grad_out_name="grad_out",
-            query=query,
-            key=key,
-            value=value,
-            out=out,
-            logsumexp=logsumexp,
-            is_causal=ctx.is_causal,
-            dropout_p=0.0,
-            scale=ctx.scale,
-        )
+        saved = dict(zip(("query", "key", "value", "out", "logsumexp"), ctx.saved_tensors, strict=True))
+        gradient = {"grad_out": grad_outputs[0].contiguous(), "grad_out_name": "grad_out"}
+        grads = module._templated_ring_attention_backward(ctx.group, 2, op, **gradient, **saved, **ctx.options)
         return (*grads[:3], None, None, None)

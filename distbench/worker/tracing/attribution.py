@@ -7,8 +7,9 @@ that its forward had, so the innermost module around that number owns what the n
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -73,13 +74,11 @@ def communications_of(
         model: whose modules own what is communicated, if there is one.
     """
     found: list[Communication] = []
-    with tracked_collectives(model, phases, plan, context) as tracker:
-
-        def on_issue(issued: CollectiveCall) -> None:
-            found.append(tracker.communication(issued, tracker.issue_context()))
-
-        with each_collective(on_issue):
-            call(tracker.stamp)
+    with (
+        tracked_collectives(model, phases, plan, context) as tracker,
+        each_collective(lambda issued: found.append(tracker.communication(issued, tracker.issue_context()))),
+    ):
+        call(tracker.stamp)
     return found
 
 
@@ -184,10 +183,10 @@ class _Modules:
         self._stack: list[tuple[str, int]] = []
         self._spans: list[tuple[int, int, str]] = []
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, *_: object) -> None:
         self._stack.append((name, next_autograd_position()))
 
-    def leave(self) -> None:
+    def leave(self, *_: object) -> None:
         name, start = self._stack.pop()
         self._spans.append((start, next_autograd_position(), name))
 
@@ -209,15 +208,8 @@ def _tracked(model: nn.Module | None) -> Iterator[_Modules]:
     """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
     modules, handles = _Modules(), []
     for name, module in model.named_modules() if model is not None else ():
-
-        def enter(module: Any, given: Any, name: str = name) -> None:
-            modules.enter(name)
-
-        def leave(module: Any, given: Any, output: Any) -> None:
-            modules.leave()
-
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))
-        handles.append(module.register_forward_hook(leave, always_call=True))
+        handles.append(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
+        handles.append(module.register_forward_hook(modules.leave, always_call=True))
     try:
         yield modules
     finally:

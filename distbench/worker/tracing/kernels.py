@@ -110,6 +110,7 @@ def matched(
     Returns:
         One kernel a row, all None with a sentence where the two do not fit together.
     """
+    none: list[Ran | None] = [None] * len(rows)
     # A collective of one rank may be a kernel, a copy, or nothing.
     kernels = [ran for ran in kernels if group_names.get(ran.group, ",").count(",")]
     ours = Counter((row.group, row.kind) for row in rows if row.group_size > 1)
@@ -117,17 +118,17 @@ def matched(
     if ours != theirs:
         more = [f"{kind} over {group}: {count}" for (group, kind), count in (theirs - ours).items()]
         fewer = [f"{kind} over {group}: {count}" for (group, kind), count in (ours - theirs).items()]
-        differing = [*(f"only among kernels {text}" for text in more), *(f"no kernel of {text}" for text in fewer)]
-        return [None] * len(
-            rows
-        ), f"the profiler's kernels are not the collectives that were issued: {'; '.join(differing)}"
+        differing = "; ".join(
+            [*(f"only among kernels {text}" for text in more), *(f"no kernel of {text}" for text in fewer)]
+        )
+        return none, f"the profiler's kernels are not the collectives that were issued: {differing}"
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
     found = [waiting[row.group].pop() if row.group_size > 1 else None for row in rows]
     for row, its in zip(rows, found, strict=True):
         if its is not None and its.kind != row.kind:
-            return [None] * len(rows), f"kernels of {row.group} ran in another order than they were issued"
+            return none, f"kernels of {row.group} ran in another order than they were issued"
     return found, None
 
 

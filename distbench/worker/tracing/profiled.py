@@ -4,7 +4,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,18 @@ class ProfiledStep:
 
 def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Communication]) -> ProfiledStep:
     """Run a step under the profiler on CUDA, all ranks together; `rows` are what another run of it communicated."""
-    names = _Phases(step.phases)
-    with profile(activities=profiler_activities(context.device)) as profiler:
+    names = iter(step.phases)
+    with profile(activities=profiler_activities(context.device)) as profiler, contextlib.ExitStack() as phase:
+
+        def next_phase() -> None:
+            phase.close()
+            if (name := next(names, None)) is not None:
+                phase.enter_context(record_function(PHASE + name))
+
         dist.barrier(context.control)
         before = time.process_time()
-        with names.on():
-            step(names.stamp)
+        next_phase()
+        step(next_phase)
         cpu_s = time.process_time() - before
         synchronize(context.device)
     return step_of_events(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
@@ -75,31 +81,6 @@ def step_of_events(
         return ProfiledStep(Traced(0.0, [], cpu_s, [TracedRow(what) for what in rows]), [reason], reason)
     traced = Traced(spans[0][1], [ended for _, _, ended in spans], cpu_s, found)
     return ProfiledStep(traced, [reason] if reason else differing_bytes(rows, ran), reason)
-
-
-class _Phases:
-    """Marks each phase for the profiler, which sees on the device what was launched in it."""
-
-    def __init__(self, phases: Sequence[str]) -> None:
-        self._names = iter(phases)
-        self._open = contextlib.ExitStack()
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        self._next()
-        try:
-            yield
-        finally:
-            self._open.close()
-
-    def stamp(self) -> None:
-        self._open.close()
-        self._next()
-
-    def _next(self) -> None:
-        name = next(self._names, None)
-        if name is not None:
-            self._open.enter_context(record_function(PHASE + name))
 
 
 def _events(profiler: Any) -> list[dict[str, Any]]:
