@@ -31,14 +31,11 @@ class Request:
         device: a name out of DEVICES, or None for an accelerator where there is one.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
-        passes: times that all cases are gone through.
-        budget_s: seconds of timed iterations that the cases of a launch share; None for the default.
+        passes, budget_s: as Settings have them; None for the default.
         log_dir: folder for ranks' logs, or None for one next to each run file.
-        timeout_s: seconds without progress after which a launch is given up.
-        started_at: seconds since the epoch when the command began.
+        timeout_s, started_at, trace_paths: as a Job has them.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
-        trace_paths: whether each step is traced after it was timed and checked.
         full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, more of them cost nothing.
     """
 

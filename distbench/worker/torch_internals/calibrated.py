@@ -21,7 +21,7 @@ from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_rout
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import clear_redistribution_caches, layout_of
-from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.probe import Unsupported, replaced, require
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
 _STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
@@ -86,16 +86,18 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
 
     _plan_one_pair(module.DTensorRedistributePlanner)
     planner_class, counts = module.DTensorRedistributePlanner, PlanCounts()
-    replaced = planner_class.find_min_cost_path
+    ours = _method(planner_class.find_min_cost_path, model_of, counts)
     clear_redistribution_caches()
     try:
         # torch would merge steps over mesh dims that were flattened into one: what runs is then not what was priced,
         # and where nested shards are uneven it is wrong (pytorch PR 194457).
-        with module.use_min_cost_redistribution_plan(True), module.disable_redistribute_transform_optimization():
-            planner_class.find_min_cost_path = _method(replaced, model_of, counts)  # type: ignore[method-assign]
+        with (
+            module.use_min_cost_redistribution_plan(True),
+            module.disable_redistribute_transform_optimization(),
+            replaced(planner_class, "find_min_cost_path", ours),
+        ):
             yield counts
     finally:
-        planner_class.find_min_cost_path = replaced  # type: ignore[method-assign]
         clear_redistribution_caches()
 
 

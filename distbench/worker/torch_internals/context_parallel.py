@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distbench.worker.torch_internals.probe import Skipped, Unsupported, require
+from distbench.worker.torch_internals.probe import Skipped, Unsupported, replaced, require
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
@@ -114,7 +114,6 @@ class _WholeSequence(torch.autograd.Function):
 def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
     require("context parallel on CPU")
     group = mesh.get_group()
-    replaced = F.scaled_dot_product_attention
 
     def ring_attention(
         query: torch.Tensor,
@@ -131,11 +130,8 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
 
-    F.scaled_dot_product_attention = ring_attention  # type: ignore[assignment]
-    try:
+    with replaced(F, "scaled_dot_product_attention", ring_attention):
         yield
-    finally:
-        F.scaled_dot_product_attention = replaced
 
 
 class _RingAttention(torch.autograd.Function):

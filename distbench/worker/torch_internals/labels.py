@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import replaced, require
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ def _replace(undo: contextlib.ExitStack, owner: Any, name: str, label: Callable[
         with label(*args):
             return plain(*args, **kwargs)
 
-    undo.callback(setattr, owner, name, plain)
-    setattr(owner, name, labelled)
+    undo.enter_context(replaced(owner, name, labelled))
 
 
 def _fsdp(labels: Labels, owner: Callable[[Any], str]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import replaced, require
 
 
 @contextlib.contextmanager
@@ -22,12 +22,8 @@ def native_all_to_all(enabled: bool = True) -> Iterator[None]:
     # placement_types imports the function by name, so this is where it is looked up.
     from torch.distributed.tensor import placement_types as module
 
-    replaced = module.shard_dim_alltoall
-    module.shard_dim_alltoall = _shard_dim_alltoall
-    try:
+    with replaced(module, "shard_dim_alltoall", _shard_dim_alltoall):
         yield
-    finally:
-        module.shard_dim_alltoall = replaced
 
 
 def _shard_dim_alltoall(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> torch.Tensor:

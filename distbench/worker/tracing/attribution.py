@@ -206,12 +206,9 @@ class _Modules:
 @contextlib.contextmanager
 def _tracked(model: nn.Module | None) -> Iterator[_Modules]:
     """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
-    modules, handles = _Modules(), []
-    for name, module in model.named_modules() if model is not None else ():
-        handles.append(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
-        handles.append(module.register_forward_hook(modules.leave, always_call=True))
-    try:
+    modules = _Modules()
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules() if model is not None else ():
+            hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
+            hooks.enter_context(module.register_forward_hook(modules.leave, always_call=True))
         yield modules
-    finally:
-        for handle in handles:
-            handle.remove()
