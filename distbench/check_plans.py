@@ -20,11 +20,8 @@ class Checked:
 
 
 def check_plans(request: Request) -> Checked:
-    """Check every variant of the scenarios that the request names; no rank is started.
-
-    Raises:
-        UserError: an unknown scenario, axis, value or mesh, a scenario that cannot be loaded, or no answer in time.
-    """
+    """Check every variant of the scenarios that the request names; no rank is started. `UserError` where that cannot
+    be done."""
     jobs = jobs_of(request, None)
     answers = ask_child(
         "distbench.worker.children.plan_problems",

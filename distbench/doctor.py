@@ -51,11 +51,8 @@ def lines_of(found: dict[str, Any]) -> list[str]:
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
     """Whether two methods see the same collectives in every step, at the quick sizes, on a fake process group.
 
-    Args:
-        targets: scenarios as `distbench run` takes them; none stands for all shipped ones that do not measure the mesh.
-
-    Returns:
-        `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
+    Without targets, all shipped scenarios that do not measure the mesh are asked. The answer has `cases`, each with
+    `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.request import MESH_TAGS

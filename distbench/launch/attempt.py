@@ -32,11 +32,8 @@ class Attempt:
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
         num_cases: of the whole job, None before the ranks counted them.
-        running: the case that was running when the launch ended.
-        num_by_status: cases that this launch finished.
         spent_s: seconds of rank 0 by what they were spent on.
         last_event_s: when the last event came, seconds, monotonic.
-        reached_end: whether rank 0 reported that it was done.
     """
 
     status: str = "complete"

@@ -13,7 +13,8 @@ LAUNCH_LOG = "launch.log"
 class Cause:
     """Why a launch failed: what kind of cause, in one sentence, and the rank that failed first, where known.
 
-    `kind` is "user" or "storage" for what the user can fix, "raised", "killed" or "hung" for the rest."""
+    `kind` is "user" or "storage" for what the user can fix, "raised", "killed" or "hung" for the rest.
+    """
 
     kind: str
     message: str

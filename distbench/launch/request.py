@@ -60,8 +60,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """One job a scenario, all checked before the first is started.
 
     Raises:
-        UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
-            read or was not measured on such a mesh.
+        UserError: an unknown scenario, axis or value, or a mesh or profile that does not fit.
     """
     named = {(entry.file, entry.name): entry for target in request.targets for entry in find(target)}
     return jobs_of_entries(request, [*named.values()], joined)
@@ -160,7 +159,8 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
     """The mesh of a job: the one asked for, where it multiplies to the ranks, or the scenario's own fitted to them.
 
     A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the
-    mesh itself is what is measured, it is not there at all."""
+    mesh itself is what is measured, it is not there at all.
+    """
     num_devices = device_count(device) if device != "cpu" else 0
     ranks = joined.world_size if joined else num_devices
     if asked is None:

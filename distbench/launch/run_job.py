@@ -20,13 +20,8 @@ MODULE = "distbench.worker"
 
 @dataclass
 class JobOutcome:
-    """What became of one job.
-
-    Args:
-        status: "complete", "failed", "timeout" or "interrupted".
-        message: one sentence, empty when complete and no case broke its launch.
-        user_can_fix: whether the user can fix the cause.
-    """
+    """What became of one job; `status` is "complete", "failed", "timeout" or "interrupted", `message` one sentence
+    or empty."""
 
     job: Job
     status: str
@@ -49,15 +44,13 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     """Run one job to its end, whatever that is; the run file is closed with a footer.
 
     A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
-    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started).
+    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started). `UserError` where
+    the results or log folder cannot be written.
 
     Args:
         joined: the launch this process is a rank of, or None to start the ranks with torchrun.
         display: is given every event.
         module: what a rank runs, as Python's arguments (tests put a mutant here).
-
-    Raises:
-        UserError: the results or log folder cannot be written.
     """
     environment = {**job.environment, "load_at_start": load_average()}
     job = replace(job, started_at=time.time(), environment=environment)

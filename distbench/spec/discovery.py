@@ -20,7 +20,6 @@ class Entry:
         mesh: default mesh, mesh dim name to size; `quick_mesh` that under --quick, where it is another one.
         axes: parameter name to the values it runs through.
         quick: parameter name to its value under --quick.
-        tags: words to find it by.
         summary: first line of its docstring.
         params: parameter name to default value.
     """
@@ -49,11 +48,8 @@ def list_entries() -> list[Entry]:
 
 
 def find(target: str) -> list[Entry]:
-    """Scenarios meant by a name, `path/file.py` (all of it) or `path/file.py::name`.
-
-    Raises:
-        UserError: no such scenario or file, with the nearest names.
-    """
+    """Scenarios meant by a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` has the nearest
+    names."""
     path, separator, name = target.partition("::")
     if separator or path.endswith(".py"):
         file = Path(path)
@@ -72,11 +68,8 @@ def find(target: str) -> list[Entry]:
 
 
 def read_entries(file: Path) -> list[Entry]:
-    """Scenarios that a file declares, in its order.
-
-    Raises:
-        UserError: the file cannot be read or parsed, or a header is not literal.
-    """
+    """Scenarios that a file declares, in its order; `UserError` where it cannot be parsed or a header is not
+    literal."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except SyntaxError as error:

@@ -127,11 +127,7 @@ class Job:
 
 
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
-    """All combinations of the axes, the user's choices (--set) first, the quick sizes for what the user left unset.
-
-    Raises:
-        UserError: a name that is no parameter of the scenario.
-    """
+    """All combinations of the axes, the user's choices (--set) first, the quick sizes for what the user left unset."""
     for name in chosen:
         if name not in entry.params:
             raise UserError(
@@ -155,11 +151,7 @@ def axis_names(variants: Sequence[Variant], entry: Entry) -> list[str]:
 
 
 def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """`["rotate=allgather,alltoall"]` to `{"rotate": ["allgather", "alltoall"]}`, each value of its default's type.
-
-    Raises:
-        UserError: a text that is not NAME=VALUE, a name given twice, or a value of another type.
-    """
+    """`["rotate=allgather,alltoall"]` to `{"rotate": ["allgather", "alltoall"]}`, each value of its default's type."""
     chosen: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")

@@ -11,11 +11,8 @@ Mesh = dict[str, int]
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`.
-
-    Raises:
-        UserError: a part is not name=size, a name is unknown or given twice, or a size is not a positive integer.
-    """
+    """`"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`; `UserError` where a part is no known NAME=SIZE, or comes
+    twice."""
     mesh: Mesh = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
@@ -44,7 +41,8 @@ def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
     """The declared mesh adapted to another number of ranks (all are used), mesh dims and their order kept.
 
     The last mesh dims are the fastest links, so they keep as much of their declared size as divides what is left;
-    the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1."""
+    the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
+    """
     left = world_size
     fitted: Mesh = {}
     first, *rest = declared

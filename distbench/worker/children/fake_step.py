@@ -40,7 +40,8 @@ class Rehearsal:
 def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
 
-    `Skipped` where a part of the plan has nothing to do on this machine."""
+    `Skipped` where a part of the plan has nothing to do on this machine.
+    """
     shapes, missing = None, ""
     try:
         shapes = ShapesOnly()

@@ -14,7 +14,8 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     """Have SIGKILL sent to this process when its parent ends, and end at once where it has ended already.
 
     prctl(2), Linux only; elsewhere nothing happens. The parent is the process of PARENT_PID in the environment,
-    where no other is given."""
+    where no other is given.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

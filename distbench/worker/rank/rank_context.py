@@ -18,11 +18,9 @@ class RankContext:
     """One rank's context.
 
     Args:
-        rank: global rank.
         backend: moves the device's tensors.
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
-        profile: the machine's cost profile, or None.
     """
 
     rank: int

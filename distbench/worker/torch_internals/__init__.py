@@ -1,7 +1,8 @@
 """The one room with private or experimental torch names, each probed before it is used.
 
 What needs a name that is missing raises `Unsupported` with the reason, and so the case that asked for it is
-recorded."""
+recorded.
+"""
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective, kind_of

@@ -32,12 +32,8 @@ class OrderedPlacements(tuple[Any, ...]):
 class OrderedTensor:
     """As much of a DTensor as timing its redistribution needs, past what `DTensor.redistribute` takes.
 
-    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial.
-
-    Args:
-        local: this rank's shard.
-        state: the layout of the source.
-        full: a tensor of the full shape, stride and dtype; its values are not read.
+    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial. `full` has the
+    full shape, stride and dtype; its values are not read.
     """
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:

@@ -36,12 +36,8 @@ SINGLE = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_ba
 
 @dataclass(slots=True)
 class Issued:
-    """One collective that went through a forwarding group.
-
-    Args:
-        issued_s: when, seconds of CLOCK_MONOTONIC.
-        completed_s: when it was done, or known to be: see `_timed`; None while it is not.
-    """
+    """One collective that went through a forwarding group: seconds of CLOCK_MONOTONIC, None while it is not known to
+    be done (see `_timed`)."""
 
     call: CollectiveCall
     issued_s: float
@@ -148,7 +144,8 @@ class Forwarding:
         """Have every group name of the mesh resolve to a forwarding group, flattened mesh dims included.
 
         The default group forwards too, so that groups which are made inside do as well. What is built inside keeps the
-        groups that it takes from the mesh. All ranks do this together."""
+        groups that it takes from the mesh. All ranks do this together.
+        """
         require("process groups that forward")
         plain_world = dist.group.WORLD
         assert plain_world is not None

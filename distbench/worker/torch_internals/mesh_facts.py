@@ -66,7 +66,8 @@ def _fake_group(world_size: int) -> Iterator[None]:
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """A CPU device mesh over torch's fake process group; this is rank 0, and what it sends goes nowhere.
 
-    One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone."""
+    One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
+    """
     require("fake process group")
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 

@@ -14,7 +14,8 @@ def native_all_to_all(enabled: bool = True) -> Iterator[None]:
     """Let DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), where `enabled`.
 
     torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
-    waits for ever for ranks that exchange."""
+    waits for ever for ranks that exchange.
+    """
     if not enabled:
         yield
         return

@@ -36,12 +36,8 @@ class Skipped(Unsupported):
 
 @dataclass(frozen=True)
 class Internal:
-    """A torch name that a feature of ours leans on although torch does not promise it.
-
-    Args:
-        name: dotted name inside the module.
-        parameters: parameters it must take, if it is called.
-    """
+    """A torch name that a feature of ours leans on, with the parameters it must take, although torch does not
+    promise it."""
 
     feature: str
     module: str

@@ -27,7 +27,8 @@ class ShapesOnly:
     def on(self) -> Iterator[None]:
         """Run what is inside on shapes alone; tensors from outside lose their values inside.
 
-        `NeedsValues` where it asks for a value, or for an operator that knows none but real tensors."""
+        `NeedsValues` where it asks for a value, or for an operator that knows none but real tensors.
+        """
         from torch._subclasses import fake_tensor
 
         needs_values = (

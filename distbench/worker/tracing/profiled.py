@@ -62,13 +62,8 @@ def step_of_events(
     rows: Sequence[Communication],
     group_names: dict[str, str],
 ) -> ProfiledStep:
-    """A profiled step's events (of a Chrome trace) as a traced step.
-
-    Args:
-        cpu_s: CPU seconds of the step on the host.
-        rows: its collectives, in the order of issue.
-        group_names: process group name to ranks, as `Communication.group` has them.
-    """
+    """A profiled step's events (of a Chrome trace) as a traced step; `rows` are its collectives in the order of
+    issue, `group_names` has ranks as `Communication.group` has them."""
     kernels = collectives_among(events)
     ran, reason = matched(rows, kernels, group_names)
     found = [

@@ -189,7 +189,8 @@ def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
 def predicted_peak_bytes(step: TrainingStep) -> int | None:
     """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
 
-    None where it cannot follow the step, which must have run before."""
+    None where it cannot follow the step, which must have run before.
+    """
     others = [step.optimizer] if step.optimizer is not None else []
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
 
