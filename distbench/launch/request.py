@@ -31,7 +31,7 @@ class Request:
         device: a name out of DEVICES, or None for an accelerator where there is one.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
-        passes, budget_s: as Settings have them; None for the default.
+        passes, budget_s, check: as Settings have them; budget_s is None for the default.
         log_dir: folder for ranks' logs, or None for one next to each run file.
         timeout_s, started_at, trace_paths: as a Job has them.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
@@ -47,6 +47,7 @@ class Request:
     pipelined: int = 1
     passes: int = 1
     budget_s: float | None = None
+    check: str = "full"
     out: Path = Path("results")
     log_dir: Path | None = None
     timeout_s: float = 300.0
@@ -121,7 +122,7 @@ def _settings(request: Request) -> Settings:
     settings = Settings.quick() if request.quick else Settings()
     if request.budget_s is not None:
         settings = settings.with_budget(request.budget_s)
-    return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes)
+    return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check)
 
 
 def _profile_for(request: Request, entry: Entry, mesh: Mapping[str, int], device: str) -> tuple[Path | None, str]:

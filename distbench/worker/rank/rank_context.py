@@ -21,6 +21,7 @@ class RankContext:
         backend: moves the device's tensors.
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
+        check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class RankContext:
     control: dist.ProcessGroup
     seed: int
     profile: Profile | None = None
+    check: str = "full"
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:
