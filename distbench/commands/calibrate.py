@@ -11,12 +11,13 @@ from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
+from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
 
 
 @click.command()
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
+@click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
 @click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("-o", "output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file.")

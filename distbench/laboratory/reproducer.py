@@ -12,6 +12,7 @@ from typing import NamedTuple
 from distbench.laboratory.failures import Failure, numel_of, sizes_in
 from distbench.render.blocks import clean, shorten
 from distbench.runs.frame import Row
+from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
@@ -95,6 +96,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "shape": shape,
         "dtype": DTYPES[record["dtype"]],
         "backend": versions.backend,
+        "device": device_of(versions.backend),
         "names": ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate",
         "source": ", ".join(source.placements),
         "target": ", ".join(target.placements),
@@ -133,7 +135,7 @@ def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, version
     becomes_partial = any(new.startswith("Partial") and new != old for old, new in after)
     operators = _operators(source)
     true = {
-        "nccl": versions.backend == "nccl",
+        "accelerator": device_of(versions.backend) != "cpu",
         "min_cost": failure.planner.startswith("min_cost"),
         "native": failure.planner.endswith(NATIVE),
         "strided": any("Strided" in text for text in (*source.placements, *target.placements)),

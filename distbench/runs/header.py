@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from distbench.spec.devices import DRIVER_FIELDS
 from distbench.spec.mesh import Mesh, format_mesh
 
 # A number measured under another value of one of these is another number.
@@ -12,7 +13,7 @@ MUST_AGREE = (
     *("num_threads", "scheduler", "pipelined", "passes"),
 )
 # These may be the very thing that is compared.
-SHOWN = ("torch", "nccl", "cuda", "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
+SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
 Number = int | float
 
 

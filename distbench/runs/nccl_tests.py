@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, Record, Run
+from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
@@ -62,13 +63,13 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
             "scenario": f"nccl-tests-{op}",
             "variants": [],
             "mesh": {MESH_DIM: max(len(devices), 1)},
-            "device": "cuda",
+            "device": device_of("nccl"),
             "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
             "started_at": started.timestamp(),
         },
         "environment": {
             "machine": "+".join(hosts) or None,
-            "device": "cuda",
+            "device": device_of("nccl"),
             "device_name": next((device.get("device_info") for device in devices), None),
             "backend": "nccl",
             "world_size": max(len(devices), 1),
