@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from distbench.spec import Scenario
 from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size
@@ -22,8 +21,6 @@ class TrainingStep:
     """The parallel model with its batch on this rank.
 
     Args:
-        scenario: model, batch, loss and plan.
-        context: this rank's context.
         built: the model on the meta device, if it has been built before.
         give_memory: what gives the sharded model its memory and values.
     """
@@ -41,7 +38,6 @@ class TrainingStep:
         self._loss = scenario.loss
         built = built or blueprint(scenario.build_model, context.seed)
         self._buffers = built.buffers
-        self.model: nn.Module
         self.model, self.sharded = parallelize(built.model, scenario.plan, context)
         offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
         give_memory(self.model, context, self._buffers, torch.device("cpu") if offloaded else None)
