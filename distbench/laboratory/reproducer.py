@@ -47,11 +47,7 @@ class ScriptLayout(NamedTuple):
 
 
 def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
-    """One script a failure; (the files, sentences on the failures that no script of torch alone can show).
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
     written, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,11 +79,7 @@ class NotWritten(Exception):
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
-    """The script for the smallest case of a failure.
-
-    Raises:
-        NotWritten: its planner is not torch's, or its row does not say enough.
-    """
+    """The script for the smallest case; NotWritten where its planner is not torch's or its row does not say enough."""
     record = failure.example
     planner = failure.planner.partition("+")[0]
     if planner not in TORCH_PLANNERS:
@@ -192,15 +184,7 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
 
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
-    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script writes it.
-
-    Args:
-        text: one placement a mesh dim.
-        mesh_shape: ranks along each mesh dim.
-
-    Raises:
-        NotWritten: the text is no such layout, or does not fit the mesh.
-    """
+    """`S(0)[1]S(0)[0]` or `_S(0, 2)S(0)` as the script writes it; NotWritten for text that is no layout on the mesh."""
     try:
         placements = parse_placements(text.strip())
     except ValueError:

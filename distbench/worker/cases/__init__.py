@@ -21,6 +21,3 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from calibration_cases(scenario, context)
     yield from step_cases(scenario, label, context)
     yield from call_cases(scenario, label, context)
-
-
-__all__ = ["cases_of"]

@@ -36,10 +36,7 @@ def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[Case
     """Every step over every mesh dim of two ranks or more, and the exchange, at every size; in random order.
 
     All groups of a mesh dim run at once. The order is random so that a machine that grows slower or faster over the
-    minutes does not favour an op or a size.
-
-    Raises:
-        UserError: an unknown dtype, or a mesh of one rank.
+    minutes does not favour an op or a size. UserError for an unknown dtype, or a mesh of one rank.
     """
     for sweep in scenario.calibrations:
         check_planners((), sweep.dtype, context.profile)
@@ -92,8 +89,7 @@ def exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
     sides = [(before, after) for before, after in itertools.permutations((rows, columns, whole), 2) if before != whole]
     if mesh_ndim > 1:
         rest = mesh_ndim - 1
-        sides.append(("S(0)" + "R" * rest, "R" * rest + "S(1)"))
-        sides.append(("S(0)" + "S(1)" * rest, "S(1)" + "S(0)" * rest))
+        sides += [("S(0)" + "R" * rest, "R" * rest + "S(1)"), ("S(0)" + "S(1)" * rest, "S(1)" + "S(0)" * rest)]
     return sides
 
 
@@ -117,11 +113,11 @@ def _case_spec(dtype: str, op: str, mesh_dim: str, pair: Pair, held_out: bool, c
     experiment = Experiment(pair, planner, dtype, op == NATIVE_ALL_TO_ALL, lambda: context)
     if op == "partition":
         return CaseSpec(case, partial(_open_partition, experiment, mesh_dim))
-    return CaseSpec(case, partial(open_pair, experiment, partial(_fields, experiment, op, mesh_dim)))
+    return CaseSpec(case, partial(open_pair, experiment, partial(_fields, op, mesh_dim)))
 
 
 def _fields(
-    experiment: Experiment, op: str, mesh_dim: str, planned: PlannedRedistribution, context: RankContext
+    op: str, mesh_dim: str, experiment: Experiment, planned: PlannedRedistribution, context: RankContext
 ) -> dict[str, Any]:
     """What the row of a step, or of the direct exchange, says besides its times."""
     if op == DIRECT:

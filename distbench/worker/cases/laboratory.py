@@ -24,7 +24,6 @@ from distbench.worker.cases.redistributed_pair import (
     open_pair,
     opened,
     redistribute_case,
-    row_fields,
     torch_placements,
 )
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
@@ -40,24 +39,27 @@ AT_EVERY_SIZE = ("pairs", "backward")
 def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """One case for each pair and planner; the planners of a pair run next to each other, in random order.
 
-    Raises:
-        UserError: a suite, planner or dtype that is unknown, or calibrated without a profile.
+    UserError for a suite, planner or dtype that is unknown, or calibrated without a profile.
     """
     order = random.Random(context.seed)
     for lab in scenario.laboratories:
         if lab.suite not in LABORATORY_SUITES:
             raise UserError(f"suite {lab.suite!r} is unknown; use {', '.join(LABORATORY_SUITES)}")
         check_planners(lab.planners, lab.dtype, context.profile)
-        more, when_opened = _params_of(lab, context), lambda: context
-        if lab.suite == "flattened":
-            when_opened = _with_flattened_mesh(context)
+        is_flattened, is_backward = lab.suite == "flattened", lab.suite == "backward"
+        more = {
+            "suite": lab.suite,
+            "direction": "backward" if is_backward else "forward",
+            "mesh_shape": list(context.mesh_shape),
+            **({"flattened": list(context.mesh_dims)} if is_flattened else {}),
+        }
+        when_opened = _with_flattened_mesh(context) if is_flattened else lambda: context
         for pair in pairs_of(lab, context.mesh_shape, context.seed):
             planners = planners_for(lab, pair, context.profile)
             order.shuffle(planners)
             for name in planners:
                 experiment = Experiment(pair, name, lab.dtype, lab.native_all_to_all, when_opened)
-                opener = open_backward if lab.suite == "backward" else open_pair
-                yield redistribute_case(experiment, lab.suite, more, opener)
+                yield redistribute_case(experiment, lab.suite, more, open_backward if is_backward else open_pair)
 
 
 def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
@@ -100,13 +102,6 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
     return [name for name in lab.planners or PLANNERS if able.get(name, True)]
 
 
-def _params_of(lab: Laboratory, context: RankContext) -> dict[str, Any]:
-    """What the cases of a suite have besides the parameters of every redistribution."""
-    flattened = {"flattened": list(context.mesh_dims)} if lab.suite == "flattened" else {}
-    direction = "backward" if lab.suite == "backward" else "forward"
-    return {"suite": lab.suite, "direction": direction, "mesh_shape": list(context.mesh_shape), **flattened}
-
-
 @contextlib.contextmanager
 def open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
     """Time the redistribution of the gradient: from the target back to the source, a Partial of it left a replica."""
@@ -122,6 +117,5 @@ def open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
         def call() -> Any:
             return torch.autograd.grad(moved, source, gradient, retain_graph=True)[0]
 
-        returned = Pair(pair.target, back, pair.shape)
-        fields = row_fields(returned, experiment.dtype, planned, context)
-        yield opened(replace(planned, call=call), experiment, returned, context, fields)
+        returned = replace(experiment, pair=Pair(pair.target, back, pair.shape))
+        yield opened(returned, replace(planned, call=call), context)

@@ -16,8 +16,7 @@ from distbench.worker.redistribute.tensor_layout import Pair
 def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """One case for each pair and planner; the planners of a pair run next to each other, in random order.
 
-    Raises:
-        UserError: a planner, dtype or placement that is unknown, or a pair of another length than the mesh.
+    UserError for a planner, dtype or placement that is unknown, or a pair of another length than the mesh.
     """
     order = random.Random(context.seed)
     for sweep in scenario.redistributions:

@@ -46,13 +46,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pair:
-    """One redistribution of one tensor.
-
-    Args:
-        source: the layout before.
-        target: the layout after.
-        shape: of the full tensor.
-    """
+    """One redistribution of one tensor; the shape is the full one's."""
 
     source: Layout
     target: Layout
