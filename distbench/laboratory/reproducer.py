@@ -31,13 +31,10 @@ class Cut(NamedTuple):
 
 
 class ScriptLayout(NamedTuple):
-    """A layout as the script writes it.
+    """A layout as the script writes it; `order` is tensor dim to the mesh dims that cut it.
 
-    Args:
-        placements: Python expressions, one a mesh dim.
-        cuts: in the order in which they are made.
-        order: tensor dim to the mesh dims that cut it.
-        is_ordered: whether that is another order than from left to right.
+    The placements are Python expressions, the cuts stand in the order in which they are made; `is_ordered` is whether
+    the layout names an order of its own.
     """
 
     placements: list[str]
@@ -92,6 +89,8 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
     if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
         raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
+    used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
+    imported = used & {"Partial", "Replicate", "Shard"}
     flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
     fields = {
         "mesh_shape": mesh_shape,
@@ -100,7 +99,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "shape": shape,
         "dtype": DTYPES[record["dtype"]],
         "backend": versions.backend,
-        "names": _imported((*source.placements, *target.placements)),
+        "names": ", ".join(sorted(imported)) or "Replicate",
         "source": ", ".join(source.placements),
         "target": ", ".join(target.placements),
         "source_cuts": [tuple(cut) for cut in source.cuts],
@@ -136,11 +135,6 @@ def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, version
 
 def _operators(layout: ScriptLayout) -> set[str]:
     return set(re.findall(r'Partial\("(\w+)"\)', " ".join(layout.placements)))
-
-
-def _imported(placements: Sequence[str]) -> str:
-    used = {text.partition("(")[0] for text in placements}
-    return ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate"
 
 
 def _prose(failure: Failure, versions: Versions, num_ranks: int, file_name: str) -> dict[str, object]:

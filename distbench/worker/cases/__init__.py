@@ -6,8 +6,7 @@ from distbench.spec import Scenario
 from distbench.worker.cases.calibration import calibration_cases
 from distbench.worker.cases.call import call_cases
 from distbench.worker.cases.collective import collective_cases
-from distbench.worker.cases.laboratory import laboratory_cases
-from distbench.worker.cases.redistribution import redistribution_cases
+from distbench.worker.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.worker.cases.step import step_cases
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext

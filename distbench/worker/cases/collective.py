@@ -77,9 +77,8 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
         return torch.cat([give(other, sizes.total)[own] for other in range(group_size)])
     if op == "broadcast":
         return give(0, sizes.total)
-    total = torch.zeros(sizes.total, dtype=torch.float32)
-    for other in range(group_size):
-        total += tag(op, other, sizes.total, group_size, torch.float32)
+    tags = (tag(op, other, sizes.total, group_size, torch.float32) for other in range(group_size))
+    total = sum(tags, torch.zeros(sizes.total, dtype=torch.float32))
     if op == "reduce_scatter":
         total = total[rank * share : (rank + 1) * share]
     return total.to(dtype)

@@ -39,14 +39,7 @@ REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one case does.
-
-    Args:
-        planner: a name out of `spec.planner_names.PLANNERS`.
-        dtype: a name out of `spec.scenario.DTYPES`.
-        native: on CPU, run all-to-alls as such.
-        context: this rank's context, asked for when the case opens.
-    """
+    """What one case does; `native` runs all-to-alls as such on CPU, the context is asked for when the case opens."""
 
     pair: Pair
     planner: str

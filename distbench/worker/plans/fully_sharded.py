@@ -17,13 +17,7 @@ from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh
 
 @dataclass
 class Sharded:
-    """What FSDP made of a model.
-
-    Args:
-        roots: the root as an FSDP module, or nothing without FSDP.
-        kept_whole: names of the parameters that FSDP leaves alone because they are small.
-        counters: of the step's row.
-    """
+    """What FSDP made of a model: its root if any, the names of parameters too small for it, and the row's counters."""
 
     roots: list[Any] = field(default_factory=list)
     kept_whole: tuple[str, ...] = ()
@@ -44,17 +38,17 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
     kept = _kept_whole(model, plan)
-    chosen = {
+    options: dict[str, Any] = {
+        "mesh": _mesh(plan, context),
+        "ignored_params": set(kept.values()),
         "reshard_after_forward": plan.reshard_after_forward,
         "offload_policy": plan.offload,
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
-    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    options |= {"mesh": _mesh(plan, context), "ignored_params": set(kept.values())}
     units = matching_modules(plan.wrap, model)
     for name, unit in sorted({**units, "": model}.items(), key=lambda item: -item[0].count(".") if item[0] else 1):
-        policy = _policy_of(plan, name)
-        fully_shard(unit, **options, **({} if policy is None else {"mp_policy": policy}))
+        given = {**options, "mp_policy": _policy_of(plan, name)}
+        fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
     _prefetch(list(units.values()), plan)
     _divide_by(model, plan, context)
     return Sharded([model], tuple(kept), _counters(model, kept, plan))
@@ -102,9 +96,7 @@ def _largest_dim(parameter: Any, num_shards: int) -> Any:
 
 
 def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
-    if not isinstance(plan.shard_placement, LargestDim):
-        return {}
-    least = plan.shard_placement.min_numel
+    least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
     return {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
 
 

@@ -11,15 +11,10 @@ from distbench.planning.states import Box, State
 
 
 class DirectRedistribution:
-    """One pair on one rank, planned once and run as often as wanted.
+    """One pair on one rank, planned once and run as often as wanted; NotHandled where a side has a partial.
 
-    Args:
-        ranks: global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`).
-        group: a process group of exactly these ranks; None is the default group.
-
-    Raises:
-        NotHandled: one side has a partial.
-        ValueError: the group does not consist of the mesh's ranks, or this rank is none of them.
+    `ranks` is the global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`). The group must
+    consist of exactly these ranks, this one among them; None is the default group.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ def exchange_between(
         wire_bytes=sent_bytes,
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
-        predicted_s=predicted_exchange_seconds(*exchange.load(), itemsize, context),
+        predicted_s=_exchange_seconds(*exchange.load(), itemsize, context),
         facts={"received_bytes": max(exchange.received) * itemsize},
     )
 
@@ -162,8 +162,7 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
     return total
 
 
-def predicted_exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
-    """Seconds of a direct exchange (see `planning.Exchange.load`) by the profile; None where it has no line."""
+def _exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
     line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
     if line is None:
         return None

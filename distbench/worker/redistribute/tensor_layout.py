@@ -8,12 +8,7 @@ from distbench.spec.layouts import Placement, format_placements, parse_placement
 
 @dataclass(frozen=True)
 class Layout:
-    """One side of a redistribution.
-
-    Args:
-        placements: one a mesh dim.
-        state: the same as shards in an order; None for strided shards that no order of shards gives.
-    """
+    """One side of a redistribution; it has no state where no order of shards gives its strided shards."""
 
     placements: tuple[Placement, ...]
     state: State | None
