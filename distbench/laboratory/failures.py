@@ -18,14 +18,9 @@ PAIR_KEY = ["run_file", "mesh", "mesh_shape", "shape", "dtype", "suite", "direct
 
 
 class Failure(NamedTuple):
-    """Cases of one cause.
+    """Cases of one cause, which share a status out of BAD, a planner, a suite ("" for none) and a pattern in words.
 
-    Args:
-        status: one of BAD.
-        suite: the laboratory's suite, empty for none.
-        pattern: what the layouts have in common, in words.
-        example: the frame's row of the smallest of them.
-        ours: planner of ours to its statuses on the same pairs, as counts.
+    The example is the frame's row of the smallest; `ours` counts statuses of our planners on the same pairs.
     """
 
     status: str

@@ -16,9 +16,7 @@ Group = list[Pair]
 
 def plain_layouts(mesh_ndim: int, tensor_ndim: int, partial_op: str | None = None) -> Iterator[Layout]:
     """Every layout of R and S(d), and of Partial with one reduce op where one is given."""
-    choices = ["R", *(f"S({dim})" for dim in range(tensor_ndim))]
-    if partial_op:
-        choices.append(f"P({partial_op})")
+    choices = ["R", *(f"S({dim})" for dim in range(tensor_ndim)), *([f"P({partial_op})"] if partial_op else [])]
     for placements in itertools.product(choices, repeat=mesh_ndim):
         yield Layout.of("".join(placements), tensor_ndim)
 
