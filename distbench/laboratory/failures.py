@@ -47,26 +47,20 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
 
 def pattern_of(record: Row) -> str:
     """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
-    source, target = _placements(record["source"]), _placements(record["target"])
+    source, target = sides = _placements(record["source"]), _placements(record["target"])
     both = (*source, *target)
-    words = []
-    if any(placement.split_factor is not None for placement in both):
-        words.append("strided shards")
-    if any(placement.turn is not None for placement in both):
-        words.append("explicit shard order")
-    if any(placement.reduce_op for placement in target):
-        words.append("Shard to Partial" if _sharded_dims(source) else "to Partial")
-    if reduce_ops := sorted({placement.reduce_op for placement in source if placement.reduce_op}):
-        words.append("from Partial " + "/".join(reduce_ops))
-    if any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, (source, target))):
-        words.append("nested shards")
-    if _is_uneven(record, (source, target)):
-        words.append("uneven")
-    if record["flattened"]:
-        words.append("a flattened mesh exists")
-    if record["direction"] == "backward":
-        words.append("backward")
-    return ", ".join(words) or "plain layouts"
+    reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
+    words = {
+        "strided shards": any(placement.split_factor is not None for placement in both),
+        "explicit shard order": any(placement.turn is not None for placement in both),
+        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(one.reduce_op for one in target),
+        "from Partial " + "/".join(reduce_ops): bool(reduce_ops),
+        "nested shards": any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, sides)),
+        "uneven": _is_uneven(record, sides),
+        "a flattened mesh exists": bool(record["flattened"]),
+        "backward": record["direction"] == "backward",
+    }
+    return ", ".join(word for word, is_true in words.items() if is_true) or "plain layouts"
 
 
 def numel_of(record: Row) -> int:
@@ -95,11 +89,8 @@ def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
 
 def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
     shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
-    for placements in layouts:
-        num_chunks = [1] * len(shape)
-        for size, placement in zip(mesh_shape, placements, strict=False):
-            if placement.tensor_dim is not None and placement.tensor_dim < len(shape):
-                num_chunks[placement.tensor_dim] *= size
-        if any(length % count for length, count in zip(shape, num_chunks, strict=True)):
-            return True
-    return False
+    return any(
+        length % math.prod(size for size, one in zip(mesh_shape, placements, strict=False) if one.tensor_dim == dim)
+        for placements in layouts
+        for dim, length in enumerate(shape)
+    )

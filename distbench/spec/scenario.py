@@ -35,7 +35,6 @@ class Redistributions:
     """DTensor redistributions of one global shape over the whole mesh, by each planner.
 
     Args:
-        shape: the global tensor's shape.
         pairs: (source, target), each one placement a mesh dim: `("S(0)", "R")`.
         dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
@@ -95,9 +94,6 @@ class Scenario:
         make_batch: `(inputs, targets)` of the global batch on the CPU, batch first; the same on every rank.
         loss: `(output, targets) -> scalar`, a mean over the batch.
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
-        plan: how the model is parallelised.
-        collectives: sweeps to time on their own.
-        redistributions: sweeps to time on their own.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
@@ -151,8 +147,4 @@ def scenario(
         quick_mesh: the default mesh under --quick, where it shall be a smaller one.
         tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
     """
-
-    def mark(function: Callable[..., Scenario]) -> Callable[..., Scenario]:
-        return function
-
-    return mark
+    return lambda function: function
