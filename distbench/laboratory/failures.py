@@ -18,40 +18,31 @@ PAIR_KEY = ["run_file", "mesh", "mesh_shape", "shape", "dtype", "suite", "direct
 
 
 class Failure(NamedTuple):
-    """Cases of one cause, which share a status out of BAD, a planner, a suite ("" for none) and a pattern in words.
+    """Cases of one cause."""
 
-    The example is the frame's row of the smallest; `ours` counts statuses of our planners on the same pairs.
-    """
-
-    status: str
+    status: str  # one of BAD
     planner: str
-    suite: str
-    pattern: str
+    suite: str  # the laboratory's suite, empty for none
+    pattern: str  # what the layouts have in common, in words
     num_cases: int
-    example: Row
-    ours: dict[str, dict[str, int]]
+    example: Row  # the frame's row of the smallest of them
+    ours: dict[str, dict[str, int]]  # planner of ours to its statuses on the same pairs, as counts
 
 
 def failures_of(rows: "pd.DataFrame") -> list[Failure]:
-    """Every group of `laboratory.laboratory_rows` that are not ok, most serious status first, then the largest."""
+    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
     bad = rows[rows["status"].isin(BAD)]
     if bad.empty:
         return []
     bad = bad.assign(pattern=[pattern_of(record) for record in bad.to_dict("records")])
-    ours = rows[rows["planner"].isin(OUR_VARIANTS)]
-    found = []
+    outcomes, found = rows[[*PAIR_KEY, "planner", "status"]], []
     for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
         example = min(group.to_dict("records"), key=lambda record: (numel_of(record), str(record["id"])))
-        others = _counted(ours[ours["planner"] != planner], group)
+        same = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
+        statuses = {name: same.loc[same["planner"] == name, "status"] for name in OUR_VARIANTS}
+        others = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
         found.append(Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, others))
     return sorted(found, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
-
-
-def _counted(ours: "pd.DataFrame", group: "pd.DataFrame") -> dict[str, dict[str, int]]:
-    """Statuses by planner of those of our rows that have the pair of a row of the group."""
-    same = group[PAIR_KEY].drop_duplicates().merge(ours, on=PAIR_KEY)
-    statuses = {planner: Counter(same.loc[same["planner"] == planner, "status"]) for planner in OUR_VARIANTS}
-    return {planner: dict(counts) for planner, counts in statuses.items() if counts}
 
 
 def pattern_of(record: Row) -> str:

@@ -6,18 +6,8 @@ import numpy as np
 
 from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, ratio_of
 from distbench.compare.verdicts import noise_words
+from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import (
-    FEW_SAMPLES,
-    count_text,
-    error_text,
-    median_ci_text,
-    ratio_text,
-    size_text,
-    time_text,
-    whole_text,
-    word_text,
-)
 from distbench.runs.frame import Row, measured_of
 
 if TYPE_CHECKING:
@@ -30,27 +20,27 @@ PEAKS = ("peak_allocated_bytes", "peak_growth_bytes")
 def _speedup_text(row: Row) -> str:
     if row["verdict"] == "baseline":
         return "1"
-    return ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
+    return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
 
 
 TIMES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
-    ("forward", lambda row: time_text(row["forward_s"])),
-    ("backward", lambda row: time_text(row["backward_s"])),
-    ("optimizer", lambda row: time_text(row["optimizer_s"])),
-    ("step\n95 % CI", lambda row: f"{time_text(row['median_s'])}\n{median_ci_text(row)}"),
-    ("tokens/s", lambda row: count_text(row["tokens_per_s"])),
+    ("forward", lambda row: units.time_text(row["forward_s"])),
+    ("backward", lambda row: units.time_text(row["backward_s"])),
+    ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
+    ("step\n95 % CI", lambda row: f"{units.time_text(row['median_s'])}\n{units.median_ci_text(row)}"),
+    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
     ("<speed-up\n95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
 CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
-    ("peak memory\nallocated", lambda row: size_text(row["peak_bytes"])),
-    ("loss error", lambda row: error_text(row["loss_rel_error"])),
-    ("gradient\nerror", lambda row: error_text(row["grad_rel_error"])),
-    ("<worst gradient", lambda row: word_text(row["worst_grad"])),
-    ("samples", lambda row: whole_text(row["num_samples"])),
-    ("<stopped by", lambda row: word_text(row["stop_reason"])),
+    ("peak memory\nallocated", lambda row: units.size_text(row["peak_bytes"])),
+    ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
+    ("gradient\nerror", lambda row: units.error_text(row["grad_rel_error"])),
+    ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
+    ("samples", lambda row: units.whole_text(row["num_samples"])),
+    ("<stopped by", lambda row: units.word_text(row["stop_reason"])),
 )
 
 
@@ -82,10 +72,8 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     if measured.empty:
         return []
     rows: list[Row] = measured.to_dict("records")
-    notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
-    if (measured["num_samples"] < MIN_SAMPLES_FOR_CI).any():
-        notes.append(FEW_SAMPLES)
-    times = table_of("step time", TIMES, rows, notes)
+    phases = "a phase is the median of its own slowest rank, so phases need not add up to the step"
+    times = table_of("step time", TIMES, rows, [phases, *units.sample_notes(measured["num_samples"])])
     return [capped(times, MAX_ROWS), capped(_checks(rows), MAX_ROWS)]
 
 

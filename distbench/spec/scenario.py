@@ -53,13 +53,13 @@ class Redistributions:
 class Laboratory:
     """One suite of redistributions over the whole mesh; which pairs follows from the mesh that is really used.
 
+    What is not said here is as for Redistributions.
+
     Args:
         suite: a name out of LABORATORY_SUITES.
         sizes_bytes: of the global tensor, about; suites on awkward shapes use the first, or choose their own.
         max_pairs: pairs at most, at each size; above it a sample, pairs that differ by names only last. 0: all.
-        dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: all that can move the pair; calibrated only with a profile.
-        native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers as torch does there.
     """
 
     suite: str
@@ -77,7 +77,6 @@ class Calibration:
     Args:
         sizes_bytes: of the global tensor; lines are fitted to these.
         held_out_bytes: of the global tensor; lines are judged by these.
-        dtype: a name out of DTYPES.
     """
 
     sizes_bytes: tuple[int, ...]

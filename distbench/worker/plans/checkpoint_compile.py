@@ -47,7 +47,7 @@ def why_not(backend: str, device: torch.device) -> str | None:
     """What a compile backend lacks on this machine; None when it can work."""
     if backend in TRACING_ONLY:
         return None
-    if device.type == "cuda":
+    if device.type != "cpu":
         return None if find_spec("triton") else "triton is not installed"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if not any(shutil.which(name) for name in names):
