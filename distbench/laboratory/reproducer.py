@@ -87,8 +87,6 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
     if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
         raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
-    used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
-    imported = used & {"Partial", "Replicate", "Shard"}
     flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
     used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
     fields = {

@@ -34,30 +34,18 @@ WARM_PLANS = 20
 
 @dataclass(frozen=True)
 class PlannedRedistribution:
-    """One redistribution, planned and ready to run while the context that gave it is open.
+    """One redistribution, planned and ready to run while the context that gave it is open."""
 
-    Args:
-        call: runs it; what it returns has the local tensor, or is it.
-        path: in torch's own notation, or what is done instead.
-        collectives: as planned, in order.
-        executed_as: what the backend runs for each of them.
-        wire_bytes: bytes that one rank must send, each step counted as its ring algorithm would.
-        wire_bytes_executed: the same, each step counted as the backend runs it.
-        planning_s: thread CPU seconds to plan with empty caches, and again from them.
-        predicted_s: seconds by the profile; None without one, or where it lacks a line.
-        facts: the executor's own counters.
-    """
-
-    call: Callable[[], Any]
-    path: str
-    collectives: tuple[str, ...]
-    executed_as: tuple[str, ...]
-    wire_bytes: int
-    wire_bytes_executed: int
-    planning_s: tuple[float, float]
-    predicted_s: float | None = None
+    call: Callable[[], Any]  # runs it; what it returns has the local tensor, or is it
+    path: str  # in torch's own notation, or what is done instead
+    collectives: tuple[str, ...]  # as planned, in order
+    executed_as: tuple[str, ...]  # what the backend runs for each of them
+    wire_bytes: int  # that one rank must send, each step counted as its ring algorithm would
+    wire_bytes_executed: int  # the same, each step counted as the backend runs it
+    planning_s: tuple[float, float]  # thread CPU seconds to plan with empty caches, and again from them
+    predicted_s: float | None = None  # by the profile; None without one, or where it lacks a line
     steps: tuple[PathStep, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # the executor's own counters
 
     def local_result(self) -> Any:
         """Run it; this rank's local tensor under the target."""
