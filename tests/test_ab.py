@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
+from processes import Children
 
 from distbench.ab.side import Side, checked_out, python_at
 from distbench.ab.turns import Terms, looks_of, order_of, take_turns
@@ -37,7 +38,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three revisions of one thing: `base` takes 1 s, `same` as long, `slow` 1.3 s."""
     folder = tmp_path / "repository"
     package = folder / "distbench"
@@ -141,7 +142,7 @@ def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -
 
 
 def test_outside_of_a_repository_only_the_working_tree_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with checked_out([Side("a", ".", tmp_path), Side("b", ".", tmp_path)]) as sides:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cli, run_cli, run_files
+from conftest import run_files
+from processes import Ranks
 
 from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
 from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line, load_profile
@@ -89,12 +90,12 @@ def test_a_run_without_enough_steps_is_one_sentence(cases: list[dict[str, Any]],
         profile_of(run_of(cases))
 
 
-@pytest.mark.gloo
-def test_one_calibration_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
+def test_one_calibration_from_the_command_line(ranks: Ranks, tmp_path: Path) -> None:
     output, plots = tmp_path / "profile.json", tmp_path / "plots"
     mesh = ("--mesh", "dp_shard=1,tp=2", "--device", "cpu")
-    done = run_cli("calibrate", "--quick", *mesh, "--out", str(tmp_path), "-o", str(output), "--plots", str(plots))
-    assert done.returncode == 0, done.stderr
+    files = ("--out", str(tmp_path), "-o", str(output), "--plots", str(plots))
+    done = ranks.run_here("calibrate", "--quick", *mesh, *files)
+    assert done.exit_code == 0, done.stderr
     profile = load_profile(output)
     steps = {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", NATIVE_ALL_TO_ALL, "cut", "partition"}
     assert {(line.op, line.mesh_dim) for line in profile.lines} == {

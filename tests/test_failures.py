@@ -1,7 +1,6 @@
 """What can go wrong with real ranks: a sentence, the right exit code, no process left, finished cases kept."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, Cli, run_files
+from conftest import DATA, run_files
+from processes import Ranks
 
 from distbench.runs.run_file import read_run
 
-pytestmark = pytest.mark.gloo
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
 
 
@@ -38,12 +37,12 @@ def assert_nothing_runs(folder: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def run_misdeed(cli: Cli, folder: Path, misdeed: str, *more: str) -> subprocess.CompletedProcess[str]:
-    return cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more)
+def run_misdeed(ranks: Ranks, folder: Path, misdeed: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return ranks.cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more, real=True)
 
 
-def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(cli: Cli, tmp_path: Path) -> None:
-    done = run_misdeed(cli, tmp_path, "raise")
+def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(ranks: Ranks, tmp_path: Path) -> None:
+    done = run_misdeed(ranks, tmp_path, "raise")
     assert done.returncode == 1, done.stderr
     sentence = next(line for line in done.stderr.splitlines() if line.startswith("distbench:"))
     assert "rank 1 raised ValueError: rank one refuses" in sentence
@@ -55,9 +54,11 @@ def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(
     assert_nothing_runs(tmp_path)
 
 
-def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselves(cli: Cli, tmp_path: Path) -> None:
+def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselves(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     """One launch: of each misdeed's two cases the first goes wrong."""
-    done = run_misdeed(cli, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4")
+    done = run_misdeed(ranks, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4")
     assert done.returncode == 1, done.stderr
     (file,) = run_files(tmp_path)
     cases = [(record["case"]["params"]["variant"], record["status"]) for record in read_run(file).cases]
@@ -69,12 +70,12 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     # After each of them something went on.
     assert [status for _, status in cases][-1] == "ok" and footer_of(tmp_path)["status"] == "complete"
     assert footer_of(tmp_path)["num_relaunches"] == 0
-    shown = cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
 
 
-def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path) -> None:
-    done = run_misdeed(cli, tmp_path, "hang", "--timeout", "8")
+def test_a_rank_that_hangs_is_given_up_with_every_stack(ranks: Ranks, tmp_path: Path) -> None:
+    done = run_misdeed(ranks, tmp_path, "hang", "--timeout", "8")
     assert done.returncode == 1, done.stderr
     assert "made no progress for 8 s" in done.stderr
     assert outcome_of(tmp_path) == ["ok", "ok", "timeout", "ok", "ok"]
@@ -87,9 +88,9 @@ def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path
     assert_nothing_runs(tmp_path)
 
 
-def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves(cli: Cli, tmp_path: Path) -> None:
+def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves(ranks: Ranks, tmp_path: Path) -> None:
     """The second is the last of all: nothing is left to start ranks for."""
-    done = run_misdeed(cli, tmp_path, "kill", "--set", "bad=2+5")
+    done = run_misdeed(ranks, tmp_path, "kill", "--set", "bad=2+5")
     assert done.returncode == 1, done.stderr
     assert outcome_of(tmp_path) == ["ok", "aborted", "ok", "ok", "aborted"]
     footer = footer_of(tmp_path)
@@ -101,12 +102,12 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert "2 cases broke the launch" in sentence and "case=2" in sentence and "case=5" in sentence
     assert "rank 1 was killed by SIGKILL" in done.stderr
     assert_nothing_runs(tmp_path)
-    shown = cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
 
 
-def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path))
+def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:
+    done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path), real=True)
     assert done.returncode == 2, done.stderr
     says = "parameter up_proj.weight of shape [15, 8] cannot be sharded on tensor dim 0 over mesh dim 'tp' of size 2"
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
@@ -114,27 +115,12 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(cli: Cli
     assert_nothing_runs(tmp_path)
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "distbench",
-        "run",
-        MISDEEDS,
-        "--quick",
-        "--out",
-        str(folder),
-        "--set",
-        "misdeed=slow",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def start(ranks: Ranks, folder: Path) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "distbench", "run", MISDEEDS, "--quick", "--out", folder, "--set", "misdeed=slow")
     # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
+    return ranks.start(
+        *command,
         stderr=subprocess.PIPE,
-        text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
@@ -151,8 +137,10 @@ def wait_for_case_3(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(tmp_path: Path, sent: signal.Signals) -> None:
-    process = start(tmp_path)
+def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(
+    ranks: Ranks, tmp_path: Path, sent: signal.Signals
+) -> None:
+    process = start(ranks, tmp_path)
     wait_for_case_3(tmp_path)
     process.send_signal(sent)
     _, stderr = process.communicate(timeout=30)
@@ -163,13 +151,13 @@ def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(tmp_path: 
     assert_nothing_runs(tmp_path)
 
 
-def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(cli: Cli, tmp_path: Path) -> None:
-    process = start(tmp_path)
+def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(ranks: Ranks, tmp_path: Path) -> None:
+    process = start(ranks, tmp_path)
     wait_for_case_3(tmp_path)
     process.kill()
     process.communicate(timeout=30)
     assert_nothing_runs(tmp_path)
-    shown = cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert "interrupted" in shown.stdout + shown.stderr and "case=2" in shown.stdout
 
@@ -183,16 +171,16 @@ def mounted(folder: Path, options: str) -> bool:
         return False
 
 
-def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(cli: Cli, tmp_path: Path) -> None:
+def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     if not mounted(folder, "size=16k"):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         log_dir = ["--log-dir", str(tmp_path / "logs")]
-        done = cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", str(folder), *log_dir)
+        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", folder, *log_dir, real=True)
         assert done.returncode == 2, done.stderr
         assert "No space left" in done.stderr and "Traceback" not in done.stderr
-        shown = cli("report", "--out", str(folder))
+        shown = ranks.cli("report", "--out", str(folder))
         assert shown.returncode == 0, shown.stderr
         (file,) = run_files(folder)
         kept = read_run(file).cases
@@ -201,12 +189,12 @@ def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(cli
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_read_only_results_folder_is_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_a_read_only_results_folder_is_refused_before_anything_starts(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "fixed"
     if not mounted(folder, "ro,size=16k"):
         pytest.skip("needs the right to mount a read-only tmpfs")
     try:
-        done = cli("run", "collectives", "--quick", "--out", str(folder))
+        done = ranks.cli("run", "collectives", "--quick", "--out", folder, real=True)
         assert done.returncode == 2, done.stderr
         assert "cannot be written" in done.stderr and "--out" in done.stderr and "Traceback" not in done.stderr
     finally:

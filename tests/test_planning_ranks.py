@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from processes import Ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as module
@@ -173,7 +174,9 @@ def run_rank(rank: int, world_size: int, checks: Callable[[], int], folder: str)
 
 
 @pytest.mark.parametrize(("world_size", "checks", "at_least"), [(4, four_ranks, 1300), (8, eight_ranks, 600)])
-def test_values_on_real_ranks(world_size: int, checks: Callable[[], int], at_least: int, tmp_path: Path) -> None:
+def test_values_on_real_ranks(
+    world_size: int, checks: Callable[[], int], at_least: int, ranks: Ranks, tmp_path: Path
+) -> None:
     # One clean process imports torch, and the ranks are forked from it.
     multiprocessing.set_forkserver_preload(["torch", "torch.distributed.tensor", run_rank.__module__])
     arguments = (world_size, checks, str(tmp_path))
