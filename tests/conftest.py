@@ -1,5 +1,6 @@
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -23,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where there is no CUDA device, tests that need one are skipped with the reason."""
+    if "torch" in sys.modules:
+        # Several pytest processes share the CPUs: torch's threads would wait for one another, spinning.
+        sys.modules["torch"].set_num_threads(1)
     needing = [item for item in items if item.get_closest_marker("gpu")]
     missing = missing_for_gpu() if needing else None
     for item in needing:

@@ -95,8 +95,9 @@ def test_windows_take_turns_as_ab_does_and_either_side_is_the_candidate_once() -
     assert ((2, 5, 6, 9, 10), (3, 4, 7, 8, 11)) in sides
 
 
-def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
+def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches that hardly differ: no false alarm, and a plain slowdown is always found."""
+    monkeypatch.setattr("distbench.commands.self_test.NUM_COMPARISONS", 40)
     folder = write_side(tmp_path / "same", lambda index: {CASE: case(steady(1e-3, index))}, count=22)
     done = CliRunner().invoke(cli, ["gate", "--self-test", str(folder)])
     assert done.exit_code == 0, done.output
