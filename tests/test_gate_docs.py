@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -35,12 +36,12 @@ SIGNATURE = "distbench signature, version 1\nscenario train\nmesh tp=2\ntorch 2.
 GATHER = "x forward tp all_gather over tp (2), f32, 8192 B: layers.*.wq, implicit S(1)->R\n"
 
 
-def stand_in(children: Children, folder: Path) -> Path:
+def stand_in(folder: Path, python: str) -> Path:
     """The command `distbench` of a CI job, in a folder of its own."""
     folder.mkdir()
     bench = folder / "distbench"
     tests = str(ROOT / "tests")
-    bench.write_text(STAND_IN.format(python=children.forked_python, root=str(ROOT), tests=tests, signature=SIGNATURE))
+    bench.write_text(STAND_IN.format(python=python, root=str(ROOT), tests=tests, signature=SIGNATURE))
     bench.chmod(0o755)
     return bench
 
@@ -89,7 +90,7 @@ def repository(children: Children, folder: Path, before: str, after: str) -> str
 def test_the_jobs_on_the_page_do_what_it_says(
     children: Children, tmp_path: Path, script: object, base: str, after: str, exit_code: int
 ) -> None:
-    bench = stand_in(children, tmp_path / "bin")
+    bench = stand_in(tmp_path / "bin", children.forked_python)
     commit = repository(children, tmp_path / "code", "0.001", after)
     summary = tmp_path / "summary.md"
     variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", base: commit, "RUNNER_TEMP": str(tmp_path / "out")}
@@ -123,7 +124,7 @@ def test_the_ten_lines_end_in_a_red_cross_where_they_should(
 ) -> None:
     """On a pull request whose change communicates more, is slower, or is neither."""
     once, steps = ten_lines()
-    bench, code = stand_in(children, tmp_path / "bin"), tmp_path / "code"
+    bench, code = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code"
     package = code / "distbench"
     package.mkdir(parents=True)
     # What ab launches in a revision's folder is the distbench that it finds there.

@@ -18,7 +18,8 @@ from distbench.launch.display import Quiet
 from distbench.spec import Job
 
 FOLDER = Path(__file__).parent
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+# A rank of somebody's launch, or a worker of pytest-xdist, is nothing that a child should take itself for.
+NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTEST_XDIST")
 WORKER = ("-m", "distbench.worker")
 
 
@@ -58,9 +59,8 @@ class Children:
     ) -> subprocess.CompletedProcess[str]:
         """`distbench ARGUMENTS` as a process of its own: forked, or with `real` started anew as a user does."""
         python = sys.executable if real else self.forked_python
-        environment = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-        environment |= {"PYTHONPATH": str(self._root), **variables}
-        return self.run(python, "-m", "distbench", *arguments, env=environment, timeout=timeout, cwd=cwd or self._root)
+        command = (python, "-m", "distbench", *arguments)
+        return self.run(*command, variables=variables, timeout=timeout, cwd=cwd or self._root)
 
     @cached_property
     def forked_python(self) -> str:
@@ -94,7 +94,8 @@ class Children:
             self._server.communicate()
 
     def _surroundings(self, options: dict[str, Any]) -> dict[str, Any]:
-        environment = {**os.environ, "PYTHONPATH": str(self._root), **options.pop("variables", {})}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        environment = {**inherited, "PYTHONPATH": str(self._root), **options.pop("variables", {})}
         return {"cwd": self._root, "env": environment, "text": True, **options}
 
 
