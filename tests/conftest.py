@@ -7,19 +7,11 @@ from subprocess import CompletedProcess
 
 import pytest
 from processes import Children, Ranks
-from tiers import Tiers
+from tiers import pytest_addoption, pytest_configure  # noqa: F401 (hooks of this conftest too)
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 Cli = Callable[..., CompletedProcess[str]]
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only tests that start neither ranks nor child processes")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Tiers(), "tiers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -62,13 +62,18 @@ def sentence(refused: list[str]) -> str:
     )
 
 
-def markers_of(fixture_names: list[str]) -> list[str]:
-    """Of a test that uses these fixtures, itself or through others."""
-    return [marker for fixture, marker in MARKER_OF_FIXTURE.items() if fixture in fixture_names]
+def markers_of(item: pytest.Item) -> list[str]:
+    """Of a test, by the fixtures that it uses itself or through others; a marker put on by hand changes nothing."""
+    used = getattr(item, "fixturenames", [])
+    return [marker for fixture, marker in MARKER_OF_FIXTURE.items() if fixture in used]
 
 
-def is_fast(item: pytest.Item) -> bool:
-    return not any(item.get_closest_marker(marker) for marker in MARKER_OF_FIXTURE.values())
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests that start neither ranks nor child processes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers(), "tiers")
 
 
 class Tiers:
@@ -78,7 +83,9 @@ class Tiers:
         self.guard = Guard()
         self.patched = pytest.MonkeyPatch()
 
-    def pytest_configure(self) -> None:
+    def pytest_configure(self, config: pytest.Config) -> None:
+        for fixture, marker in MARKER_OF_FIXTURE.items():
+            config.addinivalue_line("markers", f"{marker}: put on by the fixture `{fixture}`, never by hand")
         for owner, name in STARTS:
             what = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else f"{owner.__name__}.{name}"
             self.patched.setattr(owner, name, self.guard.guarded(getattr(owner, name), what))
@@ -89,16 +96,16 @@ class Tiers:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
-            for marker in markers_of(getattr(item, "fixturenames", [])):
+            for marker in markers_of(item):
                 item.add_marker(marker)
         if config.getoption("--fast"):
-            left_out = [item for item in items if not is_fast(item)]
-            items[:] = [item for item in items if is_fast(item)]
+            left_out = [item for item in items if markers_of(item)]
+            items[:] = [item for item in items if not markers_of(item)]
             config.hook.pytest_deselected(items=left_out)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        before, self.guard.refused = self.guard.refused, [] if is_fast(item) else None
+        before, self.guard.refused = self.guard.refused, None if markers_of(item) else []
         try:
             return (yield)
         finally:

@@ -6,6 +6,7 @@ child that does as `python ARGUMENTS` would. Importing torch takes seconds, a fo
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -33,6 +34,8 @@ IMPORTED = (
 def serve(address: str) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    # What is imported stays: a rank collects garbage before every step that it measures, 0.1 s each in these objects.
+    gc.freeze()
     # Whoever has ended is nobody's to wait for: each client learns from its own connection how its process did.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
