@@ -37,8 +37,10 @@ def assert_nothing_runs(folder: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def run_misdeed(ranks: Ranks, folder: Path, misdeed: str, *more: str) -> subprocess.CompletedProcess[str]:
-    return ranks.cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more, real=True)
+def run_misdeed(
+    ranks: Ranks, folder: Path, misdeed: str, *more: str, real: bool = True
+) -> subprocess.CompletedProcess[str]:
+    return ranks.cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more, real=real)
 
 
 def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(ranks: Ranks, tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     ranks: Ranks, tmp_path: Path
 ) -> None:
     """One launch: of each misdeed's two cases the first goes wrong."""
-    done = run_misdeed(ranks, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4")
+    done = run_misdeed(ranks, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4", real=False)
     assert done.returncode == 1, done.stderr
     (file,) = run_files(tmp_path)
     cases = [(record["case"]["params"]["variant"], record["status"]) for record in read_run(file).cases]
@@ -107,7 +109,7 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
 
 
 def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:
-    done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path), real=True)
+    done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path))
     assert done.returncode == 2, done.stderr
     says = "parameter up_proj.weight of shape [15, 8] cannot be sharded on tensor dim 0 over mesh dim 'tp' of size 2"
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
@@ -177,7 +179,7 @@ def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(ran
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         log_dir = ["--log-dir", str(tmp_path / "logs")]
-        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", folder, *log_dir, real=True)
+        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", folder, *log_dir)
         assert done.returncode == 2, done.stderr
         assert "No space left" in done.stderr and "Traceback" not in done.stderr
         shown = ranks.cli("report", "--out", str(folder))
@@ -194,7 +196,7 @@ def test_a_read_only_results_folder_is_refused_before_anything_starts(ranks: Ran
     if not mounted(folder, "ro,size=16k"):
         pytest.skip("needs the right to mount a read-only tmpfs")
     try:
-        done = ranks.cli("run", "collectives", "--quick", "--out", folder, real=True)
+        done = ranks.cli("run", "collectives", "--quick", "--out", folder)
         assert done.returncode == 2, done.stderr
         assert "cannot be written" in done.stderr and "--out" in done.stderr and "Traceback" not in done.stderr
     finally:

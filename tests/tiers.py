@@ -68,6 +68,16 @@ def markers_of(item: pytest.Item) -> list[str]:
     return [marker for fixture, marker in MARKER_OF_FIXTURE.items() if fixture in used]
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Whole files in the order in which pytest-xdist is to hand them out: those that launch ranks, and at the end those
+    that start nothing, so that no worker is left alone with a long one."""
+    first_of_file: dict[object, int] = {}
+    for item in items:
+        cost = min((list(MARKER_OF_FIXTURE.values()).index(marker) for marker in markers_of(item)), default=2)
+        first_of_file[item.path] = min(first_of_file.get(item.path, cost), cost)
+    items.sort(key=lambda item: first_of_file[item.path])
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start neither ranks nor child processes")
 
@@ -98,6 +108,8 @@ class Tiers:
         for item in items:
             for marker in markers_of(item):
                 item.add_marker(marker)
+        if hasattr(config, "workerinput"):
+            longest_first(items)
         if config.getoption("--fast"):
             left_out = [item for item in items if markers_of(item)]
             items[:] = [item for item in items if not markers_of(item)]
