@@ -29,7 +29,9 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
         passes = 2 if job.scenario == IN_PASSES else 1
-        few = replace(job, settings=replace(job.settings, min_samples=5, budget_s=0.5, passes=passes))
+        few = replace(
+            job, settings=replace(job.settings, warmup_iterations=1, min_samples=5, budget_s=0.5, passes=passes)
+        )
         outcome = ranks.launch(few)
         assert outcome.exit_code == 0, outcome.message
         runs[job.scenario] = read_run(Path(few.run_file))

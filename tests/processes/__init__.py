@@ -107,7 +107,7 @@ class Ranks(Children):
         """Likewise; and have `launch` fork its ranks instead of asking torchrun: see forking.py."""
 
         def command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
-            return [self.forked_python, str(FOLDER / "forking.py"), str(num_ranks), *arguments]
+            return [str(word) for word in self._forking(num_ranks, *arguments)]
 
         with super().forked(), pytest.MonkeyPatch.context() as patched:
             patched.setattr("distbench.launch.attempt.torchrun_command", command)
@@ -117,6 +117,10 @@ class Ranks(Children):
         """Launch the job's ranks, forked."""
         with self.forked():
             return launch(job, None, Quiet(), module)
+
+    def run_forked(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """So many ranks of a program (a file, or -m and a module; and its arguments), forked without torchrun."""
+        return self.run(*self._forking(num_ranks, *program), **options)
 
     def torchrun(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """torchrun of so many ranks on this host, itself and its ranks forked.
@@ -128,6 +132,9 @@ class Ranks(Children):
         """
         words = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
         return self.run(self.forked_python, *words, *program, **options)
+
+    def _forking(self, *arguments: object) -> tuple[object, ...]:
+        return self.forked_python, FOLDER / "forking.py", *arguments
 
     def run_here(self, *arguments: str, cwd: Path | None = None) -> Result:
         """`distbench ARGUMENTS` in this process, its ranks forked."""

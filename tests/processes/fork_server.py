@@ -25,6 +25,12 @@ IMPORTED = (
     "distbench.worker.session",
     "matplotlib.figure",
     "pandas",
+    # What the first step of a rank imports: an optimizer's, a checkpoint's or a hook's own module.
+    "torch._dynamo",
+    "torch._dynamo.backends.debugging",
+    "torch._inductor.compile_fx",
+    "torch.distributed._tools",
+    "torch.distributed.tensor.experimental._attention",
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.tensor.parallel",

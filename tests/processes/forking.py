@@ -52,8 +52,10 @@ def fork(rank: int, num_ranks: int, port: int, arguments: list[str]) -> int:
             runpy.run_path(arguments[0], run_name="__main__")
     except BaseException:
         traceback.print_exc()
-    # A rank leaves by itself; one that comes here could not.
-    os._exit(1)
+        os._exit(1)
+    # At once, as the worker leaves: destructors of process groups may wait for ranks that are gone.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
