@@ -1,6 +1,7 @@
 """What can go wrong with real ranks: a sentence, the right exit code, no process left, finished cases kept."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import DATA, run_files
-from processes import Ranks
+from processes import Children, Ranks
 
+from distbench.launch.attempt import ask_for_stacks
 from distbench.runs.run_file import read_run
 
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
@@ -76,6 +78,85 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
 
 
+def test_ranks_that_raise_seconds_apart_have_all_raised(ranks: Ranks, tmp_path: Path) -> None:
+    """The first waits as long as the other is at work: one launch, and no rank is taken to have failed alone."""
+    done = run_misdeed(ranks, tmp_path, "raise_apart", "--set", "case=3,4", real=False)
+    assert done.returncode == 1, done.stderr
+    assert outcome_of(tmp_path) == ["raised", "ok"] and footer_of(tmp_path)["num_relaunches"] == 0
+
+
+def torchrun(ranks: Ranks, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command as two ranks of somebody else's launch."""
+    more = ("--quick", "--timeout", "20", "--out", folder)
+    return ranks.torchrun(2, "--no-python", *arguments, *more, cwd=folder, variables={"PYTHON": ranks.forked_python})
+
+
+BY_RANK = "from distbench.spec import *\nimport os\n@scenario(mesh={'tp': 2})\ndef by_rank():\n    ops = %s\n"
+BY_RANK += "    return Scenario(collectives=(Collectives(ops=ops, sizes_bytes=(1024,)),))\n"
+
+
+@pytest.mark.parametrize(
+    ("ops", "says"),
+    [
+        (("('all_gather',)", "('broadcast',)"), "the scenario file of rank 1 differs from rank 0's"),
+        (("('all_gather', 'broadcast')[int(os.environ['RANK']):]",) * 2, "the list of cases of rank 1 differs"),
+    ],
+)
+def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
+    ranks: Ranks, tmp_path: Path, ops: tuple[str, str], says: str
+) -> None:
+    """As where a host has an older copy of a file: the ranks would wait for one another until the timeout."""
+    for rank in range(2):
+        (tmp_path / f"host{rank}").mkdir()
+        (tmp_path / f"host{rank}" / "by_rank.py").write_text(BY_RANK % ops[rank])
+    done = torchrun(
+        ranks, tmp_path, "sh", "-c", 'cd host$RANK && exec "$PYTHON" -m distbench run by_rank.py "$@"', "sh"
+    )
+    assert f"distbench: by_rank: {says}" in done.stderr
+    assert "give all ranks the same command and files" in done.stderr and run_files(tmp_path) == []
+
+
+def test_one_launch_of_another_launcher_runs_several_scenarios(ranks: Ranks, tmp_path: Path) -> None:
+    """torchrun's store outlives a job: the next one must not find the last one's keys in it."""
+    names = [f"{DATA / 'tiny.py'}", f"{MISDEEDS}"]
+    done = torchrun(ranks, tmp_path, ranks.forked_python, "-m", "distbench", "run", *names, "--mesh", "dp_shard=2")
+    assert done.returncode == 0, done.stderr
+    statuses = [[record["status"] for record in read_run(file).cases] for file in run_files(tmp_path)]
+    assert sorted(map(len, statuses)) == [2, 5] and {status for run in statuses for status in run} == {"ok"}
+
+
+def test_a_process_whose_parent_is_gone_before_it_can_ask_to_die_with_it_ends_at_once(
+    children: Children,
+) -> None:
+    code = "from distbench.worker.rank.parent_death import die_with_parent; die_with_parent(); print('goes on')"
+
+    def said_by_child_of(parent: int) -> str:
+        return children.python("-c", code, variables={"DISTBENCH_PARENT_PID": str(parent)}).stdout
+
+    assert said_by_child_of(os.getpid()) == "goes on\n"
+    assert said_by_child_of(os.getppid()) == ""
+
+
+def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that ended leaves its pid behind, which may be anybody's by now: SIGUSR1 would end that process."""
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    stranger, own = (children.start(*sleeping) for _ in range(2))
+    try:
+        (tmp_path / "rank0.pid").write_text(str(own.pid))
+        (tmp_path / "rank1.pid").write_text(str(stranger.pid))
+        monkeypatch.setattr("distbench.launch.attempt.STACKS_WAIT_S", 0.0)
+        ask_for_stacks(tmp_path, launcher=own.pid)
+        assert own.wait(5) == -signal.SIGUSR1
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.5)
+    finally:
+        for process in (stranger, own):
+            process.kill()
+            process.wait()
+
+
 def test_a_rank_that_hangs_is_given_up_with_every_stack(ranks: Ranks, tmp_path: Path) -> None:
     done = run_misdeed(ranks, tmp_path, "hang", "--timeout", "8")
     assert done.returncode == 1, done.stderr
@@ -119,13 +200,7 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: R
 
 def start(ranks: Ranks, folder: Path) -> subprocess.Popen[str]:
     command = (sys.executable, "-m", "distbench", "run", MISDEEDS, "--quick", "--out", folder, "--set", "misdeed=slow")
-    # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
-    return ranks.start(
-        *command,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    return ranks.start(*command, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def wait_for_case_3(folder: Path) -> None:

@@ -12,7 +12,8 @@ from conftest import run_files
 from processes import Ranks
 
 from distbench.cli import main
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.launch import Request, jobs_of
 from distbench.planning import parse_state
 from distbench.runs.run_file import read_run

@@ -7,7 +7,8 @@ import pytest
 from conftest import DATA, Cli, run_files
 from processes import Ranks
 
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import read_run
 from distbench.spec import Redistributions
 from distbench.worker.cases.redistribution import planners_of

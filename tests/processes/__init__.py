@@ -1,6 +1,7 @@
 """How tests start processes: for real, or forked from one that has torch imported. Reached through fixtures only."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,8 +48,13 @@ class Children:
         return subprocess.run([str(word) for word in command], **{**usual, **self._surroundings(options)})
 
     def start(self, *command: object, **options: Any) -> subprocess.Popen[str]:
-        """`subprocess.Popen` with the same options."""
-        return subprocess.Popen([str(word) for word in command], **self._surroundings(options))
+        """`subprocess.Popen` with the same options; it may be sent SIGINT."""
+        return subprocess.Popen(
+            [str(word) for word in command],
+            # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            **self._surroundings(options),
+        )
 
     def python(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """`python ARGUMENTS`, started anew."""

@@ -6,6 +6,7 @@ child that does as `python ARGUMENTS` would. Importing torch takes seconds, a fo
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from distbench.spec.job import PARENT_PID
 from distbench.worker.rank.parent_death import die_with_parent
 
 IMPORTED = (
@@ -75,7 +77,9 @@ def answer(connection: socket.socket) -> NoReturn:
         _, status = os.waitpid(pid, 0)
         connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     else:
-        os.killpg(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     os._exit(0)
 
 
@@ -89,6 +93,9 @@ def become(request: dict[str, Any], streams: list[int]) -> NoReturn:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if PARENT_PID in os.environ:
+        # Whoever started the client; here the one that holds the connection is in its place.
+        os.environ[PARENT_PID] = str(os.getppid())
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
     # What it starts with `sys.executable` is forked too.
     sys.executable = request["executable"]
