@@ -22,6 +22,12 @@ from distbench.spec import UserError
 FEW = 100
 
 
+@pytest.fixture(autouse=True)
+def fewer_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A self-test that takes a second; what is expected of it here is all or nothing."""
+    monkeypatch.setattr("distbench.commands.self_test.NUM_COMPARISONS", 40)
+
+
 @pytest.fixture(scope="module", params=["quiet", "loaded"])
 def trial(request: pytest.FixtureRequest) -> QualityTrial:
     # Long enough that few windows overlap: comparisons are nearly independent.
@@ -95,9 +101,8 @@ def test_windows_take_turns_as_ab_does_and_either_side_is_the_candidate_once() -
     assert ((2, 5, 6, 9, 10), (3, 4, 7, 8, 11)) in sides
 
 
-def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     """Launches that hardly differ: no false alarm, and a plain slowdown is always found."""
-    monkeypatch.setattr("distbench.commands.self_test.NUM_COMPARISONS", 40)
     folder = write_side(tmp_path / "same", lambda index: {CASE: case(steady(1e-3, index))}, count=22)
     done = CliRunner().invoke(cli, ["gate", "--self-test", str(folder)])
     assert done.exit_code == 0, done.output
