@@ -14,7 +14,8 @@ from distbench.planning import parse_state
 from distbench.spec import Laboratory, UserError
 from distbench.spec.scenario import LABORATORY_SUITES
 from distbench.worker.cases.laboratory import pairs_of, planners_for
-from distbench.worker.cases.laboratory_layouts import Layout, ordered_layouts, strided, undecodable_layouts
+from distbench.worker.cases.laboratory_layouts import Layout, ordered_layouts, plain, strided, undecodable_layouts
+from distbench.worker.cases.laboratory_moves import shard_under
 from distbench.worker.cases.laboratory_pairs import SUITES, Pair, class_of, cube, groups_of, sample
 from distbench.worker.rank.failure import RankFailed
 from distbench.worker.redistribute.expected_shards import cut_in_order, cut_strided, parse_placement
@@ -236,3 +237,30 @@ def test_a_case_that_raised_everywhere_ends_the_launch_only_if_it_broke_the_grou
     with pytest.raises(RankFailed, match="why") if condition != "sound" else contextlib.nullcontext():
         runner._require_harmless("0", "why")
     assert context.asked == (["dp_shard"] if condition == "broken" else ["dp_shard", "tp"])
+
+
+TURNED = Layout(("S(0)[1]", "S(0)[0]"), parse_state("S(0)[1]S(0)[0]", 2))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards"),
+    [
+        (plain(["S(0)", "S(1)"], 2), [[[0, 1], [3, 4]], [[2], [5]], [[6, 7], [9, 10]], [[8], [11]]]),
+        (plain(["R", "S(0)"], 2), [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]] * 2),
+        (TURNED, [[[0, 1, 2]], [[6, 7, 8]], [[3, 4, 5]], [[9, 10, 11]]]),
+        (plain(["P(max)", "R"], 2), None),
+    ],
+)
+def test_a_rank_holds_its_shard_and_a_part_of_a_partial(layout: Layout, shards: list[Any] | None) -> None:
+    """4 x 3 numbers on 2 x 2 ranks."""
+    full = torch.arange(12.0).reshape(4, 3)
+    held = []
+    for coordinate in itertools.product(range(2), range(2)):
+        context: Any = SimpleNamespace(mesh_shape=(2, 2), coordinate=coordinate)
+        held.append(shard_under(full, layout, context))
+    if shards is not None:
+        assert [shard.tolist() for shard in held] == shards
+    else:
+        # Over a Partial's mesh dim the parts reduce to the value; over the other mesh dim ranks hold the same.
+        assert torch.equal(torch.maximum(held[0], held[2]), full) and not torch.equal(held[0], full)
+        assert torch.equal(held[0], held[1])
