@@ -16,6 +16,7 @@ from distbench.costmodel.profile import load_profile
 from distbench.costmodel.profile_text import profile_text
 from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
 from distbench.runs.run_file import Run, read_run
+from distbench.spec import Settings
 from distbench.spec.errors import UserError
 
 SIZES = [4096 * 4**n for n in range(7)]
@@ -93,7 +94,10 @@ def test_a_run_without_enough_steps_is_one_sentence(cases: list[dict[str, Any]],
         profile_of(run_of(cases))
 
 
-def test_one_calibration_from_the_command_line(ranks: Ranks, tmp_path: Path) -> None:
+def test_one_calibration_from_the_command_line(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is read here is that every step was timed and fitted, not how well.
+    few = Settings(warmup_iterations=1, min_samples=6, max_samples=20, budget_s=0.5)
+    monkeypatch.setattr(Settings, "quick", lambda: few)
     output, plots = tmp_path / "profile.json", tmp_path / "plots"
     mesh = ("--mesh", "dp_shard=1,tp=2", "--device", "cpu")
     files = ("--out", str(tmp_path), "-o", str(output), "--plots", str(plots))

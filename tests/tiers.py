@@ -8,6 +8,7 @@ import multiprocessing.util
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,13 +70,14 @@ def markers_of(item: pytest.Item) -> list[str]:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Whole files in the order in which pytest-xdist is to hand them out: those that launch ranks, and at the end those
-    that start nothing, so that no worker is left alone with a long one."""
-    first_of_file: dict[object, int] = {}
+    """Sort whole files as pytest-xdist is to hand them out: those that launch ranks, then those that start children,
+    then the fast ones. So no worker is left alone with a long file at the end."""
+    order = [*MARKER_OF_FIXTURE.values(), None]
+    place_of_file: dict[Path, int] = {}
     for item in items:
-        cost = min((list(MARKER_OF_FIXTURE.values()).index(marker) for marker in markers_of(item)), default=2)
-        first_of_file[item.path] = min(first_of_file.get(item.path, cost), cost)
-    items.sort(key=lambda item: first_of_file[item.path])
+        place = min(order.index(marker) for marker in [*markers_of(item), None])
+        place_of_file[item.path] = min(place, place_of_file.get(item.path, place))
+    items.sort(key=lambda item: place_of_file[item.path])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
