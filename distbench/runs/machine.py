@@ -12,25 +12,10 @@ from pathlib import Path
 from typing import Any
 
 ALLOWED_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_IB_DISABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SHM_DISABLE",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "SLURM_JOB_ID",
-    "SLURM_NNODES",
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE"),
+    *("NCCL_SHM_DISABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE"),
+    *("TORCH_NCCL_AVOID_RECORD_STREAMS", "PYTORCH_CUDA_ALLOC_CONF", "SLURM_JOB_ID", "SLURM_NNODES"),
 )
 COMMAND_TIMEOUT_S = 10
 
@@ -52,8 +37,7 @@ def host_facts() -> dict[str, Any]:
 
 def machine_name() -> str:
     """A short name for this machine, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
-    given = os.environ.get("DISTBENCH_MACHINE")
-    if given:
+    if given := os.environ.get("DISTBENCH_MACHINE"):
         return slug(given)
     digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
     return f"{slug(platform.node() or 'host')}-{digest}"
