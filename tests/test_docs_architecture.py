@@ -54,7 +54,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_applies_and_touches_few_files(children: Children, example: Path, tmp_path: Path) -> None:
+def test_an_example_applies_and_touches_few_files(example: Path, children: Children, tmp_path: Path) -> None:
     files = re.findall(r"^\+\+\+ b/(\S+)$", example.read_text(), re.MULTILINE)
     assert 0 < len(files) <= MAX_FILES
     for file in files:
