@@ -8,9 +8,7 @@ from distbench.ab.turns import looks_of, settled_by
 from distbench.compare.options import Options
 from distbench.gate.compare_sides import gate
 from distbench.gate.quality.rates_text import percent
-from distbench.gate.quality.trial import CHANGES, OURS, QualityTrial, rates
-from distbench.gate.verdict import Gated
-from distbench.runs.launches import Launch
+from distbench.gate.quality.trial import CHANGES, Judged, QualityTrial, Window, rates
 
 
 def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed: int) -> str:
@@ -24,7 +22,7 @@ def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed:
     """
     options, num_windows = Options(), trial.num_windows(max_pairs)
     looks = looks_of(max_pairs, options.min_launches, options.alpha)
-    judge = partial(_until_settled, looks=looks, share=replace(options, alpha=options.alpha / len(looks)))
+    rule = partial(_until_settled, looks=looks, share=replace(options, alpha=options.alpha / len(looks)))
     lines = [
         f"{trial.series.name}: up to {max_pairs} pairs (looks after {', '.join(map(str, looks))}), "
         f"{len(trial.series.case_ids)} cases, {trial.series.num_launches} launches: all {num_windows} windows "
@@ -35,19 +33,18 @@ def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed:
     ]
     for change in CHANGES:
         count = num_windows if change == "none" else num_comparisons
-        seen = rates(trial, max_pairs, change, count, seed, judge=judge)[OURS]
+        seen = rates(trial, max_pairs, change, count, seed, rule)
         of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.found, seen.passed)]
         pairs = f"{seen.num_pairs / seen.num_comparisons:.1f}"
         lines.append(f"| {' | '.join([change, percent(seen.false_jobs, seen), *of_changed, pairs])} |")
     return "\n".join(lines)
 
 
-def _until_settled(
-    baseline: Sequence[Launch], candidate: Sequence[Launch], looks: Sequence[int], share: Options
-) -> Gated:
+def _until_settled(trial: QualityTrial, window: Window, looks: Sequence[int], share: Options) -> Judged:
     """The verdicts of the look that settles it, or of the last."""
+    baseline, candidate = trial.sides(window)
     for num_pairs in looks:
         gated = gate(baseline[:num_pairs], candidate[:num_pairs], share)
         if settled_by(gated):
             break
-    return gated
+    return trial.judged(gated)

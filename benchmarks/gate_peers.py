@@ -5,13 +5,35 @@ verdict is whether the tool would call it slower.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from distbench.compare.verdicts import INCONCLUSIVE, REGRESSION
+from distbench.gate.quality.trial import Judged, QualityTrial, Rule, Window
+
 Floats = NDArray[np.float64]
-Rule = Callable[[Floats, Floats], NDArray[np.bool_]]
+IsSlower = Callable[[Floats, Floats], NDArray[np.bool_]]
+
+
+def pooled(trial: QualityTrial, window: Window, candidate: bool) -> Floats:
+    """One side's samples of each case, launches forgotten: [cases, samples], equally many of each launch."""
+    series, indexes = trial.series.samples_s, window.candidate if candidate else window.baseline
+    fewest = min(len(of_case[index]) for of_case in series for index in indexes)
+
+    def samples(row: int, index: int) -> Floats:
+        found = np.asarray(series[row][index])[:fewest]
+        return window.slowed(row, index, found) if candidate else found
+
+    return np.array([np.concatenate([samples(row, index) for index in indexes]) for row in range(len(series))])
+
+
+def peer_rule(trial: QualityTrial, window: Window, is_slower: IsSlower) -> Judged:
+    """A tool's verdicts on the pooled samples; it knows no other than slower."""
+    slower = is_slower(pooled(trial, window, False), pooled(trial, window, True))
+    return np.where(slower, REGRESSION, INCONCLUSIVE), len(window.baseline)
 
 
 def pytest_benchmark_mean(left: Floats, right: Floats) -> NDArray[np.bool_]:
@@ -42,10 +64,11 @@ def asv_factor(left: Floats, right: Floats) -> NDArray[np.bool_]:
     return (p < 0.002) & (np.median(right, axis=1) > 1.1 * np.median(left, axis=1))
 
 
-PEERS: dict[str, Rule] = {
+PEERS: dict[str, IsSlower] = {
     "pytest-benchmark mean:5%": pytest_benchmark_mean,
     "pytest-benchmark min:5%": pytest_benchmark_min,
     "Mann-Whitney 0.05 (google/benchmark)": mann_whitney,
     "t-test 0.05 (pyperf)": pyperf_t,
     "asv factor 1.1": asv_factor,
 }
+RULES: dict[str, Rule] = {name: partial(peer_rule, is_slower=is_slower) for name, is_slower in PEERS.items()}

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gate_looks import looks_table
-from benchmarks.gate_peers import PEERS
+from benchmarks.gate_peers import RULES
 from benchmarks.gate_series import NOISES, synthetic
-from distbench.gate.quality.rates_text import table
+from distbench.gate.quality.rates_text import OURS, table
 from distbench.gate.quality.recorded_launches import RecordedSeries, recorded
-from distbench.gate.quality.trial import QualityTrial
+from distbench.gate.quality.trial import QualityTrial, gate_rule
 from distbench.spec import UserError
 
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             print(looks_table(trial, given.ab, given.comparisons, given.seed) + "\n", flush=True)
             continue
         for num_pairs in given.pairs:
-            print(table(trial, num_pairs, given.comparisons, given.seed, PEERS) + "\n", flush=True)
+            print(table(trial, num_pairs, given.comparisons, given.seed, {OURS: gate_rule, **RULES}) + "\n", flush=True)
     return 0
 
 

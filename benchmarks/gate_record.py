@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distbench.ab.record_launches import rehearse
+from distbench.ab.turns import launch_unchanged
 from distbench.spec import UserError
 
 MEAN_S = 0.5
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     for process in processes:
         process.start()
     try:
-        print(rehearse(LAUNCHED, given.launches, given.folder, lambda line: print(line, file=sys.stderr)))
+        print(launch_unchanged(LAUNCHED, given.launches, given.folder, lambda line: print(line, file=sys.stderr)))
     except UserError as error:
         print(f"gate_record: {error}", file=sys.stderr)
         return 2

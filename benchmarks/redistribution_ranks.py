@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from distbench.compare.medians import median
-from distbench.costmodel.profile import Profile, Sample, fit_line
+from distbench.costmodel.lines import Sample, fit_line
+from distbench.costmodel.profile import Profile
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
 from distbench.worker.cases.calibration import calibration_cases, square_of
 from distbench.worker.cases.redistribution import dtensor_of

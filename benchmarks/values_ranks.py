@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from benchmarks.random_states import random_state
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.planning import State
 from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.redistribute.direct_executor import DirectRedistribution

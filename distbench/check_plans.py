@@ -37,8 +37,8 @@ def check_plans(request: Request) -> Checked:
         timeout_s=TIMEOUT_S,
         failure="the plans cannot be checked: {why}; try `distbench doctor`",
     )
-    told = [_lines_of(job, answer) for job, answer in zip(jobs, answers, strict=True)]
-    return Checked(tuple(line for lines, _ in told for line in lines), sum(count for _, count in told))
+    checked = [_lines_of(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+    return Checked(tuple(line for lines, _ in checked for line in lines), sum(count for _, count in checked))
 
 
 def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str], int]:

@@ -24,7 +24,7 @@ from distbench.spec.errors import UserError
 
 
 class Commands(click.Group):
-    """Turns the one error a user can mend into its message and exit code 2."""
+    """Turns the one error a user can fix into its message and exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
@@ -63,11 +63,8 @@ def list_command(as_json: bool) -> None:
 
     entries = list_entries()
     if as_json:
-        import json
-
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
-        rows = [{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries]
-        click.echo(json.dumps(rows, indent=1))
+        _print_json([{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries])
         return
     width = max((len(entry.name) for entry in entries), default=0)
     meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)
@@ -75,6 +72,12 @@ def list_command(as_json: bool) -> None:
         click.echo(
             f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]"
         )
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    click.echo(json.dumps(value, indent=1))
 
 
 @main.command()
@@ -97,9 +100,7 @@ def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
         raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
     found = agreement(scenarios) if paths else examine()
     if as_json:
-        import json
-
-        click.echo(json.dumps(found, indent=1))
+        _print_json(found)
     else:
         click.echo("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
     sys.exit(0 if found["usable"] else 1)

@@ -9,36 +9,28 @@ from distbench.spec.errors import UserError
 
 TIMEOUT_S = 300.0
 AGREEMENT_TIMEOUT_S = 1200.0
+# Checks without which nothing runs.
+NEEDED = {"torch version", "torch.distributed", "gloo"}
 TORCH_ADVICE = "install torch 2.11 to 2.13 (pip install 'torch>=2.11,<2.14')"
 
 
 def examine() -> dict[str, Any]:
     """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`."""
-    host = host_facts()
     try:
         checks = ask_child("distbench.worker.children.torch_checks", timeout_s=TIMEOUT_S)
     except UserError as error:
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": TORCH_ADVICE}]
-        return {"host": host, "checks": checks, "usable": False}
-    return {"host": host, "checks": [*checks, _gpu_check(checks)], "usable": _usable(checks)}
+    else:
+        checks.append(_gpu_check(checks))
+    usable = {check["name"] for check in checks if check["ok"]} >= NEEDED
+    return {"host": host_facts(), "checks": checks, "usable": usable}
 
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
     seen = gpu_count()
-    cuda = next(check["ok"] for check in checks if check["name"] == "CUDA")
-    if seen and not cuda:
-        return {
-            "name": "GPUs of this host",
-            "ok": False,
-            "found": str(seen),
-            "advice": "install a torch built for CUDA",
-        }
-    return {"name": "GPUs of this host", "ok": True, "found": str(seen), "advice": ""}
-
-
-def _usable(checks: list[dict[str, Any]]) -> bool:
-    needed = {"torch version", "torch.distributed", "gloo"}
-    return all(check["ok"] for check in checks if check["name"] in needed)
+    ok = not seen or next(check["ok"] for check in checks if check["name"] == "CUDA")
+    advice = "" if ok else "install a torch built for CUDA"
+    return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 
 
 def lines_of(found: dict[str, Any]) -> list[str]:
@@ -57,7 +49,7 @@ def lines_of(found: dict[str, Any]) -> list[str]:
 
 
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Whether two methods see the same collectives in every step, at the quick sizes, on ranks that do not exist.
+    """Whether two methods see the same collectives in every step, at the quick sizes, on a fake process group.
 
     Args:
         targets: scenarios as `distbench run` takes them; none stands for all shipped ones that do not measure the mesh.

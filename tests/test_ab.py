@@ -1,12 +1,16 @@
 """`distbench ab`: turns, looks, worktrees and refusals; a stand-in for the launched command writes run files."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from conftest import ROOT
 from gate_runs import CASE, case, records, steady, write
 
 from distbench.ab.side import Side, checked_out, python_at
@@ -132,6 +136,31 @@ def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp
     assert run_ab(*again)[0] == 2 and (tmp_path / "again").is_dir()
     git(repository, "checkout", "-q", ".")
     assert "2 pairs" in run_ab(*again)[1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
+    repository: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    """By a process of its own: side b's launch is under way, and side a has a worktree."""
+    slow = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    (repository / "distbench" / "__main__.py").write_text(slow)
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-P", "-m", "distbench", "ab", "base", ".", "--out", str(tmp_path / "out"), "--", "x"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as ab:
+        started_s = time.monotonic()
+        while not (pid := (repository / "pid").read_text() if (repository / "pid").exists() else ""):
+            assert ab.poll() is None and time.monotonic() - started_s < 60
+            time.sleep(0.05)
+        assert git(repository, "worktree", "list").count("\n") == 1
+        ab.send_signal(signum)
+        said = ab.communicate(timeout=30)[1]
+    assert ab.returncode == 130 and said.splitlines()[-1] == "distbench: interrupted"
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert list((tmp_path / "temporary").iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
 
 
 def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from conftest import ROOT
 
 from distbench.advise.advice_text import pair_text, ranking_text
-from distbench.advise.ask_torch import TorchAnswers, TorchPath
 from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
 from distbench.advise.picture import check_picture
@@ -15,7 +14,9 @@ from distbench.advise.plans import Advice, advise
 from distbench.advise.question import Setting, every_pair, pair_of, setting_of
 from distbench.advise.recommendation import verdict
 from distbench.advise.tensor_blocks import diagram_of
-from distbench.costmodel.profile import Line, load_profile
+from distbench.advise.torch_paths import TorchAnswers, TorchPath
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import load_profile
 from distbench.spec.errors import UserError
 
 MIB = 2**20
@@ -146,7 +147,7 @@ P(sum)S(1)                   RS(1)
 | 0+2 | 1+3 |  --------->    | 0 2 | 1 3 |
 +-----+-----+   over m0      +-----+-----+
 """
-    text = diagram_of(drawing, "The path:")
+    text = diagram_of(drawing)
     lines = [line.split() for line in text.splitlines()]
     for line in expected.strip().splitlines():
         assert any(found[: len(line.split())] == line.split() for found in lines), line

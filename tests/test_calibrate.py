@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from conftest import Cli, run_cli, run_files
 
-from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
-from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line, load_profile
+from distbench.costmodel.calibration_plots import draw
+from distbench.costmodel.calibration_run import measured_in, profile_of
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line
+from distbench.costmodel.profile import load_profile
+from distbench.costmodel.profile_text import profile_text
 from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
 from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
@@ -117,7 +120,7 @@ def check_payload(record: dict[str, Any]) -> None:
     ends = [parse_state(params[side], 2) for side in ("source", "target")]
     if params["op"] == DIRECT:
         exchange = plan_exchange(*ends, problem.shape, problem.mesh_shape)
-        assert record["payload_bytes"] == 4 * max(exchange.received(0), exchange.received(1))
+        assert record["payload_bytes"] == 4 * max(exchange.received[0], exchange.received[1])
         return
     (step,) = priced_steps(problem, TorchCost((1, 2), 1), ends)
     asked = (step.move.op, step.price.payload_bytes, step.move.num_copies)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import DATA, ROOT, Cli, run_files
 
+from distbench.launch.attempt import ask_for_stacks
 from distbench.runs.run_file import read_run
 
 pytestmark = pytest.mark.gloo
@@ -71,6 +72,85 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     assert footer_of(tmp_path)["num_relaunches"] == 0
     shown = cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
+
+
+def test_ranks_that_raise_seconds_apart_have_all_raised(cli: Cli, tmp_path: Path) -> None:
+    """The first waits as long as the other is at work: one launch, and no rank is taken to have failed alone."""
+    done = run_misdeed(cli, tmp_path, "raise_apart", "--set", "case=3,4")
+    assert done.returncode == 1, done.stderr
+    assert outcome_of(tmp_path) == ["raised", "ok"] and footer_of(tmp_path)["num_relaunches"] == 0
+
+
+def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as two ranks of somebody else's launch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    command += [*arguments, "--quick", "--timeout", "20", "--out", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+BY_RANK = "from distbench.spec import *\nimport os\n@scenario(mesh={'tp': 2})\ndef by_rank():\n    ops = %s\n"
+BY_RANK += "    return Scenario(collectives=(Collectives(ops=ops, sizes_bytes=(1024,)),))\n"
+
+
+@pytest.mark.parametrize(
+    ("ops", "says"),
+    [
+        (("('all_gather',)", "('broadcast',)"), "the scenario file of rank 1 differs from rank 0's"),
+        (("('all_gather', 'broadcast')[int(os.environ['RANK']):]",) * 2, "the list of cases of rank 1 differs"),
+    ],
+)
+def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
+    tmp_path: Path, ops: tuple[str, str], says: str
+) -> None:
+    """As where a host has an older copy of a file: the ranks would wait for one another until the timeout."""
+    for rank in range(2):
+        (tmp_path / f"host{rank}").mkdir()
+        (tmp_path / f"host{rank}" / "by_rank.py").write_text(BY_RANK % ops[rank])
+    done = torchrun(tmp_path, "sh", "-c", 'cd host$RANK && exec "$PYTHON" -m distbench run by_rank.py "$@"', "sh")
+    assert f"distbench: by_rank: {says}" in done.stderr
+    assert "give all ranks the same command and files" in done.stderr and run_files(tmp_path) == []
+
+
+def test_one_launch_of_another_launcher_runs_several_scenarios(tmp_path: Path) -> None:
+    """torchrun's store outlives a job: the next one must not find the last one's keys in it."""
+    names = [f"{DATA / 'tiny.py'}", f"{MISDEEDS}"]
+    done = torchrun(tmp_path, sys.executable, "-m", "distbench", "run", *names, "--mesh", "dp_shard=2")
+    assert done.returncode == 0, done.stderr
+    statuses = [[record["status"] for record in read_run(file).cases] for file in run_files(tmp_path)]
+    assert sorted(map(len, statuses)) == [2, 5] and {status for run in statuses for status in run} == {"ok"}
+
+
+def test_a_process_whose_parent_is_gone_before_it_can_ask_to_die_with_it_ends_at_once() -> None:
+    code = "from distbench.worker.rank.parent_death import die_with_parent; die_with_parent(); print('goes on')"
+
+    def said_by_child_of(parent: int) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DISTBENCH_PARENT_PID": str(parent)}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+
+    assert said_by_child_of(os.getpid()) == "goes on\n"
+    assert said_by_child_of(os.getppid()) == ""
+
+
+def test_only_ranks_of_this_launch_are_asked_for_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that ended leaves its pid behind, which may be anybody's by now: SIGUSR1 would end that process."""
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    stranger, own = (subprocess.Popen(sleeping) for _ in range(2))
+    try:
+        (tmp_path / "rank0.pid").write_text(str(own.pid))
+        (tmp_path / "rank1.pid").write_text(str(stranger.pid))
+        monkeypatch.setattr("distbench.launch.attempt.STACKS_WAIT_S", 0.0)
+        ask_for_stacks(tmp_path, launcher=own.pid)
+        assert own.wait(5) == -signal.SIGUSR1
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.5)
+    finally:
+        for process in (stranger, own):
+            process.kill()
+            process.wait()
 
 
 def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from distbench.commands.gate import sides_of
 from distbench.compare.options import Options
 from distbench.gate import comparison_text
 from distbench.gate.machine_forms import annotations
-from distbench.gate.verdict import CaseVerdict, Gated, MetricVerdict
+from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.render.ci import MAX_ANNOTATIONS
 from distbench.spec.errors import UserError
 
@@ -85,6 +85,30 @@ def test_what_a_user_can_mend_is_one_sentence(tmp_path: Path, options: list[str]
     done = run(*taking_turns(tmp_path, 1e-3, 1e-3), *options)
     assert done.exit_code == 2
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--self-test", "--write", "json=x"], "--write does not go with --self-test"),
+        (["--self-test", "--format", "json"], "--format does not go with --self-test"),
+        (["--self-test", "--github"], "--github does not go with --self-test"),
+        (["--self-test", "--strict"], "--strict does not go with --self-test"),
+        (["--self-test", "--signature"], "--self-test does not go with --signature"),
+        (["--signature", "--tolerance", "3%"], "--tolerance does not go with --signature"),
+        (["--signature", "--alpha", "0.1"], "--alpha does not go with --signature"),
+        (["--signature", "--min-launches", "5"], "--min-launches does not go with --signature"),
+        (["--signature", "--update", "--write", "json=x"], "--write does not go with --update"),
+        (["--signature", "--strict"], "--strict does not go with --signature"),
+        (["--signature", "--launches", "24"], "--launches does not go with --signature"),
+        (["--launches", "24"], "--launches is for --self-test"),
+        (["--update"], "--update is for --signature"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, options: list[str], says: str) -> None:
+    done = run(*taking_turns(tmp_path, 1e-3, 1e-3), *options)
+    assert done.exit_code == 2
+    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1 and not done.stdout
 
 
 def test_a_header_of_other_types_is_read_as_one_that_says_nothing(tmp_path: Path) -> None:

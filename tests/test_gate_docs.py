@@ -161,7 +161,7 @@ def test_the_ten_lines_end_in_a_red_cross_where_they_should(
 
 
 def test_the_page_lists_every_field_and_every_verdict() -> None:
-    from distbench.gate.verdict import VERDICTS
+    from distbench.compare.verdicts import VERDICTS
     from distbench.runs.header import MUST_AGREE
 
     flat = " ".join(PAGE.split())

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from gate_runs import CASE, OTHER, case, steady, write_side
+from gate_runs import CASE, OTHER, case, records, steady, write, write_side
 
 from benchmarks.gate_looks import looks_table
-from benchmarks.gate_peers import PEERS
+from benchmarks.gate_peers import PEERS, RULES
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
 from distbench.cli import main as cli
 from distbench.gate.quality.recorded_launches import recorded
-from distbench.gate.quality.trial import OURS, QualityTrial, Rates, rates
+from distbench.gate.quality.trial import QualityTrial, Rates, rates
 from distbench.spec import UserError
 
 FEW = 100
@@ -29,7 +29,7 @@ def trial(request: pytest.FixtureRequest) -> QualityTrial:
 
 
 def ours(trial: QualityTrial, num_pairs: int, change: str, count: int = FEW) -> Rates:
-    return rates(trial, num_pairs, change, count, seed=4)[OURS]
+    return rates(trial, num_pairs, change, count, seed=4)
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
@@ -51,9 +51,9 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: QualityTrial) -> N
 
 
 def test_other_tools_on_the_same_launches_cry_wolf(trial: QualityTrial) -> None:
-    found = rates(trial, 5, "none", 20, seed=4, peers=PEERS)
-    assert found[OURS].false_jobs <= 4
-    assert found["pytest-benchmark mean:5%"].false_jobs >= 10
+    assert ours(trial, 5, "none", 20).false_jobs <= 4
+    peer = rates(trial, 5, "none", 20, seed=4, rule=RULES["pytest-benchmark mean:5%"])
+    assert peer.false_jobs >= 10
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -104,10 +104,31 @@ def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     assert [float(row[2]) for row in rows] == [0.0, 0.0] and [float(row[5]) for row in rows] == [100.0, 100.0]
 
 
+def test_a_launch_of_several_scenarios_is_one_launch_and_failed_ones_are_left_out(tmp_path: Path) -> None:
+    """What `gate --self-test -- tp_mlp llama_2d` records: a run file a scenario, both of one invocation."""
+    for index in range(12):
+        for place, (scenario, ids) in enumerate((("tp_mlp", (CASE,)), ("llama_2d", (CASE, OTHER)))):
+            status = "failed" if (index, scenario) == (4, "llama_2d") else "complete"
+            cases = {case_id: case(steady(1e-3, index)) for case_id in (ids if status == "complete" else ())}
+            lines = records(
+                f"{scenario}-{index}", 10.0 * index + place, cases,
+                scenario=scenario, invocation_id=f"made-{index}", status=status,
+            )  # fmt: skip
+            write(tmp_path / "runs" / f"{scenario}-{index}.jsonl", lines)
+    series = recorded(tmp_path / "runs")
+    assert series.num_launches == 11
+    assert set(series.case_ids) == {f"tp_mlp: {CASE}", f"llama_2d: {CASE}", f"llama_2d: {OTHER}"}
+    done = CliRunner().invoke(cli, ["gate", "--self-test", str(tmp_path / "runs")])
+    assert done.exit_code == 0 and "5 pairs, 3 cases, 11 launches" in done.output
+
+
 def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     folder = write_side(tmp_path / "few", lambda index: {CASE: case(steady(1e-3, index))}, count=4)
+    failed = write_side(tmp_path / "failed", lambda index: {CASE: case([1.0])}, count=9, status="failed")
+    write_side(tmp_path / "failed" / "but", lambda index: {CASE: case([1.0])}, count=3)
     for arguments, says in (
-        ([str(folder)], "holds 4 launches"),
+        ([str(folder)], "holds 4 launches; record"),
+        ([str(failed)], "holds 3 launches that ran to their end, and 9 that did not"),
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
         (["--", "tp_mlp", "--out=here"], "--out stands after --"),
     ):

@@ -10,7 +10,7 @@ from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns
 
 from distbench.compare.options import METRICS, Options, share_of, tolerances_of
 from distbench.gate.compare_sides import gate
-from distbench.gate.verdict import CaseVerdict, Gated
+from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.runs.launches import tenth_percentile
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError

@@ -9,7 +9,9 @@ from click.testing import CliRunner
 from gate_runs import CASE, OTHER, case, write_side
 
 from distbench.cli import main
-from distbench.history.series import levels_of
+from distbench.history.history_report import figure_of
+from distbench.history.series import levels_of, series_of
+from distbench.runs.sides import read_side
 
 
 def noisy(levels: list[tuple[int, float]], spread: float, seed: int = 0) -> list[float]:
@@ -58,6 +60,15 @@ def test_the_table_names_the_commit_of_a_change_and_the_changed_case_first(runs:
     change = int(line.split("+")[1].split()[0])
     assert 47 <= change <= 53 and " 5 " in line
     assert (tmp_path / "plots" / "history-00.png").stat().st_size > 1000
+
+
+def test_a_point_is_the_10th_percentile_and_the_figure_says_so(tmp_path: Path) -> None:
+    samples = [float(number) for number in range(1, 12)]
+    write_side(tmp_path / "runs", lambda _: {CASE: case(samples)}, 3)
+    [series], _ = series_of(read_side([tmp_path / "runs"], "--runs", []), "*")
+    assert [point.seconds for point in series.points] == [2.0] * 3
+    [axes] = figure_of(series).axes
+    assert axes.get_title() == f"{CASE}: the 10th percentile of each launch's samples"
 
 
 def test_a_pattern_narrows_and_one_that_matches_nothing_says_what_there_is(runs: Path) -> None:

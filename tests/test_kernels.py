@@ -4,7 +4,7 @@ import pytest
 
 from distbench.worker.tracing.attribution import Communication
 from distbench.worker.tracing.kernels import Ran, collectives_among, matched, phases_among
-from distbench.worker.tracing.profiled import told
+from distbench.worker.tracing.profiled import step_of_events
 
 
 def kernel(name: str, ts: float, dur: float, **args: object) -> dict[str, object]:
@@ -97,7 +97,7 @@ STEP = [row("all_gather", "0,1"), row("all_reduce", "0,2"), row("reduce_scatter"
 
 
 def test_a_profiled_step_has_the_devices_times_and_the_second_methods_bytes() -> None:
-    step = told(EVENTS, ["forward", "backward"], 0.5, STEP, GROUPS)
+    step = step_of_events(EVENTS, ["forward", "backward"], 0.5, STEP, GROUPS)
     assert step.reason is None
     assert step.traced.start_s == pytest.approx(0.0) and step.traced.ends_s == pytest.approx([170e-6, 220e-6])
     first = step.traced.rows[0]
@@ -107,6 +107,6 @@ def test_a_profiled_step_has_the_devices_times_and_the_second_methods_bytes() ->
 
 
 def test_phases_that_the_device_did_not_run_leave_the_rows_without_times() -> None:
-    step = told(EVENTS, ["forward", "backward", "optimizer"], 0.5, STEP, GROUPS)
+    step = step_of_events(EVENTS, ["forward", "backward", "optimizer"], 0.5, STEP, GROUPS)
     assert step.reason is not None and "optimizer" in step.reason
     assert [one.issued_s for one in step.traced.rows] == [None] * 4 and step.traced.ends_s == []

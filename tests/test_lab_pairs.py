@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ class Connections:
     def __init__(self, condition: str) -> None:
         self.condition, self.asked = condition, []
 
-    def meets(self, mesh_dim: str) -> bool:
+    def group_works(self, mesh_dim: str) -> bool:
         self.asked.append(mesh_dim)
         if self.condition == "broken":
             raise RuntimeError("Connection closed by peer")
@@ -231,7 +232,7 @@ class Connections:
 def test_a_case_that_raised_everywhere_ends_the_launch_only_if_it_broke_the_groups(condition: str) -> None:
     runner = object.__new__(Runner)
     context: Any = Connections(condition)
-    runner._context = context
+    runner._context, runner._agreement = context, SimpleNamespace(require_all_failed=lambda what, message: None)
     with pytest.raises(RankFailed, match="why") if condition != "sound" else contextlib.nullcontext():
-        runner._meet_again("why")
+        runner._require_harmless("0", "why")
     assert context.asked == (["dp_shard"] if condition == "broken" else ["dp_shard", "tp"])

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from conftest import run_files, run_forked
 
 from distbench.cli import main
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.launch import Request, jobs_of
 from distbench.planning import parse_state
 from distbench.runs.run_file import read_run

@@ -16,7 +16,7 @@ class FakeRanks(RankGroup):
         self.meetings = 0
         self._late, self._slower = late, slower
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         self.meetings += 1
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from conftest import ROOT, Cli
 
-from distbench.advise.ask_torch import ask_torch
 from distbench.advise.pairs import ranking_of
 from distbench.advise.question import every_pair, pair_of, setting_of
+from distbench.advise.torch_paths import ask_torch
 
 PAIRS = (
     ("S(0)S(1)", "S(1)S(0)"),

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from conftest import DATA, Cli, run_files, run_forked
 
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import read_run
 from distbench.spec import Redistributions
 from distbench.worker.cases.redistribution import planners_of

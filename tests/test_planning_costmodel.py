@@ -8,16 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distbench.costmodel.profile import (
-    Line,
-    Profile,
-    Sample,
-    fit_line,
-    load_profile,
-    measured_cost,
-    nonnegative_least_squares,
-    relative_error,
-)
+from distbench.costmodel.lines import Line, Sample, fit_line, nonnegative_least_squares, relative_error
+from distbench.costmodel.mesh_costs import measured_cost
+from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import Problem, cheapest_route, parse_state
 from distbench.spec.errors import UserError
 
@@ -126,8 +119,8 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
     line = {"op": "all_gather", "mesh_dim": "tp", "group_size": 8, "base_s": 1e-5, "per_byte_s": 1e-11, "error": 0.3}
     head = {"profile_version": 1, "machine": "H100", "backend": "nccl", "torch": "2.13", "mesh": {"tp": 8}}
     path.write_text(json.dumps({**head, "source": "a data sheet", "lines": [line]}))
-    predicted = load_profile(path).predict("all_gather", "tp", 1e9)
-    assert [predicted.seconds, predicted.error] == pytest.approx([0.01001, 0.3])
+    read = load_profile(path).line("all_gather", "tp", 8)
+    assert read is not None and [read.seconds(1e9), read.expected_error] == pytest.approx([0.01001, 0.3])
 
 
 @pytest.mark.parametrize(
@@ -148,8 +141,7 @@ def test_a_profile_that_cannot_be_used_is_refused(text: str, said: str, tmp_path
 
 
 def test_what_was_not_measured_is_refused_and_one_rank_costs_nothing() -> None:
-    with pytest.raises(UserError, match="broadcast over tp"):
-        profile().predict("broadcast", "tp", 1.0)
+    assert profile().line("broadcast", "tp", 4) is None
     with pytest.raises(UserError, match="all_gather over dp of 8 ranks"):
         measured_cost(profile(), {"dp": 8})
     assert measured_cost(profile(), {"pp": 1}).seconds("all_gather", 0, 1e9, 0) == 0.0

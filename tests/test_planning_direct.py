@@ -42,7 +42,7 @@ def test_each_rank_receives_exactly_what_it_lacks(mesh_shape: tuple[int, ...]) -
             arrived[transfer.receiver] += moved
         for position, got in enumerate(arrived):
             assert sorted(got) == sorted(after[position] - before[position])
-            assert exchange.received(position) == len(after[position] - before[position])
+            assert exchange.received[position] == len(after[position] - before[position])
 
 
 def test_no_transfers_where_the_target_is_local() -> None:
@@ -54,14 +54,14 @@ def test_no_transfers_where_the_target_is_local() -> None:
 def test_replicas_share_the_sending() -> None:
     # Each half is held by 4 ranks and lacked by 4 others: every rank sends one half, to its own counterpart.
     exchange = plan_exchange(parse_state("S(0)R", 1), parse_state("RR", 1), (8,), (2, 4))
-    assert [exchange.sent(position) for position in range(8)] == [4] * 8
+    assert [exchange.sent[position] for position in range(8)] == [4] * 8
     assert {(transfer.sender, transfer.receiver) for transfer in exchange.transfers} >= {(0, 4), (4, 0)}
 
 
 def test_known_case_moves_one_shard_of_64_where_torch_moves_a_quarter() -> None:
     # FINDINGS: 4x4x4, S0S0S0 -> S1S1S1 receives 0.015 of the tensor: 63/64 of a 1/64 shard.
     exchange = plan_exchange(parse_state("S(0)S(0)S(0)", 2), parse_state("S(1)S(1)S(1)", 2), (64, 64), (4, 4, 4))
-    assert {exchange.received(position) for position in range(64)} == {63}
+    assert {exchange.received[position] for position in range(64)} == {63}
 
 
 def test_partial_is_refused() -> None:

@@ -16,7 +16,8 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distbench
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.calibrated import calibrated_planning, require_known_planner
 from distbench.worker.torch_internals.probe import Unsupported

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as module
 
 from benchmarks.random_states import random_state
-from distbench.costmodel.profile import Line, Profile
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
 from distbench.planning import State, parse_state
 from distbench.spec.errors import UserError
 from distbench.worker.redistribute.direct_executor import DirectRedistribution

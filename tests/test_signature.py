@@ -1,4 +1,4 @@
-"""Communication signatures: the text, the differences, and what real plans communicate on ranks that do not exist."""
+"""Communication signatures: the text, the differences, and what real plans communicate on a fake process group."""
 
 import contextlib
 import json
@@ -140,7 +140,8 @@ def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(monkeypa
     ]
     monkeypatch.setattr(worker, "all_cases", lambda *arguments: case_specs)
     monkeypatch.setattr(worker, "_of_case", lambda opened_case, context: {})
-    assert worker.signature(job) == ({"fine": {}}, {"raises": "RuntimeError: not"})
+    found = worker.signature(job)
+    assert (found["cases"], found["left_out"]) == ({"fine": {}}, {"raises": "RuntimeError: not"})
     del case_specs[0]
     with pytest.raises(UserError, match=r"no case runs .*: raises raises RuntimeError: not; see"):
         worker.signature(job)

@@ -153,7 +153,7 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     dispatched: list[Any] = []
     with fake_ranks({"tp": 2}) as mesh:
         forwarding = Forwarding(mesh)
-        with forwarding.on(), forwarding.told(told.append):
+        with forwarding.on(), forwarding.observed(told.append):
             every_collective(mesh)
         with each_collective(dispatched.append):
             every_collective(mesh)

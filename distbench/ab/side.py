@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distbench.spec.errors import UserError
+from distbench.spec.signals import stopped_as_interrupt
 
 WORKING_TREE = "."
 GIT_TIMEOUT_S = 120
@@ -83,14 +84,17 @@ def python_at(text: str | None, option: str) -> str:
 
 @contextlib.contextmanager
 def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
-    """Each side's revision in a worktree of its own, taken away at the end; the working tree stays where it is.
+    """Each side's revision in a worktree of its own, taken away at the end, also when a signal asks for it.
+
+    The working tree stays where it is.
 
     Raises:
+        KeyboardInterrupt: SIGTERM or SIGHUP.
         UserError: this is no git repository, or it has no such revision.
     """
     root = _root() if any(side.ref != WORKING_TREE for side in sides) else None
     commits = {side.ref: commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
-    with contextlib.ExitStack() as undo:
+    with stopped_as_interrupt(), contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
         found = []
         for side in sides:
@@ -98,8 +102,10 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
                 found.append(side)
                 continue
             tree = folder / side.name
-            _git(["worktree", "add", "--detach", str(tree), commits[side.ref]], root)
-            undo.callback(_remove, tree, root)
+            undo.callback(_run, ["worktree", "remove", "--force", "--force", str(tree)], root)
+            done = _run(["worktree", "add", "--detach", str(tree), commits[side.ref]], root)
+            if done.returncode:
+                raise UserError(f"git worktree failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
             here = tree / Path.cwd().relative_to(root)
             if not here.is_dir():
                 raise UserError(f"{side.ref} has no folder {Path.cwd().relative_to(root)}; run ab from one it has")
@@ -128,17 +134,6 @@ def _root() -> Path:
             "ab compares git revisions, and this folder is in no git repository; go to one, or give . twice"
         )
     return Path(done.stdout.strip())
-
-
-def _remove(tree: Path, root: Path) -> None:
-    _run(["worktree", "remove", "--force", str(tree)], root)
-
-
-def _git(arguments: list[str], root: Path) -> None:
-    done = _run(arguments, root)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(f"git {arguments[0]} failed: {last}")
 
 
 def _run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":

@@ -1,5 +1,6 @@
 """Launches of two sides in turn (A B B A A B ...), with looks at the verdict in between, until it is settled."""
 
+import contextlib
 import math
 import subprocess
 import time
@@ -7,16 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distbench.ab.side import Side
+from distbench.ab.side import WORKING_TREE, Side
 from distbench.compare.options import Options
+from distbench.compare.verdicts import INCONCLUSIVE, REGRESSION
 from distbench.gate.compare_sides import gate
-from distbench.gate.verdict import INCONCLUSIVE, REGRESSION, Gated
+from distbench.gate.outcome import Gated
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
+from distbench.spec.signals import stopped_as_interrupt
 
-# Ends of a launch that leave nothing to compare: the user can mend it, or stopped it.
+# Ends of a launch that leave nothing to compare: the user can fix it, or stopped it.
 USER_ERROR, INTERRUPTED = 2, 130
 MAX_LOOKS = 4
+END_TIMEOUT_S = 15  # for a launch that was asked to end
 # Options of `distbench run` that a launch is given anyway.
 OWN_OPTIONS = ("--out", "--quiet")
 
@@ -97,30 +101,25 @@ def take_turns(
         out: results go to its folders `a` and `b`.
         options: of the gate; its alpha is shared between the looks.
         terms: how long to go on.
-        say: shows a line to a person.
+        say: is called with each line of progress.
 
     Raises:
         UserError: a launch could not work, or `out` cannot be written.
         KeyboardInterrupt: the user stopped it; finished launches stay in `out`.
     """
     share = replace(options, alpha=options.alpha / len(terms.looks))
-    started, longest_s, gated, reason = time.monotonic(), 0.0, None, f"all {terms.max_pairs} pairs were run"
-    done = 0
-    for pair in range(terms.max_pairs):
-        spent_s = time.monotonic() - started
-        if pair and spent_s + longest_s > terms.budget_s:
-            reason = f"another pair would not end within {terms.budget_s:g} s"
-            break
-        began = time.monotonic()
-        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(pair, sides)}
-        longest_s = max(longest_s, time.monotonic() - began)
-        done += 1
+    started_s, longest_s = time.monotonic(), 0.0
+    for done in range(1, terms.max_pairs + 1):
+        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
+        longest_s = max(longest_s, sum(taken.values()))
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
         if done in terms.looks and done < terms.max_pairs:
             gated = _look(out, share)
             if settled := settled_by(gated):
                 return Settled(gated, done, settled)
-    return Settled(_look(out, share), done, reason)
+        if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
+            return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
+    return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
 
 
 def settled_by(gated: Gated) -> str | None:
@@ -128,11 +127,10 @@ def settled_by(gated: Gated) -> str | None:
     counts = gated.counts
     if counts.get(REGRESSION):
         return "a regression is found"
-    if gated.num_judged and not counts.get(INCONCLUSIVE):
-        return "every case is settled"
-    if not gated.num_judged and not counts.get(INCONCLUSIVE) and counts:
-        return "nothing can be compared, and more launches would not change that"
-    return None
+    if counts.get(INCONCLUSIVE) or not counts:
+        return None
+    settled = "every case is settled", "nothing can be compared, and more launches would not change that"
+    return settled[not gated.num_judged]
 
 
 def _look(out: Path, options: Options) -> Gated:
@@ -151,15 +149,45 @@ def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            command, cwd=side.folder, env=side.environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        # In a session of its own, so that Ctrl-C reaches it once: from here.
+        launch = subprocess.Popen(
+            command,
+            cwd=side.folder,
+            env=side.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    if done.returncode == INTERRUPTED:
+    said = _wait(launch).decode(errors="replace").strip().splitlines()
+    if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
-    if done.returncode == USER_ERROR or not any(folder.rglob("*.jsonl")):
-        last = (said or [f"it ended with {done.returncode} and said nothing"])[-1]
+    if launch.returncode == USER_ERROR or not any(folder.rglob("*.jsonl")):
+        last = (said or [f"it ended with {launch.returncode} and said nothing"])[-1]
         raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
     return time.monotonic() - began
+
+
+def _wait(launch: "subprocess.Popen[bytes]") -> bytes:
+    """What it wrote to standard error; where this process is interrupted, it ends its ranks and its run file first."""
+    with launch:
+        try:
+            return launch.communicate()[1]
+        except KeyboardInterrupt:
+            launch.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launch.communicate(timeout=END_TIMEOUT_S)
+            launch.kill()
+            raise
+
+
+def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, say: Callable[[str], None]) -> Path:
+    """Launch the working tree so many times; the folder of the run files. Raises as `take_turns`."""
+    side = Side("unchanged", WORKING_TREE, Path.cwd())
+    with stopped_as_interrupt():
+        for number in range(1, num_launches + 1):
+            took_s = launch_once(side, run_arguments, out)
+            say(f"launch {number} of {num_launches}: {took_s:.1f} s")
+    return out / side.name

@@ -1,12 +1,20 @@
 """Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, says and draws.
 
-`question`, `ask_torch`, `plans`, `exchange`, `pairs` and `drawing` are the analysis, and neither print nor draw;
-`text`, `verdict`, `blocks` and `picture` render what they found. Only the two functions here put them together.
+`question`, `torch_paths`, `plans`, `pairs` and `drawing` are the analysis, and neither print nor draw;
+`advice_text`, `recommendation`, `tensor_blocks` and `picture` render it. Only the two functions here combine them.
 """
 
 from pathlib import Path
 
-from distbench.advise.question import Setting
+from distbench.advise.advice_text import pair_json, pair_text, ranking_json, ranking_text
+from distbench.advise.drawing import drawing_of
+from distbench.advise.pairs import chosen_pairs, ranking_of
+from distbench.advise.picture import check_picture, save_picture
+from distbench.advise.plans import advise
+from distbench.advise.question import Setting, every_pair, pair_of
+from distbench.advise.tensor_blocks import MAX_TEXT_RANKS, diagram_of
+from distbench.advise.torch_paths import ask_torch
+from distbench.render.blocks import MAX_WIDTH, wrap
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
@@ -22,40 +30,21 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     Raises:
         UserError: a layout that is none, or a picture that cannot be written.
     """
-    from distbench.advise.advice_text import pair_json, pair_text
-    from distbench.advise.ask_torch import ask_torch
-    from distbench.advise.drawing import drawing_of
-    from distbench.advise.picture import check_picture, save_picture
-    from distbench.advise.plans import advise
-    from distbench.advise.question import pair_of
-    from distbench.advise.tensor_blocks import MAX_TEXT_RANKS, diagram_of
-    from distbench.render.blocks import MAX_WIDTH, wrap
-
     pair = pair_of(source, target, setting)
     if picture:
         check_picture(picture)
     torch = ask_torch(setting, [pair])
     advice = advise(setting, *pair, torch)
-    said = "\n".join(wrap(save_picture(setting, advice, picture), MAX_WIDTH, "  ")) if picture else ""
+    drawn = wrap(save_picture(setting, advice, picture), MAX_WIDTH, "  ") if picture else []
     if form == "json":
         return pair_json(setting, advice, torch)
     drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)
-    diagram = drawing if isinstance(drawing, str) else diagram_of(drawing, f"The path of {advice.use.planner}:")
-    return "\n\n".join(part for part in (pair_text(setting, advice, torch, diagram), said) if part)
+    diagram = drawing if isinstance(drawing, str) else diagram_of(drawing)
+    return "\n\n".join([pair_text(setting, advice, torch, diagram), *(["\n".join(drawn)] if drawn else [])])
 
 
 def plan_all_pairs(setting: Setting, form: str) -> str:
-    """Every ordered pair of layouts, as text or JSON.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        form: "table" or "json".
-    """
-    from distbench.advise.advice_text import ranking_json, ranking_text
-    from distbench.advise.ask_torch import ask_torch
-    from distbench.advise.pairs import chosen_pairs, ranking_of
-    from distbench.advise.question import every_pair
-
+    """Every ordered pair of layouts, as text or JSON; `form` is "table" or "json"."""
     every = list(every_pair(setting))
     pairs = chosen_pairs(setting, every)
     torch = ask_torch(setting, pairs)

@@ -1,18 +1,18 @@
 """What was found, as text of at most 100 columns and as JSON."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from distbench.advise.ask_torch import TorchAnswers
-from distbench.advise.exchange_load import direct_line
 from distbench.advise.pairs import PairRanking, times_longer
-from distbench.advise.plans import PLANNERS, Advice, Plan
-from distbench.advise.question import Setting, num_ranks
+from distbench.advise.plans import Advice, Plan, direct_line
+from distbench.advise.question import Setting
 from distbench.advise.recommendation import verdict
+from distbench.advise.torch_paths import TorchAnswers
+from distbench.planning import State
 from distbench.render.blocks import Block, Heading, Lines, Table, text_of
 from distbench.render.units import percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
+from distbench.spec.planner_names import PLANNERS
 
 MAX_ROWS = 40
 PRICED_NOTE = (
@@ -27,17 +27,13 @@ UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own cons
 
 
 def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
-    """One pair's plans, steps and diagram, and which planner to use.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        advice: the pair's plans.
-        torch: which torch was asked.
-        diagram: how the tensor lies after each step, lines of at most 100 characters.
-    """
+    """One pair's plans and steps, which planner to use, and the diagram, whose lines have at most 100 characters."""
+    least = "not known for this pair"
+    if advice.least_bytes is not None:
+        least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)"
     blocks: list[Block] = [
         Heading(f"{advice.source} -> {advice.target}", 1),
-        Lines((_tensor_line(setting), _prices_line(setting, torch), _bound_line(advice))),
+        Lines((*_setting_lines(setting, torch), f"Receive lower bound: {least}.")),
         _summary(setting, advice),
         Lines((verdict(setting, advice),)),
         _steps(advice),
@@ -45,32 +41,23 @@ def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: st
     return text_of(blocks) + (f"\n\n{diagram}" if diagram else "")
 
 
-def _tensor_line(setting: Setting) -> str:
-    shape = ",".join(map(str, setting.problem.shape))
-    size = size_text(setting.problem.num_bytes)
-    return f"{setting.dtype}[{shape}], {size}, on mesh {format_mesh(setting.mesh)} ({num_ranks(setting)} ranks)."
-
-
-def _prices_line(setting: Setting, torch: TorchAnswers) -> str:
+def _setting_lines(setting: Setting, torch: TorchAnswers) -> tuple[str, str]:
+    """The tensor on its mesh, and where the prices come from."""
+    mesh = f"{format_mesh(setting.mesh)} ({setting.num_ranks} ranks)"
     asked = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
-    return f"Times are predicted, by {setting.prices}{asked}."
-
-
-def _bound_line(advice: Advice) -> str:
-    if advice.least_bytes is None:
-        return "Receive lower bound: not known for this pair."
     return (
-        f"Receive lower bound: {size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)."
+        f"{setting.tensor}, {size_text(setting.problem.num_bytes)}, on mesh {mesh}.",
+        f"Times are predicted, by {setting.prices}{asked}.",
     )
 
 
 def _summary(setting: Setting, advice: Advice) -> Table:
-    rows = [_summary_row(setting, advice, planner) for planner in PLANNERS]
+    rows = [_summary_row(advice, planner) for planner in PLANNERS]
     notes = [PRICED_NOTE]
     if setting.profile is None:
         notes.append(UNMEASURED_NOTE)
-    estimated = direct_line(setting) is None
-    if estimated and "direct" in advice.plans and advice.plans["direct"].num_collectives:
+    direct = advice.plans.get("direct")
+    if direct and direct.num_collectives and direct_line(setting) is None:
         notes.append(DIRECT_NOTE)
     if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
         notes.append(ORDER_NOTE)
@@ -78,7 +65,7 @@ def _summary(setting: Setting, advice: Advice) -> Table:
     return Table("Plans", columns, rows, notes)
 
 
-def _summary_row(setting: Setting, advice: Advice, planner: str) -> tuple[str, ...]:
+def _summary_row(advice: Advice, planner: str) -> tuple[str, ...]:
     if planner in advice.missing:
         return (planner, "-", "-", "-", "-", "-", advice.missing[planner])
     plan = advice.plans[planner]
@@ -101,12 +88,15 @@ def _time(seconds: float, error: float | None) -> str:
 
 
 def _steps(advice: Advice) -> Table:
+    """Each path once; the exchange is no path, and has its own rows."""
     rows: list[tuple[str, ...]] = []
     breaks: set[int] = set()
     notes = []
+    firsts: dict[tuple[State, ...], str] = {}
     for planner, plan in advice.plans.items():
-        if twin := _same_path(advice, plan):
-            notes.append(f"{planner} takes {twin}'s path.")
+        first = planner if planner == "direct" else firsts.setdefault(plan.states, planner)
+        if first != planner:
+            notes.append(f"{planner} takes {first}'s path.")
             continue
         breaks.add(len(rows))
         rows += _step_rows(plan)
@@ -114,42 +104,21 @@ def _steps(advice: Advice) -> Table:
     return Table("Steps", columns, rows, notes, frozenset(breaks - {0}))
 
 
-def _same_path(advice: Advice, plan: Plan) -> str | None:
-    if plan.planner == "direct":
-        return None
-    for planner, other in advice.plans.items():
-        if other is plan:
-            return None
-        if planner != "direct" and other.states == plan.states:
-            return planner
-    return None
-
-
 def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
     layouts = plan.path.split("->")
     rows: list[tuple[str, ...]] = [(plan.planner, "start", layouts[0], "", "", "")]
     for step, layout in zip(plan.steps, layouts[1:], strict=False):
-        rows.append(
-            (
-                "",
-                f"{step.op} over {step.over}" if step.is_collective else f"local {step.op}",
-                f"-> {layout}",
-                size_text(step.sent_bytes),
-                _time(step.seconds, step.error),
-                size_text(step.held_bytes),
-            )
-        )
+        sent, peak = size_text(step.sent_bytes), size_text(step.held_bytes)
+        rows.append(("", step.text, f"-> {layout}", sent, _time(step.seconds, step.error), peak))
     return rows
 
 
 def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
     """The table of all pairs, most striking first, at most MAX_ROWS of them."""
     used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
-    lines = [
-        _tensor_line(setting),
-        _prices_line(setting, torch),
-        f"{_count(ranking)}; the planner to use: {used}.",
-    ]
+    count = len(ranking.advices)
+    counted = f"{count} ordered pairs" if count == ranking.num_all else f"A random {count} of {ranking.num_all} pairs"
+    lines = [*_setting_lines(setting, torch), f"{counted}; the planner to use: {used}."]
     if ranking.num_unasked:
         reasons = {reason for advice in ranking.advices for name, reason in advice.missing.items() if name != "direct"}
         lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
@@ -159,15 +128,10 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
         notes.append(DIRECT_NOTE)
     if setting.profile is None:
         notes.append(UNMEASURED_NOTE)
-    if (more := len(ranking.advices) - MAX_ROWS) > 0:
+    if (more := count - MAX_ROWS) > 0:
         notes.insert(0, f"... {more} more rows: --format json")
     columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use")
     return text_of([Heading("All pairs", 1), Lines(tuple(lines)), Table("Most striking first", columns, rows, notes)])
-
-
-def _count(ranking: PairRanking) -> str:
-    count = len(ranking.advices)
-    return f"{count} ordered pairs" if count == ranking.num_all else f"A random {count} of {ranking.num_all} pairs"
 
 
 def _ranking_row(advice: Advice) -> tuple[str, ...]:
@@ -193,14 +157,9 @@ def pair_json(setting: Setting, advice: Advice, torch: TorchAnswers) -> str:
 
 def ranking_json(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
     """All pairs as JSON: times in seconds, sizes in bytes."""
-    pairs: Sequence[Any] = [_record(setting, advice) for advice in ranking.advices]
-    record = {
-        **_setting_record(setting, torch),
-        "num_all": ranking.num_all,
-        "num_used": ranking.num_used,
-        "pairs": pairs,
-    }
-    return json.dumps(record, indent=1)
+    pairs = [_record(setting, advice) for advice in ranking.advices]
+    counts = {"num_all": ranking.num_all, "num_used": ranking.num_used}
+    return json.dumps({**_setting_record(setting, torch), **counts, "pairs": pairs}, indent=1)
 
 
 def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:

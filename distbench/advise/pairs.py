@@ -1,13 +1,15 @@
 """All ordered pairs of layouts on one mesh: which planner wins each, and by how much."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distbench.advise.ask_torch import TorchAnswers
-from distbench.advise.plans import PLANNERS, Advice, advise
-from distbench.advise.question import Setting, num_ranks
+from distbench.advise.plans import Advice, advise
+from distbench.advise.question import Setting
+from distbench.advise.torch_paths import TorchAnswers
 from distbench.planning import State
+from distbench.spec.planner_names import BASELINE, PLANNERS, TORCH_PLANNERS
 
 # Who sends what to whom takes time with the square of the ranks: pairs times ranks squared, for half a minute.
 MAX_WORK = 4_000_000
@@ -31,39 +33,27 @@ class PairRanking:
 
 
 def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:
-    """All pairs, or as many random ones of a large mesh as can be worked out in half a minute; always the same ones.
-
-    Args:
-        setting: the mesh.
-        pairs: source and target layouts.
-    """
-    count = max(MAX_WORK // num_ranks(setting) ** 2, 1)
+    """All pairs, or as many random ones of a large mesh as can be worked out in half a minute; always the same ones."""
+    count = max(MAX_WORK // setting.num_ranks**2, 1)
     return list(pairs) if len(pairs) <= count else random.Random(0).sample(list(pairs), count)
 
 
 def ranking_of(
     setting: Setting, pairs: Sequence[tuple[State, State]], torch: TorchAnswers, num_all: int | None = None
 ) -> PairRanking:
-    """Work out and sort all pairs.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        pairs: source and target layouts.
-        torch: what torch's planners said, one answer a pair.
-        num_all: ordered pairs that there are, if `pairs` are only some.
-    """
+    """Every pair's advice; torch gave one answer a pair, and `num_all` pairs there are, if `pairs` are only some."""
     advices = [advise(setting, source, target, torch, number) for number, (source, target) in enumerate(pairs)]
     advices.sort(key=lambda advice: (-times_longer(advice), str(advice.source), str(advice.target)))
     used = {planner: sum(advice.use.planner == planner for advice in advices) for planner in PLANNERS}
-    unasked = sum("greedy" in advice.missing or "min_cost" in advice.missing for advice in advices)
+    unasked = sum(not advice.missing.keys().isdisjoint(TORCH_PLANNERS) for advice in advices)
     return PairRanking(tuple(advices), used, num_all or len(pairs), unasked)
 
 
 def times_longer(advice: Advice) -> float:
     """DTensor's default plan's time over the best plan's; 1 where both are free, 0 where torch gave no default plan."""
-    if "greedy" not in advice.plans:
+    if BASELINE not in advice.plans:
         return 0.0
-    default, best = advice.plans["greedy"].seconds, advice.best.seconds
+    default, best = advice.plans[BASELINE].seconds, min(plan.seconds for plan in advice.plans.values())
     if best:
         return default / best
-    return float("inf") if default else 1.0
+    return math.inf if default else 1.0

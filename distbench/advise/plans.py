@@ -2,22 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
-from distbench.advise.ask_torch import TORCH_PLANNERS, TorchAnswers, TorchPath
-from distbench.advise.exchange_load import Load, exchange_seconds, load_of
-from distbench.advise.question import Setting, num_ranks
-from distbench.planning import (
-    Exchange,
-    NotHandled,
-    State,
-    cheapest_route,
-    parse_state,
-    plan_exchange,
-    priced_steps,
-)
+import numpy as np
+
+from distbench.advise.question import Setting
+from distbench.advise.torch_paths import TorchAnswers, TorchPath
+from distbench.costmodel.lines import ALL_TO_ALL, CUT, DIRECT, Line
+from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_exchange, priced_steps
 from distbench.planning.choice import choose
+from distbench.planning.direct_exchange import volume
+from distbench.spec.planner_names import TORCH_PLANNERS
 
-PLANNERS = (*TORCH_PLANNERS, "calibrated", "direct")
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
 MAX_DIRECT_RANKS = 512
 HOW = {
@@ -33,14 +29,14 @@ class PlannedStep:
     """One step of a plan, on the rank that has most to do.
 
     Args:
-        op: the collective; "cut" for a local step.
+        op: the collective; "cut" for a local one.
         over: the mesh dim's name, or "the mesh".
         target: the layout after it.
         seconds: predicted.
         error: share by which that may be off; None without a profile.
-        sent_bytes: bytes a rank sends.
+        sent_bytes: that a rank sends.
         held_bytes: its local tensors before and after, together.
-        is_collective: whether ranks speak.
+        is_collective: whether ranks communicate.
     """
 
     op: str
@@ -52,13 +48,18 @@ class PlannedStep:
     held_bytes: int
     is_collective: bool
 
+    @property
+    def text(self) -> str:
+        """`all_gather over tp`, `local cut`."""
+        return f"{self.op} over {self.over}" if self.is_collective else f"local {self.op}"
+
 
 @dataclass(frozen=True)
 class Plan:
     """One planner's way from the source to the target.
 
     Args:
-        planner: one of PLANNERS.
+        planner: one of `planner_names.PLANNERS`.
         path: its layouts, as torch writes them.
         source: where it starts.
         steps: from there on; none where nothing is to be done.
@@ -81,8 +82,7 @@ class Plan:
     @property
     def error(self) -> float | None:
         """The share by which `seconds` may be off, its steps' errors weighted by their time; None without a profile."""
-        errors = [step.error for step in self.steps]
-        if any(error is None for error in errors):
+        if any(step.error is None for step in self.steps):
             return None
         weighted = sum((step.error or 0.0) * step.seconds for step in self.steps)
         return weighted / self.seconds if self.seconds else 0.0
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def num_collectives(self) -> int:
-        """Steps in which ranks speak."""
+        """Steps in which ranks communicate."""
         return sum(step.is_collective for step in self.steps)
 
     @property
@@ -110,7 +110,7 @@ class Advice:
     Args:
         source: the layout before.
         target: the layout after.
-        plans: planner to its plan, in the order of PLANNERS; those that have one.
+        plans: planner to its plan, in the order of `planner_names.PLANNERS`; those that have one.
         missing: planner to why it has none.
         least_bytes: what the rank that lacks most must receive; None if not known (Partial, or too many ranks).
     """
@@ -120,11 +120,6 @@ class Advice:
     plans: Mapping[str, Plan]
     missing: Mapping[str, str]
     least_bytes: int | None
-
-    @property
-    def best(self) -> Plan:
-        """The plan of least predicted time."""
-        return min(self.plans.values(), key=lambda plan: plan.seconds)
 
     @property
     def use(self) -> Plan:
@@ -137,33 +132,16 @@ class Advice:
 
 
 def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
-    """Every planner's plan for one pair.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        source: the layout before.
-        target: the layout after, without Partial.
-        torch: what torch's planners said.
-        number: which of its answers are this pair's.
-    """
-    plans: dict[str, Plan] = {}
-    missing: dict[str, str] = {}
-    exchange, reason = _exchange(setting, source, target)
-    load = load_of(setting, exchange) if exchange else None
-    for planner in PLANNERS:
-        found: Plan | str
-        if planner in TORCH_PLANNERS:
-            found = _torch_plan(setting, planner, torch.paths[planner][number])
-        elif planner == "calibrated":
-            route = cheapest_route(setting.problem, setting.model, source, target)
-            found = stepwise(setting, planner, "->".join(map(str, route.states)), route.states)
-        else:
-            found = _direct_plan(setting, source, target, exchange, load) if exchange and load else reason
-        if isinstance(found, Plan):
-            plans[planner] = found
-        else:
-            missing[planner] = found
-    return Advice(source, target, plans, missing, load.received_bytes if load else None)
+    """Every planner's plan for one pair, to a target without Partial; torch's are its answers of that number."""
+    route = cheapest_route(setting.problem, setting.model, source, target)
+    found: dict[str, Plan | str] = {
+        **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
+        "calibrated": _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states),
+        "direct": _direct_plan(setting, source, target),
+    }
+    plans = {planner: plan for planner, plan in found.items() if isinstance(plan, Plan)}
+    missing = {planner: reason for planner, reason in found.items() if isinstance(reason, str)}
+    return Advice(source, target, plans, missing, plans["direct"].received_bytes if "direct" in plans else None)
 
 
 def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str:
@@ -171,61 +149,99 @@ def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str
         return answer.reason
     try:
         states = tuple(parse_state(part, setting.tensor_ndim) for part in answer.path.split("->"))
-        return stepwise(setting, planner, answer.path, states)
+        return _stepwise(setting, planner, answer.path, states)
     except (ValueError, NotHandled) as error:
         return f"takes {answer.path}, which is not priced here ({error})"
 
 
-def stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
+def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
     """A plan of given layouts.
 
     Raises:
         ValueError: two neighbours are not one legal step apart.
     """
-    steps = []
-    for step in priced_steps(setting.problem, setting.model, states):
-        move, price = step.move, step.price
-        steps.append(
-            PlannedStep(
-                move.op,
-                setting.mesh_dim_name(move.mesh_dim),
-                step.target,
-                price.seconds,
-                setting.error(move.op, move.mesh_dim) if price.seconds or price.is_collective else _nothing(setting),
-                price.sent_bytes,
-                price.held_bytes,
-                price.is_collective,
-            )
+    steps = tuple(
+        PlannedStep(
+            op=step.move.op,
+            over=tuple(setting.mesh)[step.move.mesh_dim],
+            target=step.target,
+            seconds=step.price.seconds,
+            error=setting.error(step.move.op, step.move.mesh_dim),
+            sent_bytes=step.price.sent_bytes,
+            held_bytes=step.price.held_bytes,
+            is_collective=step.price.is_collective,
         )
+        for step in priced_steps(setting.problem, setting.model, states)
+    )
     received = sum(step.sent_bytes for step in steps)
     peak = max((step.held_bytes for step in steps), default=setting.problem.local_bytes(states[0]))
-    return Plan(planner, path, states[0], tuple(steps), received, peak)
+    return Plan(planner, path, states[0], steps, received, peak)
 
 
-def _nothing(setting: Setting) -> float | None:
-    return None if setting.profile is None else 0.0
-
-
-def _exchange(setting: Setting, source: State, target: State) -> tuple[Exchange | None, str]:
+def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
+    """One exchange in the place of a path, or why there is none."""
     if source.partials:
-        return None, "not possible: Partial (one all-to-all adds nothing up)"
-    if num_ranks(setting) > MAX_DIRECT_RANKS:
-        return None, f"not planned: more than {MAX_DIRECT_RANKS} ranks"
-    return plan_exchange(source, target, setting.problem.shape, setting.problem.mesh_shape), ""
-
-
-def _direct_plan(setting: Setting, source: State, target: State, exchange: Exchange, load: Load) -> Plan:
-    problem, path = setting.problem, f"{source}->{target}" if source != target else str(source)
+        return "not possible: Partial (one all-to-all adds nothing up)"
+    if setting.num_ranks > MAX_DIRECT_RANKS:
+        return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
+    problem = setting.problem
+    exchange = plan_exchange(source, target, problem.shape, problem.mesh_shape)
     before, after = problem.local_bytes(source), problem.local_bytes(target)
     if exchange.source_boxes == exchange.target_boxes:
+        path = f"{source}->{target}" if source != target else str(source)
         return Plan("direct", path, source, (), 0, before)
+    sent, received = (max(elements) * problem.itemsize for elements in (exchange.sent, exchange.received))
     num_copies = sum(any(state.orders[1:]) for state in (source, target))
-    if exchange.transfers:
-        seconds, error = exchange_seconds(setting, load, num_copies)
+    op, communicates = (ALL_TO_ALL, True) if exchange.transfers else (CUT, False)
+    if communicates:
+        seconds, error = _exchange_seconds(setting, exchange, num_copies)
     else:
-        seconds = max(setting.model.seconds("cut", dim, after, num_copies) for dim in range(len(setting.mesh)))
-        error = _nothing(setting)
-    speaks = bool(exchange.transfers)
-    op = "all_to_all" if speaks else "cut"
-    step = PlannedStep(op, "the mesh", target, seconds, error, load.sent_bytes, before + after, speaks)
-    return Plan("direct", path, source, (step,), load.received_bytes, before + after)
+        seconds = max(setting.model.seconds(CUT, dim, after, num_copies) for dim in range(len(setting.mesh)))
+        error = 0.0
+    priced = None if setting.profile is None else error
+    step = PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates)
+    return Plan("direct", f"{source}->{target}", source, (step,), received, before + after)
+
+
+def direct_line(setting: Setting) -> Line | None:
+    """The profile's line for this all-to-all over the whole mesh; None where it was not measured."""
+    if setting.profile is None:
+        return None
+    return setting.profile.line(DIRECT, "x".join(setting.mesh), setting.num_ranks)
+
+
+def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
+    """(predicted seconds, the share by which they may be off) of one all-to-all with splits.
+
+    By the profile's own line for it, over what the busiest rank sends or receives and how often that much is written,
+    where there is one. Else as one all-to-all after the other over each mesh dim that it crosses: an upper estimate
+    where links of different mesh dims work at the same time.
+    """
+    if line := direct_line(setting):
+        busiest, written = exchange.load()
+        return line.seconds(busiest * setting.problem.itemsize, written), line.expected_error
+    total, off = 0.0, 0.0
+    for mesh_dim, num_bytes in enumerate(_crossing_bytes(setting, exchange)):
+        if num_bytes:
+            size = setting.problem.mesh_shape[mesh_dim]
+            # A line is over the whole buffer, a rank's own part included, which does not travel.
+            payload = num_bytes * size / (size - 1)
+            seconds = setting.model.seconds(ALL_TO_ALL, mesh_dim, payload, num_copies)
+            total += seconds
+            off += seconds * (setting.error(ALL_TO_ALL, mesh_dim) or 0.0)
+    return total, off / total if total else 0.0
+
+
+def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
+    """For each mesh dim the bytes that the busiest rank sends or receives over it.
+
+    Of the mesh dims that differ between two ranks the outermost counts: the slowest link between them.
+    """
+    mesh_shape = setting.problem.mesh_shape
+    cells = list(product(*(range(size) for size in mesh_shape)))
+    elements = np.zeros((len(mesh_shape), 2, len(cells)), dtype=np.int64)
+    for transfer in exchange.transfers:
+        ends = zip(cells[transfer.sender], cells[transfer.receiver], strict=True)
+        outermost = next(mesh_dim for mesh_dim, (a, b) in enumerate(ends) if a != b)
+        elements[outermost, (0, 1), (transfer.sender, transfer.receiver)] += volume(transfer.box)
+    return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from distbench.costmodel.profile import MeasuredCost, Profile, line_error, load_profile, measured_cost
-from distbench.planning import MeshCost, NotHandled, Problem, State, TorchCost, parse_state
+from distbench.costmodel.lines import COLLECTIVES
+from distbench.costmodel.mesh_costs import MeasuredCost, MeshCost, TorchCost, measured_cost
+from distbench.costmodel.profile import Profile, load_profile
+from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, parse_mesh
@@ -41,6 +43,16 @@ class Setting:
     profile_path: Path | None = None
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks of the mesh."""
+        return math.prod(self.problem.mesh_shape)
+
+    @property
+    def tensor(self) -> str:
+        """`bf16[4096,4096]`."""
+        return f"{self.dtype}[{','.join(map(str, self.problem.shape))}]"
+
+    @property
     def tensor_ndim(self) -> int:
         """Number of tensor dims."""
         return len(self.problem.shape)
@@ -53,16 +65,12 @@ class Setting:
             return f"torch's own constants ({devices} a host), unmeasured"
         return f"profile {self.profile_path} ({self.profile.machine})"
 
-    def mesh_dim_name(self, mesh_dim: int) -> str:
-        """The name of a mesh dim."""
-        return tuple(self.mesh)[mesh_dim]
-
     def error(self, op: str, mesh_dim: int) -> float | None:
         """The share by which a step's prediction may be off; None without a profile, 0 where there is no line."""
         if not isinstance(self.model, MeasuredCost):
             return None
         line = self.model.lines.get((op, mesh_dim))
-        return 0.0 if line is None else line_error(line)
+        return line.expected_error if line else 0.0
 
 
 def setting_of(
@@ -91,9 +99,7 @@ def setting_of(
     except NotHandled as reason:
         raise UserError(f"{reason}; give a smaller --shape") from reason
     devices = devices_per_host or DEVICES_PER_HOST.get(profile.backend if profile else "", 1)
-    model: MeshCost = TorchCost(problem.mesh_shape, devices)
-    if profile:
-        model = _measured(profile, named, mesh)
+    model: MeshCost = _measured(profile, named, mesh) if profile else TorchCost(problem.mesh_shape, devices)
     return Setting(problem, named, dtype, devices, model, profile, profile_path)
 
 
@@ -129,11 +135,13 @@ def _measured(profile: Profile, named: Mapping[str, int], text: str) -> Measured
 
 
 def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
-    for name, size in named.items():
-        for op in ("all_gather", "all_to_all", "all_reduce", "reduce_scatter"):
-            if size > 1 and profile.line(op, name, size) is None:
-                return f"{op} over {name} of {size}"
-    return None
+    missing = (
+        f"{op} over {name} of {size}"
+        for name, size in named.items()
+        for op in COLLECTIVES
+        if size > 1 and profile.line(op, name, size) is None
+    )
+    return next(missing, None)
 
 
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
@@ -176,8 +184,3 @@ def every_pair(setting: Setting) -> Iterator[tuple[State, State]]:
     for source, target in product(sources, targets):
         if source != target:
             yield parse_state(source, setting.tensor_ndim), parse_state(target, setting.tensor_ndim)
-
-
-def num_ranks(setting: Setting) -> int:
-    """Ranks of the mesh."""
-    return math.prod(setting.mesh.values())

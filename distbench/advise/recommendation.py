@@ -4,18 +4,18 @@ from distbench.advise.plans import HOW, Advice, Plan
 from distbench.advise.question import Setting
 from distbench.planning.choice import LEAVING_SHARE
 from distbench.render.units import percent_text, size_text, time_text
+from distbench.spec.planner_names import BASELINE
 
 
 def verdict(setting: Setting, advice: Advice) -> str:
     """Which planner to use and why, and how far to trust that."""
-    use = advice.use
-    default = advice.plans.get("greedy")
+    use, default = advice.use, advice.plans.get(BASELINE)
     if advice.source == advice.target:
         return "Nothing to do: source and target are the same."
     if not use.num_collectives and not use.seconds:
         reason = "the target is already local, so no rank sends anything"
     elif default is None:
-        reason = f"predicted {_time(use.seconds)}, the least of those that could be planned"
+        reason = f"predicted {time_words(use.seconds)}, the least of those that could be planned"
     elif use is default:
         reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
     else:
@@ -24,7 +24,7 @@ def verdict(setting: Setting, advice: Advice) -> str:
 
 
 def _against(use: Plan, default: Plan) -> str:
-    share = f"predicted {_time(use.seconds)}, {use.seconds / default.seconds:.2f} of greedy's time"
+    share = f"predicted {time_words(use.seconds)}, {use.seconds / default.seconds:.2f} of {BASELINE}'s time"
     if use.sent_bytes == default.sent_bytes:
         return f"{share}, for the same bytes sent by a rank"
     return f"{share}; a rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
@@ -41,5 +41,6 @@ def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
     return ""
 
 
-def _time(seconds: float) -> str:
-    return " ".join(time_text(seconds).split())
+def time_words(seconds: float) -> str:
+    """A time inside a sentence: `1.20 s`, `0 us`."""
+    return " ".join(time_text(seconds).split()) if seconds else "0 us"

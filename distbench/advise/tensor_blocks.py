@@ -1,4 +1,4 @@
-"""A plan's layouts as text: the tensor cut into blocks, in each block the ranks that hold it."""
+"""A plan's layouts as text: the tensor divided into blocks, in each block the ranks that hold it."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from distbench.advise.drawing import Drawing, Scene
 from distbench.planning import Box
+from distbench.planning.direct_exchange import overlap
 from distbench.render.blocks import MAX_WIDTH, wrap
 
 MAX_TEXT_RANKS = 16
@@ -13,31 +14,24 @@ GAP = "  "
 Lines = list[str]
 
 
-def diagram_of(drawing: Drawing, title: str) -> str:
-    """The diagram, lines of at most 100 characters.
-
-    Args:
-        drawing: what to draw.
-        title: which plan it is.
-    """
-    parts = []
-    for scene in drawing.scenes:
-        if scene.arrow:
-            parts.append(_arrow(scene.arrow))
-        parts.append(_panel(scene, drawing.sizes))
-    return "\n".join([*wrap(f"{title} {_legend(drawing)}", MAX_WIDTH), "", *_side_by_side(parts)])
+def diagram_of(drawing: Drawing) -> str:
+    """The diagram, lines of at most 100 characters, below which plan it is of."""
+    panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
+    arrows = [_arrow(step.text) for step in drawing.plan.steps]
+    return "\n".join(
+        [
+            *wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", MAX_WIDTH),
+            "",
+            *_side_by_side(panels, arrows),
+        ]
+    )
 
 
 def _legend(drawing: Drawing) -> str:
-    down = f"tensor dim {drawing.dims[0]} downwards" if len(drawing.dims) > 1 else ""
-    across = f"tensor dim {drawing.dims[-1]} across"
-    text = f"{down}, {across}" if down else across
-    text += "; in a block the ranks that hold it"
-    text += ", a+b those that hold parts of a sum." if any(scene.state.partials for scene in drawing.scenes) else "."
-    if drawing.left_out:
-        names = ", ".join(map(str, drawing.left_out))
-        text += f" Not drawn: tensor dim {names}, whole on every rank."
-    return text
+    down = f"tensor dim {drawing.dims[0]} downwards, " if len(drawing.dims) > 1 else ""
+    parts = ", a+b those that hold parts of a sum" if drawing.has_partials else ""
+    across = f"tensor dim {drawing.dims[-1]} across; in a block the ranks that hold it"
+    return f"{down}{across}{parts}.{drawing.left_out_note}"
 
 
 def _panel(scene: Scene, sizes: Sequence[int]) -> Lines:
@@ -50,8 +44,12 @@ def _panel(scene: Scene, sizes: Sequence[int]) -> Lines:
     for row in texts:
         cells = (text.center(width) for text, width in zip(row, widths, strict=True))
         lines += ["| " + " | ".join(cells) + " |", rule]
-    width = max(len(scene.layout), len(rule))
-    return [line.ljust(width) for line in (scene.layout, *lines)]
+    return _padded([str(scene.state), *lines])
+
+
+def _padded(lines: Lines) -> Lines:
+    width = max(map(len, lines))
+    return [line.ljust(width) for line in lines]
 
 
 def _intervals(boxes: Sequence[Box], dim: int) -> list[tuple[int, int]]:
@@ -60,33 +58,28 @@ def _intervals(boxes: Sequence[Box], dim: int) -> list[tuple[int, int]]:
 
 
 def _holders(scene: Scene, boxes: Sequence[Box], block: Box) -> str:
+    """The ranks that hold a block: `0-3`, `0 2`, or `0+2 1+3` where each holds a part of a sum."""
     sums: dict[int, list[int]] = defaultdict(list)
     for rank, box in enumerate(boxes):
-        if all(low <= start and stop <= high for (low, high), (start, stop) in zip(box, block, strict=True)):
+        if overlap(box, block) == block:
             part = scene.parts[rank]
             sums[-1 - rank if part is None else part].append(rank)
-    if all(len(ranks) == 1 for ranks in sums.values()):
-        return _ranks([ranks[0] for ranks in sums.values()])
+    firsts = [ranks[0] for ranks in sums.values()]
+    if len(firsts) > 2 and firsts == [*range(firsts[0], firsts[-1] + 1)] and max(map(len, sums.values())) == 1:
+        return f"{firsts[0]}-{firsts[-1]}"
     return " ".join("+".join(map(str, ranks)) for ranks in sums.values())
-
-
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return " ".join(map(str, ranks))
 
 
 def _arrow(text: str) -> Lines:
     op, _, over = text.partition(" over ")
     width = max(len(op), len(over) + 5, 8)
-    lines = ["", op.center(width), "-" * (width - 1) + ">", f"over {over}".center(width) if over else ""]
-    return [line.ljust(width) for line in lines]
+    return _padded(["", op.center(width), "-" * (width - 1) + ">", f"over {over}".center(width) if over else ""])
 
 
-def _side_by_side(parts: Sequence[Lines]) -> Lines:
+def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
     """Panels and arrows next to each other; an arrow goes to the next line with its panel where there is no room."""
-    rows: list[list[Lines]] = [[parts[0]]]
-    for arrow, panel in zip(parts[1::2], parts[2::2], strict=True):
+    rows: list[list[Lines]] = [[panels[0]]]
+    for arrow, panel in zip(arrows, panels[1:], strict=True):
         width = sum(len(part[0]) + len(GAP) for part in (*rows[-1], arrow, panel)) - len(GAP)
         if width > MAX_WIDTH:
             rows.append([])
@@ -94,6 +87,6 @@ def _side_by_side(parts: Sequence[Lines]) -> Lines:
     lines: Lines = []
     for row in rows:
         height = max(map(len, row))
-        filled = [part + [" " * len(part[0])] * (height - len(part)) for part in row]
+        filled = [_padded(part + [""] * (height - len(part))) for part in row]
         lines += ["", *(GAP.join(pieces).rstrip()[:MAX_WIDTH] for pieces in zip(*filled, strict=True))]
     return lines[1:]

@@ -1,12 +1,12 @@
 """The command `ab`: arguments to calls, results to text and an exit code."""
 
-import time
 from pathlib import Path
 
 import click
 
+from distbench.commands import gate_terms
+from distbench.commands.files import new_folder
 from distbench.commands.finite import FiniteRange
-from distbench.spec.errors import UserError
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -19,10 +19,10 @@ from distbench.spec.errors import UserError
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
-@click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]")
-@click.option("--min-launches", type=click.IntRange(2), default=5, show_default=True, help="No verdict below so many.")
-@click.option("--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs.")
-@click.option("--strict", is_flag=True, help="Exit with 3 when a case is inconclusive.")
+@gate_terms.tolerance
+@gate_terms.min_launches
+@gate_terms.allow_different
+@gate_terms.strict
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for both sides' runs. [results/ab/<time>]")
 @click.pass_context
 def ab(
@@ -59,19 +59,15 @@ def ab(
     """
     from distbench.ab.side import Side, checked_out, parse_variables, python_at
     from distbench.ab.turns import Terms, check_run_arguments, looks_of, take_turns
-    from distbench.compare.options import Options, tolerances_of
-    from distbench.gate.comparable import check_allowed
     from distbench.gate.comparison_text import text
 
     check_run_arguments(run_arguments)
-    options = Options(
-        tolerances=tolerances_of(tolerance), min_launches=min_launches, allowed=check_allowed(allow_different)
-    )
+    options = gate_terms.options_of(tolerance, allow_different, min_launches=min_launches)
     given = [
         Side(name, ref, Path.cwd(), python_at(python, f"--python-{name}"), parse_variables(env, f"--env-{name}"))
         for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
     ]
-    folder = _new_folder(out)
+    folder = new_folder("ab", out)
     terms = Terms(pairs, budget, looks_of(pairs, min_launches, options.alpha))
     with checked_out(given) as sides:
         for side in sides:
@@ -80,13 +76,3 @@ def ab(
     click.echo(text(settled.gated, strict))
     click.echo(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))
-
-
-def _new_folder(out: Path | None) -> Path:
-    folder = out or Path("results") / "ab" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
-    # Empty folders are what a launch that could not work leaves behind.
-    if any(path.is_file() for path in folder.rglob("*")):
-        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
-    return folder

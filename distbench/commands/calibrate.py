@@ -1,12 +1,13 @@
 """`distbench calibrate`: one run of the scenario of that name, and a profile fitted to it."""
 
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from distbench.commands import STARTED_AT
-from distbench.commands.files import check_writable
+from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
 from distbench.spec.errors import UserError
@@ -40,15 +41,13 @@ def calibrate(
       distbench calibrate --mesh dp_shard=2,tp=4 -o profile.json --plots plots
       distbench run redistribute --mesh dp_shard=2,tp=4 --profile profile.json
     """
-    import os
-
     from distbench.launch import Request, jobs_of
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
 
     check_writable(output, "-o")
     if plots:
-        _check_plots(plots)
+        make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
     request = Request(
         targets=("calibrate",),
@@ -67,15 +66,10 @@ def calibrate(
     sys.exit(exit_code)
 
 
-def _check_plots(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--plots {folder} cannot be made ({error.strerror}); give another folder") from error
-
-
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
-    from distbench.costmodel.calibration_run import draw, measured_in, profile_of, profile_text
+    from distbench.costmodel.calibration_plots import draw
+    from distbench.costmodel.calibration_run import measured_in, profile_of
+    from distbench.costmodel.profile_text import profile_text
     from distbench.runs.run_file import read_run
 
     run = read_run(run_file)

@@ -1,6 +1,7 @@
 """Files and folders as the command line names them: patterns expanded, what cannot be written refused in a sentence."""
 
 import glob
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def check_writable(path: Path, option: str) -> None:
         path.unlink()
 
 
+def make_folder(path: Path, option: str) -> None:
+    """A folder that may be there already.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {path} is no folder and cannot be made: {error.strerror}; give another") from error
+
+
 def write(path: Path, text: str, mode: str = "w") -> None:
     """Write a text, or append it with mode "a".
 
@@ -56,3 +69,18 @@ def write(path: Path, text: str, mode: str = "w") -> None:
             file.write(text)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error
+
+
+def new_folder(kind: str, out: Path | None = None) -> Path:
+    """`out`, or a folder of this moment below results/; it need not exist yet, and holds no file.
+
+    Raises:
+        UserError: `out` is no folder, or holds files.
+    """
+    folder = out or Path("results") / kind / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
+    # Empty folders are what a launch that could not work leaves behind.
+    if any(path.is_file() for path in folder.rglob("*")):
+        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
+    return folder

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
+from distbench.commands import gate_terms
 from distbench.commands.files import expanded, write
 from distbench.commands.finite import FiniteRange
 from distbench.commands.self_test import self_test
@@ -15,15 +17,21 @@ from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     from distbench.compare.options import Options
-    from distbench.gate.verdict import Gated
+    from distbench.gate.outcome import Gated
 
 FORMS = ("table", "markdown", "json", "junit", "github")
+# What these use of the other options.
+USED_BY = {
+    "--update": ("--signature",),
+    "--signature": ("--format", "--write", "--github"),
+    "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
+}
 SEPARATOR = "vs"
 
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
-@click.option("--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]")
+@gate_terms.tolerance
 @click.option("--floor-us", type=FiniteRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
 @click.option(
     "--alpha",
@@ -32,10 +40,10 @@ SEPARATOR = "vs"
     metavar="P",
     help="Chance of any false alarm in a comparison, all cases together. [0.05]",
 )
-@click.option("--min-launches", type=click.IntRange(2), default=5, show_default=True, help="No verdict below so many.")
+@gate_terms.min_launches
 @click.option("--dedicated", is_flag=True, help="The machine is yours alone: a baseline of another day may fail.")
-@click.option("--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs.")
-@click.option("--strict", is_flag=True, help="Exit with 3 when a case is inconclusive.")
+@gate_terms.allow_different
+@gate_terms.strict
 @click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print.")
 @click.option("--write", "write_to", multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file.")
 @click.option("--github", is_flag=True, help="Also print annotations, and append Markdown to the step summary.")
@@ -85,19 +93,13 @@ def gate(
     """
     if not paths and not try_itself:
         raise UserError("gate compares two sides: distbench gate BASELINE... vs CANDIDATE...")
+    modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
+    _refuse_unused(ctx, next((mode for mode, is_on in modes.items() if is_on), None))
     put_out = partial(_put_out, form=form, targets=_targets(write_to), github=github)
-    if signature or update:
-        ctx.exit(_gate_signatures(paths, signature, update, put_out))
-    from distbench.compare.options import Options, tolerances_of
-    from distbench.gate.comparable import check_allowed
-
-    options = Options(
-        tolerances=tolerances_of(tolerance),
-        floor_s=floor_us * 1e-6,
-        alpha=alpha,
-        min_launches=min_launches,
-        dedicated=dedicated,
-        allowed=check_allowed(allow_different),
+    if signature:
+        ctx.exit(_gate_signatures(paths, update, put_out))
+    options = gate_terms.options_of(
+        tolerance, allow_different, floor_s=floor_us * 1e-6, alpha=alpha, min_launches=min_launches, dedicated=dedicated
     )
     if try_itself:
         self_test(paths, launches, options)
@@ -105,6 +107,24 @@ def gate(
     gated = _judged(paths, options)
     put_out(lambda one: _rendered(gated, one, strict))
     ctx.exit(gated.exit_code(strict))
+
+
+def _refuse_unused(ctx: click.Context, mode: str | None) -> None:
+    """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to.
+
+    Raises:
+        UserError: there is one.
+    """
+    for parameter in ctx.command.params:
+        option = parameter.opts[0]
+        if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE or option == "paths":
+            continue
+        if mode and option not in (mode, *USED_BY[mode]):
+            raise UserError(f"{option} does not go with {mode}, which would ignore it; leave one of them out")
+        if not mode and option == "--update":
+            raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
+        if not mode and option == "--launches":
+            raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
 
 
 def _judged(paths: Sequence[str], options: "Options") -> "Gated":
@@ -129,16 +149,12 @@ def _put_out(render: Callable[[str], str], form: str, targets: Sequence[tuple[st
         write(Path(summary), render("markdown") + "\n", "a")
 
 
-def _gate_signatures(
-    paths: tuple[str, ...], signature: bool, update: bool, put_out: Callable[[Callable[[str], str]], None]
-) -> int:
+def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Callable[[str], str]], None]) -> int:
     """Compare signatures or make the new ones the baseline; the exit code."""
     from distbench.signature.difference_text import rendered
     from distbench.signature.exact_gate import compare
     from distbench.signature.exact_gate import update as make_baseline
 
-    if not signature:
-        raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
     if len(paths) != 2:
         raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
     base, new = map(Path, paths)
@@ -160,8 +176,8 @@ def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
         UserError: the two sides cannot be told apart, or a pattern matches nothing.
     """
     if SEPARATOR in paths:
-        place = paths.index(SEPARATOR)
-        left, right = paths[:place], paths[place + 1 :]
+        index = paths.index(SEPARATOR)
+        left, right = paths[:index], paths[index + 1 :]
     else:
         left, right = paths[:1], paths[1:]
         if len(paths) > 2:
@@ -175,15 +191,11 @@ def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 
 def _rendered(gated: "Gated", form: str, strict: bool) -> str:
-    from distbench.gate import comparison_text, machine_forms
+    from distbench.gate.comparison_text import markdown, text
+    from distbench.gate.machine_forms import annotations, json_text, junit_text
 
-    if form == "markdown":
-        return comparison_text.markdown(gated, strict)
-    if form == "json":
-        return machine_forms.json_text(gated, strict)
-    if form == "junit":
-        return machine_forms.junit_text(gated)
-    return machine_forms.annotations(gated, strict) if form == "github" else comparison_text.text(gated, strict)
+    forms = {"table": text, "markdown": markdown, "json": json_text, "junit": junit_text, "github": annotations}
+    return forms[form](gated, strict)
 
 
 def _targets(texts: Sequence[str]) -> list[tuple[str, Path]]:

@@ -1,6 +1,5 @@
 """`distbench report`: arguments to one call of `report.render`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +62,22 @@ def report(
         {"--diff": diff, "--paths": paths, "RUN": runs, "--page": page, "--plots": plots, "--chrome": chrome}
         | {"--reproducers": reproducers, "--group-by": group_by}
     )
+    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if diff:
         from distbench.report.traced_steps import render_difference
 
-        return _tell(*render_difference(*diff, form))
-    by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
-    if paths:
+        shown = render_difference(*diff, form)
+    elif paths:
         from distbench.report.traced_steps import render_paths
 
-        return _tell(*render_paths(runs, out, form, plots, page, chrome, by))
-    from distbench.report import render
+        shown = render_paths(runs, out, form, plots, page, chrome, by)
+    else:
+        from distbench.report import render
 
-    shown = render(runs, out, form, plots, by, page, reproducers)
-    return _tell(shown.text, shown.warnings)
-
-
-def _tell(text: str, beside: Sequence[str]) -> None:
-    for sentence in beside:
+        shown = render(runs, out, form, plots, by, page, reproducers)
+    for sentence in shown.warnings:
         click.echo(f"distbench: {sentence}", err=True)
-    click.echo(text)
+    click.echo(shown.text)
 
 
 def _refuse(given: dict[str, Any]) -> None:

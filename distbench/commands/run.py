@@ -18,29 +18,18 @@ from distbench.commands.finite import FiniteRange
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
 @click.option("--passes", type=click.IntRange(1), default=1, metavar="N", help="Spread each case over N rounds.")
-@click.option("--budget", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]")
+@click.option(
+    "--budget", "budget_s", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]"
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
-@click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
+@click.option(
+    "--timeout", "timeout_s", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def run(
-    scenarios: tuple[str, ...],
-    choices: tuple[str, ...],
-    mesh: str | None,
-    device: str | None,
-    quick: bool,
-    pipelined: int,
-    passes: int,
-    budget: float | None,
-    out: Path,
-    timeout: float,
-    log_dir: Path | None,
-    profile: Path | None,
-    trace_paths: bool,
-    quiet: bool,
-) -> None:
+def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any) -> None:
     """Measure scenarios: one torchrun launch each, all cases of all their variants.
 
     A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
@@ -60,22 +49,8 @@ def run(
     from distbench.spec import parse_mesh
 
     joined = joined_ranks(os.environ)
-    request = Request(
-        targets=scenarios,
-        choices=choices,
-        mesh=parse_mesh(mesh) if mesh else None,
-        device=device,
-        quick=quick,
-        pipelined=pipelined,
-        passes=passes,
-        budget_s=budget,
-        out=out,
-        log_dir=log_dir,
-        timeout_s=timeout,
-        started_at=STARTED_AT,
-        profile=profile,
-        trace_paths=trace_paths,
-    )
+    parsed = parse_mesh(mesh) if mesh else None
+    request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     is_first = joined is None or joined.rank == 0
     jobs = jobs_of(request, joined)
     for job in jobs:
@@ -117,14 +92,14 @@ def _of_traces(run_file: Path) -> str:
     traced = [trace for trace in found.traces if "error" not in trace]
     if not traced:
         return "; ".join(["no step was traced", *failed])
-    said = [f"traced {len(traced)} -> distbench report --paths {_relative(str(run_file))}"]
+    notes = [f"traced {len(traced)} -> distbench report --paths {_relative(str(run_file))}"]
     if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
-        said.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
+        notes.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
     # Forwarding groups have every time but the exposed one; a profiler may lack some, and says why.
-    said += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
+    notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
-        said.append(f"two methods saw different collectives in {num_differing} of them, see the report")
-    return "; ".join([*said, *failed])
+        notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
+    return "; ".join([*notes, *failed])
 
 
 def _relative(path: str) -> str:

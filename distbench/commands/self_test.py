@@ -1,12 +1,13 @@
 """`distbench gate --self-test`: the gate tried on launches of unchanged code, recorded or made now."""
 
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from distbench.commands.files import new_folder
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SEED = 20260101
 
 
 def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
-    """Print how often the gate would cry wolf and what it would find, here.
+    """Print the gate's rates of false alarms and of slowdowns found, on this machine.
 
     Args:
         paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
@@ -29,11 +30,10 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     Raises:
         UserError: too few launches, or one that could not work.
     """
-    from distbench.ab.record_launches import rehearse
-    from distbench.ab.turns import check_run_arguments
-    from distbench.gate.quality.rates_text import table
+    from distbench.ab.turns import check_run_arguments, launch_unchanged
+    from distbench.gate.quality.rates_text import OURS, table
     from distbench.gate.quality.recorded_launches import recorded
-    from distbench.gate.quality.trial import QualityTrial
+    from distbench.gate.quality.trial import QualityTrial, gate_rule
 
     least = 2 * min(NUM_PAIRS)
     if num_launches < least:
@@ -42,16 +42,16 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         folder = Path(paths[0])
     else:
         check_run_arguments(paths)
-        out = Path("results") / "self-test" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        folder = rehearse(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
-    trial = QualityTrial(recorded(folder))
+        out = new_folder("self-test")
+        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
+    trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
     click.echo(
         f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"
         "samples of one case at a time; tail: one sample in ten takes three times as long. In percent of comparisons."
     )
     for num_pairs in NUM_PAIRS:
         if trial.num_windows(num_pairs):
-            click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, options=options))
+            click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
     if trial.series.num_launches < 2 * max(NUM_PAIRS):
         click.echo(
             f"\n{max(NUM_PAIRS)} pairs take {2 * max(NUM_PAIRS)} launches; there are {trial.series.num_launches}."

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from distbench.commands import STARTED_AT
-from distbench.commands.files import check_writable, write
+from distbench.commands.files import check_writable, make_folder, write
 from distbench.spec.errors import UserError
 
 
@@ -62,8 +62,5 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path]:
         return [output] if output is not None else []
     if output is None:
         raise UserError(f"{len(names)} scenarios are given, a signature is of one; give a folder for them: -o FOLDER")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"-o {output} is no folder and cannot be made: {error.strerror}; give another") from error
+    make_folder(output, "-o")
     return [output / f"{name}{SUFFIX}" for name in names]

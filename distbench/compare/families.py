@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from distbench.compare.intervals import side_of_bound
 from distbench.compare.log_differences import Floats, LogDifference, holm
 from distbench.compare.options import Options
 from distbench.compare.sign_flips import PRIOR_FREEDOM, Flipped, flip_tests
+from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
+
+Words = NDArray[np.str_]
 
 
 @dataclass(frozen=True)
@@ -16,12 +21,10 @@ class Block:
 
     Args:
         difference: the differences of the sides.
-        pairs: each pair's difference, [cases, pairs], where launches are paired; else None.
         tolerance: in logarithms, one a case.
     """
 
     difference: LogDifference
-    pairs: Floats | None
     tolerance: Floats
 
 
@@ -47,23 +50,22 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
 
     Where some groups are paired, others are not, and both may fail a build, each design gets half of alpha.
     """
-    enough = [block.difference.num_launches >= options.least_launches(block.pairs is not None) for block in blocks]
+    enough = [block.difference.num_launches >= options.least_launches(block.difference.is_paired) for block in blocks]
     num_tests = int(sum(each.sum() for each in enough))
-    both = len({block.pairs is None for block in blocks}) == 2 and options.dedicated
-    designs = 2 if both else 1
+    paired = [block.difference.pairs for block in blocks if block.difference.pairs is not None]
+    designs = 2 if 0 < len(paired) < len(blocks) and options.dedicated else 1
     alpha = options.alpha / designs
-    paired = [block.pairs for block in blocks if block.pairs is not None]
     flipped = iter(flip_tests(paired, options.least_launches(paired=True), alpha))
     corrected = iter(_holm(blocks, enough))
     found = []
     for block in blocks:
         each = alpha / max(num_tests, 1)
-        if block.pairs is None:
+        if block.difference.is_paired:
+            slower, faster, detectable, needed = _paired(block, next(flipped), each, options)
+        else:
             slower, faster = next(corrected)
             detectable = block.difference.detectable(each, block.tolerance)
             needed = block.difference.launches_to_settle(each, options.confidence, block.tolerance)
-        else:
-            slower, faster, detectable, needed = _paired(block, next(flipped), each, options)
         found.append(Tested(slower * designs, faster * designs, detectable, needed))
     return found, num_tests
 
@@ -77,15 +79,38 @@ def _paired(block: Block, flipped: Flipped, alpha: float, options: Options) -> t
 
 
 def _holm(blocks: Sequence[Block], enough: Sequence[np.ndarray]) -> list[tuple[Floats, Floats]]:
-    unpaired = [(block, each) for block, each in zip(blocks, enough, strict=True) if block.pairs is None]
+    """Adjusted p of "not slower" and of "not faster" for each block whose launches are not paired."""
+    differences = (block.difference for block in blocks)
+    unpaired = [(one, each) for one, each in zip(differences, enough, strict=True) if not one.is_paired]
     if not unpaired:
         return []
     bounds = np.cumsum([len(each) for _, each in unpaired])[:-1]
-    sides = [
-        np.split(
-            holm(np.concatenate([np.where(each, block.difference.p_above(sign), np.nan) for block, each in unpaired])),
-            bounds,
-        )
-        for sign in (1, -1)
-    ]
+    sides = []
+    for sign in (1, -1):
+        p = [np.where(each, difference.p_above(sign), np.nan) for difference, each in unpaired]
+        sides.append(np.split(holm(np.concatenate(p)), bounds))
     return list(zip(*sides, strict=True))
+
+
+def tolerance_words(
+    block: Block, found: Tested, options: Options, is_believed: bool, may_pass: bool
+) -> tuple[Words, Words]:
+    """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was seen, or "".
+
+    Args:
+        block: the tests.
+        found: what their family says of them.
+        options: the terms.
+        is_believed: whether a change that was seen may be held against the candidate.
+        may_pass: whether a candidate that looks no slower may pass.
+    """
+    difference, tolerance = block.difference, block.tolerance
+    low, high = difference.interval(options.confidence)
+    # Beyond the family's test, a case's own interval must agree: other cases' spread may be too small for it.
+    side = side_of_bound(low, high, 0.0)
+    enough = difference.num_launches >= options.least_launches(difference.is_paired)
+    regressed = enough & (side > 0) & (difference.estimate > tolerance) & (found.slower <= options.alpha)
+    improved = enough & (side < 0) & (difference.estimate < -tolerance) & (found.faster <= options.alpha)
+    passed = enough & (high < tolerance) & may_pass & ~regressed & ~improved
+    seen = np.select([regressed, improved], [REGRESSION, IMPROVEMENT], "")
+    return np.select([is_believed & (seen != ""), passed], [seen, PASS], INCONCLUSIVE), seen

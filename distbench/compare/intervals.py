@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples.
 
-    The interval is the distribution-free one of `results.median_ci_ranks`. p95 is the nearest-rank percentile, so it is
+    The interval is the distribution-free one of `medians.median_ci_ranks`. p95 is the nearest-rank percentile, so it is
     always a sample that was measured.
 
     Args:
@@ -43,12 +43,18 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
         rows = np.flatnonzero(counts == count)
         ordered = np.sort(np.array([samples[row] for row in rows.tolist()], dtype=np.float64), axis=1)
         low, high = median_ci_ranks(count)
-        out["median_s"][rows] = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+        out["median_s"][rows] = np.median(ordered, axis=1)
         out["ci_low_s"][rows] = ordered[:, low]
         out["ci_high_s"][rows] = ordered[:, high]
         out["p95_s"][rows] = ordered[:, -(-95 * count // 100) - 1]
         out["min_s"][rows] = ordered[:, 0]
     return out
+
+
+def median_intervals(samples: Sequence[Sequence[float]]) -> Interval:
+    """The medians with their intervals, as `summarise` gives them."""
+    found = summarise(samples)
+    return Interval(found["median_s"], found["ci_low_s"], found["ci_high_s"])
 
 
 def counts_of(samples: Sequence[Sequence[float]]) -> Ints:
@@ -103,8 +109,8 @@ def widening_for(ratio: Interval, controls: NDArray[np.bool_]) -> float:
     return max(factor, 1.0) if math.isfinite(factor) else 1.0
 
 
-def widened(ratio: Interval, factor: float) -> Interval:
-    """Both bounds moved away from the centre by a factor, on the log scale."""
+def widened(ratio: Interval, factor: float | Floats) -> Interval:
+    """Both bounds moved away from the centre by a factor, or by each one's own, on the log scale."""
     low = ratio.center * (ratio.low / ratio.center) ** factor
     return Interval(ratio.center, low, ratio.center * (ratio.high / ratio.center) ** factor)
 
@@ -116,9 +122,18 @@ def side_of_one(ratio: Interval, enough: NDArray[np.bool_]) -> Ints:
         ratio: ratios with their intervals.
         enough: False where the intervals rest on too few samples to decide anything.
     """
-    below = enough & (ratio.high < 1)
-    above = enough & (ratio.low > 1)
-    return above.astype(np.int64) - below.astype(np.int64)
+    return np.where(enough, side_of_bound(ratio.low, ratio.high, 1.0), 0)
+
+
+def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
+    """The rule for "beyond noise": 1 where the whole interval lies above the bound, -1 where below it, else 0.
+
+    Args:
+        low: lower bounds of 95 % intervals; nan decides nothing.
+        high: their upper bounds.
+        bound: 1 for a ratio, 0 for a difference of logarithms.
+    """
+    return np.greater(low, bound).astype(np.int64) - np.less(high, bound).astype(np.int64)
 
 
 def margin_of(ratio: Interval) -> Floats:
@@ -130,6 +145,11 @@ def geometric_mean(values: Floats) -> float:
     """Geometric mean of the positive, finite values; nan for none."""
     kept = values[np.isfinite(values) & (values > 0)]
     return float(np.exp(np.log(kept).mean())) if kept.size else float("nan")
+
+
+def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
+    """The geometric mean, and the bounds of its interval as `geometric_mean_ci` gives them."""
+    return (geometric_mean(values), *geometric_mean_ci(values))
 
 
 def geometric_mean_ci(values: Floats) -> tuple[float, float]:

@@ -3,11 +3,14 @@
 A launch's value is a mean or a percentile of times, so the logarithm makes changes additive and tails short.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
+
+from distbench.compare.pairing import Pairing
 
 Floats = NDArray[np.float64]
 POWER = 0.8
@@ -17,21 +20,30 @@ _GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
 
 @dataclass(frozen=True)
 class LogDifference:
-    """Candidate minus baseline, in logarithms; every field an array with one element a test.
+    """Candidate minus baseline, in logarithms; every array with one element a test.
 
     Args:
         estimate: the mean difference.
         error: its standard error; nan where there are too few launches for one.
         freedom: degrees of freedom of that error.
         num_launches: pairs, or launches of the smaller side.
-        paired: whether launches were compared in pairs.
+        baseline: the baseline's mean.
+        candidate: the candidate's mean.
+        pairs: each pair's difference, [tests, pairs]; None where launches were not compared in pairs.
     """
 
     estimate: Floats
     error: Floats
     freedom: Floats
     num_launches: NDArray[np.int64]
-    paired: bool
+    baseline: Floats
+    candidate: Floats
+    pairs: Floats | None
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether launches were compared in pairs."""
+        return self.pairs is not None
 
     def p_above(self, sign: int = 1) -> Floats:
         """One-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
@@ -64,7 +76,7 @@ class LogDifference:
         confidence: float,
         tolerance: Floats,
         found_error: Floats | None = None,
-        lent_freedom: float = 0.0,
+        prior_freedom: float = 0.0,
     ) -> Floats:
         """Launches a side (pairs) in all that would settle it four times in five, were the estimate the truth.
 
@@ -76,7 +88,7 @@ class LogDifference:
             confidence: of the interval whose upper bound a pass needs.
             tolerance: in logarithms, one a test.
             found_error: the standard error by which a slowdown is found, where that is not `error`.
-            lent_freedom: degrees of freedom that it has beyond those of its own launches.
+            prior_freedom: degrees of freedom that it has beyond those of its own launches.
         """
         roots = np.sqrt(self.num_launches)
         found_spread = (self.error if found_error is None else found_error) * roots
@@ -84,8 +96,8 @@ class LogDifference:
         needed = np.full(self.estimate.shape, np.nan)
         for count in _GRID[::-1]:
             error = spread / np.sqrt(count)
-            freedom = float(count - 1 if self.paired else 2 * (count - 1))
-            detectable = _detectable(found_spread / np.sqrt(count), freedom + lent_freedom, alpha, tolerance)
+            freedom = float(count - 1 if self.is_paired else 2 * (count - 1))
+            detectable = _detectable(found_spread / np.sqrt(count), freedom + prior_freedom, alpha, tolerance)
             found = self.estimate >= detectable
             reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * error
             needed = np.where(found | (self.estimate + reach <= tolerance), float(count), needed)
@@ -97,6 +109,17 @@ def _detectable(error: Floats, freedom: Floats | float, alpha: float, tolerance:
     return np.maximum((stdtrit(freedom, 1 - alpha) + luck) * error, tolerance + luck * error)
 
 
+def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
+    """The difference within pairs where launches took turns, else that of two independent samples.
+
+    Args:
+        sides: baseline and candidate: logarithms, each [tests, launches]; nan where a launch lacks the value.
+        pairing: which columns are compared.
+    """
+    left, right = sides[0][:, list(pairing.baseline)], sides[1][:, list(pairing.candidate)]
+    return paired_difference(left, right) if pairing.interleaved else unpaired_difference(left, right)
+
+
 def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     """The mean of differences within pairs.
 
@@ -104,11 +127,11 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
         baseline: logarithms, shape [tests, pairs]; nan where a launch lacks the value.
         candidate: likewise; a pair lacking either is left out.
     """
-    differences = candidate - baseline
-    mean, variance, count = _moments(differences)
-    return LogDifference(
-        mean, np.sqrt(variance / _at_least_one(count)), _known(count.astype(float) - 1), count, paired=True
-    )
+    pairs = candidate - baseline
+    mean, variance, count = _moments(pairs)
+    left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
+    error = np.sqrt(variance / np.maximum(1, count))
+    return LogDifference(mean, error, _known(count.astype(float) - 1), count, left, right, pairs)
 
 
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
@@ -119,28 +142,23 @@ def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
         candidate: likewise; the number of launches may differ.
     """
     (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
-    left_part, right_part = left_variance / _at_least_one(left_count), right_variance / _at_least_one(right_count)
+    left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
     total = left_part + right_part
     with np.errstate(divide="ignore", invalid="ignore"):
         parts = left_part**2 / (left_count - 1) + right_part**2 / (right_count - 1)
         freedom: Floats = np.where(total == 0, left_count + right_count - 2.0, total**2 / parts).astype(float)
     count = np.minimum(left_count, right_count)
-    return LogDifference(right - left, np.sqrt(total), _known(freedom), count, paired=False)
+    return LogDifference(right - left, np.sqrt(total), _known(freedom), count, left, right, pairs=None)
 
 
 def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    known = np.isfinite(values)
-    count = known.sum(axis=1)
-    mean = np.where(known, values, 0.0).sum(axis=1) / _at_least_one(count)
-    mean = np.where(count > 0, mean, np.nan)
-    squares = np.where(known, (values - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    """Mean, variance and count of each row's known values; nan where they are too few."""
+    known = np.ma.masked_invalid(values)
+    mean, variance = known.mean(axis=1).filled(np.nan), known.var(axis=1, ddof=1).filled(np.nan)
+    count = known.count(axis=1)
     # Equal values leave a rest of rounding, which is no spread.
-    squares = np.where(squares <= (1e-12 * (1 + np.abs(mean))) ** 2 * count, 0.0, squares)
-    return mean, np.where(count > 1, squares / _at_least_one(count - 1), np.nan), count
-
-
-def _at_least_one(count: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.maximum(count, 1)
+    rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / np.maximum(1, count - 1)
+    return mean, np.where(variance <= rounding, 0.0, variance), count
 
 
 def _known(freedom: Floats) -> Floats:

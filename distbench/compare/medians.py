@@ -1,17 +1,14 @@
 """Medians of samples and their distribution-free intervals."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 
 
 def median(values: Sequence[float]) -> float:
     """The sample median; nan for none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return statistics.median(values) if len(values) else math.nan
 
 
 @lru_cache(maxsize=4096)

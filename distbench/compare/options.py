@@ -44,7 +44,7 @@ class Options:
 
 
 def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
-    """`["5%", "min=0.03"]` to a share for each metric; a text without a metric is for all that have no own.
+    """`["5%", "p10=0.03"]` to a share for each metric; a text without a metric is for all that have no own.
 
     Raises:
         UserError: an unknown metric, or a text that is no share.

@@ -41,14 +41,14 @@ def pairing_of(baseline: Sequence[float], candidate: Sequence[float]) -> Pairing
         [(moment, 0, index) for index, moment in enumerate(baseline)]
         + [(moment, 1, index) for index, moment in enumerate(candidate)]
     )
-    pairs, place = [], 0
-    while place + 1 < len(timeline):
-        (_, side, index), (_, next_side, next_index) = timeline[place], timeline[place + 1]
+    pairs, position = [], 0
+    while position + 1 < len(timeline):
+        (_, side, index), (_, next_side, next_index) = timeline[position], timeline[position + 1]
         if side == next_side:
-            place += 1
+            position += 1
             continue
         pairs.append((index, next_index) if side == 0 else (next_index, index))
-        place += 2
+        position += 2
     # One pair alone is also what two blocks, all of A and then all of B, have where they meet.
     if len(pairs) < 2 or len(pairs) < INTERLEAVED_SHARE * min(len(baseline), len(candidate)):
         return everything

@@ -1,4 +1,4 @@
 """Does the candidate run slower than the baseline? Launches in, verdicts out; the launch is the unit.
 
-`gate.gate` compares, `launches.read_side` reads. Nothing is imported here, so that the command line starts fast.
+`compare_sides.gate` compares, `runs.sides` reads. Nothing is imported here, so that the command line starts fast.
 """

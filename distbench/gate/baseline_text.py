@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean, stdev
 
 from distbench.render.blocks import Heading, Lines, Table, text_of
 from distbench.render.units import NOTHING, time_text
@@ -24,8 +25,8 @@ def baseline_page(path: Path) -> str:
     """
     record, launches = load_record(path), read_baseline(path)
     facts = record["facts"]
-    told = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
-    lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(told))
+    facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
+    lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(facts_text))
     rows = [
         _row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in _ids(launches)
     ]
@@ -46,20 +47,10 @@ def _row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:
     if not good:
         return (case_id, "0", values[0].status, NOTHING)
     by_metric = [value.mean_s for value in good], [value.p10_s for value in good]
-    return (
-        case_id,
-        str(len(good)),
-        *(f"{time_text(_center(times))}, {_spread(times)}" for times in by_metric),
-    )
+    return (case_id, str(len(good)), *map(_over_launches, by_metric))
 
 
-def _center(times: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, times)) / len(times))
-
-
-def _spread(times: Sequence[float]) -> str:
-    if len(times) < 2:
-        return NOTHING
-    logs = [math.log(time) for time in times]
-    center = sum(logs) / len(logs)
-    return f"{100 * math.sqrt(sum((one - center) ** 2 for one in logs) / (len(logs) - 1)):.1f} %"
+def _over_launches(times: Sequence[float]) -> str:
+    """`1.00 ms, 1.9 %`: geometric mean, and the standard deviation of the logarithms."""
+    spread = f"{100 * stdev(map(math.log, times)):.1f} %" if len(times) > 1 else NOTHING
+    return f"{time_text(geometric_mean(times))}, {spread}"

@@ -3,13 +3,11 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distbench.runs.header import MUST_AGREE
+from distbench.runs.launches import Launch
 from distbench.spec.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from distbench.runs.launches import Launch
 
 DTYPE = "dtype"  # it stands in a case's id, not in the environment
 _DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")
@@ -21,17 +19,15 @@ class Group:
     """Launches of one scenario that are held against each other.
 
     Args:
-        scenario: the scenario's name.
-        label: the scenario's name, and what tells this group from another one of the same scenario.
+        label: the scenario's name, and what differs from another group of the same scenario.
         baseline: launches, oldest first.
         candidate: likewise.
         conflicts: sentences on fields that forbid the comparison; empty where it is allowed.
     """
 
-    scenario: str
     label: str
-    baseline: "Sequence[Launch]"
-    candidate: "Sequence[Launch]"
+    baseline: Sequence[Launch]
+    candidate: Sequence[Launch]
     conflicts: tuple[str, ...] = ()
 
 
@@ -48,30 +44,30 @@ def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fields))
 
 
-def groups_of(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", allowed: Sequence[str]) -> list[Group]:
+def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: Sequence[str]) -> list[Group]:
     """Launches of both sides put together by scenario and by all fields that must agree.
 
     What is left of a scenario on both sides cannot be compared and says why; what is left on one side stands alone.
-
-    Args:
-        baseline: launches of the baseline.
-        candidate: launches of the candidate.
-        allowed: fields that may differ.
     """
     groups: list[Group] = []
     for scenario in dict.fromkeys(launch.scenario for launch in (*baseline, *candidate)):
-        left, right = ([launch for launch in side if launch.scenario == scenario] for side in (baseline, candidate))
+        sides = [[launch for launch in side if launch.scenario == scenario] for side in (baseline, candidate)]
         # Launches with the same parameters hold the same cases and are paired with each other. A scenario that has
         # gained a parameter is still compared.
-        by_variants = {launch.variants for launch in left} == {launch.variants for launch in right}
-        keyed = _by_facts(left, allowed, by_variants), _by_facts(right, allowed, by_variants)
-        groups += _groups_of_scenario(scenario, *keyed, allowed)
+        by_variants = {launch.variants for launch in sides[0]} == {launch.variants for launch in sides[1]}
+        left, right = (_by_facts(side, allowed, by_variants) for side in sides)
+        common = [key for key in left if key in right]
+        labels = _labels(scenario, [left[key][0] for key in common])
+        groups += [Group(label, left[key], right[key]) for key, label in zip(common, labels, strict=True)]
+        alone = [[one for key, some in side.items() if key not in common for one in some] for side in (left, right)]
+        if any(alone):
+            groups.append(Group(scenario, alone[0], alone[1], _conflicts(alone[0], alone[1], allowed)))
     return groups
 
 
 def _by_facts(
-    launches: "Sequence[Launch]", allowed: Sequence[str], by_variants: bool
-) -> "dict[tuple[str, ...], list[Launch]]":
+    launches: Sequence[Launch], allowed: Sequence[str], by_variants: bool
+) -> dict[tuple[str, ...], list[Launch]]:
     found: dict[tuple[str, ...], list[Launch]] = {}
     for launch in launches:
         facts = tuple(repr(launch.facts.get(name)) for name in MUST_AGREE if name not in allowed)
@@ -79,42 +75,22 @@ def _by_facts(
     return found
 
 
-def _groups_of_scenario(
-    scenario: str,
-    baseline: "dict[tuple[str, ...], list[Launch]]",
-    candidate: "dict[tuple[str, ...], list[Launch]]",
-    allowed: Sequence[str],
-) -> list[Group]:
-    common = [key for key in baseline if key in candidate]
-    labels = _labels(scenario, [baseline[key][0] for key in common])
-    groups = [Group(scenario, label, baseline[key], candidate[key]) for key, label in zip(common, labels, strict=True)]
-    left = [launch for key, some in baseline.items() if key not in common for launch in some]
-    right = [launch for key, some in candidate.items() if key not in common for launch in some]
-    if left or right:
-        groups.append(Group(scenario, scenario, left, right, _conflicts(left, right, allowed)))
-    return groups
-
-
-def _labels(scenario: str, firsts: "Sequence[Launch]") -> list[str]:
-    telling = [name for name in MUST_AGREE if len({repr(launch.facts[name]) for launch in firsts}) > 1]
+def _labels(scenario: str, firsts: Sequence[Launch]) -> list[str]:
+    differing = [name for name in MUST_AGREE if len({repr(launch.facts[name]) for launch in firsts}) > 1]
     return [
-        f"{scenario} ({', '.join(f'{name} {launch.facts[name]}' for name in telling)})" if telling else scenario
+        f"{scenario} ({', '.join(f'{name} {launch.facts[name]}' for name in differing)})" if differing else scenario
         for launch in firsts
     ]
 
 
-def _conflicts(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", allowed: Sequence[str]) -> tuple[str, ...]:
+def _conflicts(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: Sequence[str]) -> tuple[str, ...]:
     if not baseline or not candidate:
         return ()
-    found = []
-    for name in MUST_AGREE:
-        left, right = _values(baseline, name), _values(candidate, name)
-        if name not in allowed and left != right:
-            found.append(f"{name}: {_listed(left)} in the baseline, {_listed(right)} in the candidate")
+    found = differences(baseline, candidate, [name for name in MUST_AGREE if name not in allowed])
     return tuple(found) or ("no launch of one side agrees with one of the other in every field",)
 
 
-def differences(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", fields: Iterable[str]) -> list[str]:
+def differences(baseline: Sequence[Launch], candidate: Sequence[Launch], fields: Iterable[str]) -> list[str]:
     """Sentences on those of `fields` whose values differ between the sides."""
     found = []
     for name in fields:
@@ -124,7 +100,7 @@ def differences(baseline: "Sequence[Launch]", candidate: "Sequence[Launch]", fie
     return found
 
 
-def _values(launches: "Sequence[Launch]", name: str) -> list[str]:
+def _values(launches: Sequence[Launch], name: str) -> list[str]:
     return sorted({_text(launch.facts.get(name)) for launch in launches})
 
 

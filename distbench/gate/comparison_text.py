@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from distbench.compare.options import METRICS
-from distbench.gate.verdict import INCONCLUSIVE, JUDGED, PASS, CaseVerdict, Gated, MetricVerdict
+from distbench.compare.verdicts import INCONCLUSIVE, JUDGED, PASS
+from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.render.blocks import Block, Heading, Lines, Table, markdown_of, text_of
 from distbench.render.units import NOTHING, time_text
 

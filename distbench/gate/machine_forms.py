@@ -5,12 +5,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from distbench.compare.verdicts import BROKEN, INCONCLUSIVE, NEW, REGRESSION
 from distbench.gate.comparison_text import sentence
-from distbench.gate.verdict import INCOMPARABLE, INCONCLUSIVE, INVALID, MISSING, NEW, REGRESSION, CaseVerdict, Gated
+from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.render.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.render.ci import annotations as annotation_lines
-
-_ERRORS = (INVALID, MISSING, INCOMPARABLE)
 
 
 def json_text(gated: Gated, strict: bool = False) -> str:
@@ -34,7 +33,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def junit_text(gated: Gated) -> str:
+def junit_text(gated: Gated, _: bool = False) -> str:
     """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
     outcomes = [
         CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", _tag(case)) for case in gated.cases
@@ -48,7 +47,7 @@ def junit_text(gated: Gated) -> str:
 def _tag(case: CaseVerdict) -> str | None:
     if case.verdict == REGRESSION:
         return "failure"
-    if case.verdict in _ERRORS:
+    if case.verdict in BROKEN:
         return "error"
     return "skipped" if case.verdict in (INCONCLUSIVE, NEW) else None
 
@@ -57,11 +56,11 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     for case in gated.cases:
-        told = (f"{case.verdict}: {case.scenario}", sentence(case))
-        if case.verdict in (REGRESSION, *_ERRORS):
-            levels["error"].append(told)
+        message = (f"{case.verdict}: {case.scenario}", sentence(case))
+        if case.verdict in (REGRESSION, *BROKEN):
+            levels["error"].append(message)
         elif case.verdict == INCONCLUSIVE:
-            levels["error" if strict else "warning"].append(told)
+            levels["error" if strict else "warning"].append(message)
     lines = annotation_lines(levels)
     if gated.num_judged == 0:
         lines.insert(0, annotation("error", TOOL, gated.headline(strict)))

@@ -1,13 +1,13 @@
 """Launches of one group as arrays: a row a case, a column a launch."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from distbench.compare.log_differences import Floats
-from distbench.compare.options import METRICS
 from distbench.runs.launches import FAILED, NOT_RUN, Launch, Value
 
 
@@ -33,19 +33,16 @@ class CaseTable:
         """Launches that measured the case."""
         return sum(value.status == "ok" for value in self._of(case_id))
 
-    def num_not_run(self, case_id: str) -> int:
-        """Launches that skipped the case or could not run it."""
-        return sum(value.status in NOT_RUN for value in self._of(case_id))
-
-    def num_absent(self, case_id: str) -> int:
-        """Launches that should hold the case and do not."""
-        return self.expected.get(case_id, 0) - len(self._of(case_id))
+    def num_lacking(self, case_id: str) -> int:
+        """Launches that should hold the case and do not, skipped it or could not run it."""
+        known = self._of(case_id)
+        return self.expected.get(case_id, 0) - len(known) + sum(value.status in NOT_RUN for value in known)
 
     def _of(self, case_id: str) -> list[Value]:
         return [value for value in self.values.get(case_id, ()) if value is not None]
 
 
-def side_of(launches: Sequence[Launch]) -> CaseTable:
+def table_of(launches: Sequence[Launch]) -> CaseTable:
     """The launches of one side of one group."""
     values: dict[str, list[Value | None]] = {}
     seen_under: dict[str, set[str]] = {}
@@ -53,22 +50,13 @@ def side_of(launches: Sequence[Launch]) -> CaseTable:
         for case_id, value in launch.cases.items():
             values.setdefault(case_id, [None] * len(launches))[column] = value
             seen_under.setdefault(case_id, set()).add(launch.variants)
-    num_with = {
-        text: sum(launch.variants == text for launch in launches) for text in {one.variants for one in launches}
-    }
+    num_with = Counter(launch.variants for launch in launches)
     expected = {case_id: sum(num_with[text] for text in texts) for case_id, texts in seen_under.items()}
     return CaseTable(launches, values, expected)
 
 
-def logarithms(baseline: CaseTable, candidate: CaseTable, case_ids: Sequence[str]) -> dict[str, tuple[Floats, Floats]]:
-    """Metric to the logarithms of both sides, each [cases, launches], nan where a launch did not measure the case."""
-    found: dict[str, tuple[Floats, Floats]] = {}
-    for metric in METRICS:
-        arrays = tuple(np.full((len(case_ids), len(side.launches)), math.nan) for side in (baseline, candidate))
-        for side, array in zip((baseline, candidate), arrays, strict=True):
-            for row, case_id in enumerate(case_ids):
-                for column, value in enumerate(side.values.get(case_id, ())):
-                    if value is not None and value.status == "ok":
-                        array[row, column] = getattr(value, f"{metric}_s")
-        found[metric] = np.log(arrays[0]), np.log(arrays[1])
-    return found
+def logarithms(side: CaseTable, case_ids: Sequence[str], metric: str) -> Floats:
+    """One metric's logarithms, [cases, launches], nan where a launch did not measure the case."""
+    name = f"{metric}_s"
+    table = [[getattr(v, name) if v and v.status == "ok" else math.nan for v in side.values[one]] for one in case_ids]
+    return np.log(np.array(table).reshape(len(case_ids), len(side.launches)))

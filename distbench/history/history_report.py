@@ -60,11 +60,12 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
     paths = []
     with styled():
         for number, one in enumerate(series[:MAX_CASES]):
-            paths += save(_figure(one), folder, f"history-{number:02}")
+            paths += save(figure_of(one), folder, f"history-{number:02}")
     return paths
 
 
-def _figure(one: Series) -> "Figure":
+def figure_of(one: Series) -> "Figure":
+    """A case's series: a point a launch, a line a level."""
     figure, [axes] = new_figure(1, 9, 3.6)
     axes.plot(range(len(one.points)), [point.seconds for point in one.points], "o", color=GREY, markersize=4)
     for level in one.levels:
@@ -79,7 +80,7 @@ def _figure(one: Series) -> "Figure":
             va="top",
             color=colour,
         )
-    axes.set_title(f"{one.case_id}: the fastest sample of each launch")
+    axes.set_title(f"{one.case_id}: the 10th percentile of each launch's samples")
     axes.set_xlabel("launch, oldest first")
     axes.set_ylabel("time")
     axes.set_ylim(0, 1.25 * max(point.seconds for point in one.points))

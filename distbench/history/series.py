@@ -1,4 +1,4 @@
-"""Run files to one series a case, a point a launch, cut where its level changes."""
+"""Run files to one series a case, a point a launch, split at its change points."""
 
 import fnmatch
 import math
@@ -14,7 +14,7 @@ from distbench.runs.launches import Launch
 
 # A level is of at least so many launches: fewer are outliers, not a change.
 MIN_LAUNCHES = 3
-# Times variance x log(launches): with 4, two of 300 series of noise alone, 40 launches each, were cut.
+# Times variance x log(launches): with 4, two of 300 series of noise alone, 40 launches each, were split.
 PENALTY = 4.0
 OUTLIER = 4.0  # standard deviations
 MAD_TO_SD = 1 / 0.6745
@@ -28,7 +28,7 @@ class Point:
         started_at: seconds since the epoch.
         commit: hash, or None.
         dirty: whether files differed from that commit.
-        seconds: the least of its samples, which strays least between launches.
+        seconds: the 10th percentile of its samples, which strays less between launches than their mean.
     """
 
     started_at: float
@@ -108,21 +108,17 @@ def _point(launch: Launch, seconds: float) -> Point:
 
 
 def levels_of(seconds: Sequence[float]) -> tuple[Level, ...]:
-    """The series cut where its level changes: PELT on logarithms (Killick et al. 2012), as `ruptures` has it.
+    """The series split at its change points: PELT on logarithms (Killick et al. 2012), as `ruptures` has it.
 
     Args:
         seconds: positive, in order of time.
     """
     logs = np.log(np.asarray(seconds, dtype=float))
-    cuts = [0, *_cuts(logs), len(logs)]
-    return tuple(
-        Level(start, stop, math.exp(float(np.median(logs[start:stop]))))
-        for start, stop in pairwise(cuts)
-        if stop > start
-    )
+    bounds = [0, *_change_points(logs), len(logs)]
+    return tuple(Level(*ends, math.exp(float(np.median(logs[slice(*ends)])))) for ends in pairwise(bounds))
 
 
-def _cuts(logs: NDArray[np.float64]) -> list[int]:
+def _change_points(logs: NDArray[np.float64]) -> list[int]:
     if len(logs) < 2 * MIN_LAUNCHES:
         return []
     import ruptures
@@ -132,7 +128,7 @@ def _cuts(logs: NDArray[np.float64]) -> list[int]:
     penalty = max(PENALTY * math.log(len(logs)) * spread**2, 1e-12)
     signal = _without_outliers(logs, spread).reshape(-1, 1)
     found = ruptures.Pelt(model="l2", min_size=MIN_LAUNCHES, jump=1).fit(signal).predict(pen=penalty)
-    return [int(cut) for cut in found[:-1]]
+    return [int(index) for index in found[:-1]]
 
 
 def _without_outliers(logs: NDArray[np.float64], spread: float) -> NDArray[np.float64]:

@@ -5,27 +5,61 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.compare.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_ci, side_of_one
-from distbench.laboratory.planner_table import TORCHS, Bools, PlannerTable, ratio_to, widenings
+from distbench.compare.intervals import (
+    MIN_CONTROLS,
+    Floats,
+    Interval,
+    Ints,
+    geometric_mean,
+    geometric_mean_with_ci,
+    ratio_of,
+    side_of_one,
+    widened,
+    widening_for,
+)
+from distbench.laboratory.planner_table import Bools, PlannerTable
 from distbench.planning.choice import choose
+from distbench.spec.planner_names import BASELINE, TORCH_PLANNERS
 
-BASELINE = "greedy"
 BETTER_OF_TORCH = "the better of greedy and min_cost"
 CHOSEN = "choosing by prediction"
 # A planner that takes this much longer than torch's better one on a pair is called a loss worth naming.
 WORSE_SHARE = 0.10
 NEAR_BEST = 0.10
+# Planner, what it is compared with, mesh ("2x4") and size class; the last two "" for the pairs in focus.
+Place = tuple[str, str, str, str]
 
 
-class PlannerComparison(NamedTuple):
-    """One planner against a baseline over the pairs of one mesh and size that both moved.
+class PlannerRun(NamedTuple):
+    """What one planner did, or what several are compared with: fields of `PlannerTable`, one element a pair."""
+
+    name: str
+    times: Interval
+    runs_as: NDArray[Any]
+    enough: Bools
+
+
+class Ratios(NamedTuple):
+    """One planner's time over another's; every field has one element a pair.
 
     Args:
-        planner: the planner.
-        baseline: greedy, or BETTER_OF_TORCH.
-        mesh: the mesh, as "2x4"; empty for the pairs in focus, whatever their mesh.
-        size: the size class; empty for the pairs in focus.
-        num_pairs: non-trivial pairs: those that some planner communicates for.
+        ratio: the ratio with its 95 % interval (`intervals.ratio_of`), widened.
+        same: both run the same: the ratio is truly one.
+        enough: both have enough samples.
+        side: -1 where the first is faster beyond noise, 1 where the second is, else 0; 0 where both run the same.
+    """
+
+    ratio: Interval
+    same: Bools
+    enough: Bools
+    side: Ints
+
+
+class Tally(NamedTuple):
+    """How a planner did against a baseline over some pairs that both moved.
+
+    Args:
+        num_pairs: how many pairs.
         num_differing: of these, the ones on which the two do not run the same.
         num_faster: the planner is faster beyond noise.
         num_slower: the baseline is.
@@ -33,10 +67,6 @@ class PlannerComparison(NamedTuple):
         mean: geometric mean of planner / baseline over all num_pairs, with its 95 % CI over pairs.
     """
 
-    planner: str
-    baseline: str
-    mesh: str
-    size: str
     num_pairs: int
     num_differing: int
     num_faster: int
@@ -46,12 +76,8 @@ class PlannerComparison(NamedTuple):
 
 
 class PathDifference(NamedTuple):
-    """How often two planners plan another path: `num_differing` of `num_pairs`, for one mesh and size."""
+    """How often two planners plan another path: `num_differing` of `num_pairs`."""
 
-    planner: str
-    other: str
-    mesh: str
-    size: str
     num_pairs: int
     num_differing: int
 
@@ -60,7 +86,6 @@ class Regret(NamedTuple):
     """What a planner (or CHOSEN) takes over the best measured of each pair.
 
     Args:
-        planner: the planner, or CHOSEN.
         num_pairs: non-trivial pairs that it moved.
         mean: geometric mean of its time over the best's, at least 1.
         worst: the largest such ratio.
@@ -68,7 +93,6 @@ class Regret(NamedTuple):
         num_best: pairs on which it is the best.
     """
 
-    planner: str
     num_pairs: int
     mean: float
     worst: float
@@ -77,158 +101,149 @@ class Regret(NamedTuple):
 
 
 class LargestGain(NamedTuple):
-    """A pair with a large gain over greedy.
+    """A pair (its index) with a large gain of a planner over greedy: the ratio with its widened 95 % CI."""
 
-    Args:
-        row: its row on the board.
-        planner: whose gain it is.
-        ratio: the planner's time over greedy's, with its widened 95 % CI.
-    """
-
-    row: int
+    pair: int
     planner: str
     ratio: tuple[float, float, float]
 
 
-def planner_comparisons(planner_table: PlannerTable, focus: Bools) -> list[PlannerComparison]:
-    """Every planner against greedy and torch's better one: by mesh and size, and ("") over the pairs in focus."""
-    found = []
-    widening = widenings(planner_table, BASELINE)
-    for name, reference, runs_as, enough in _references(planner_table):
-        for planner in planner_table.planners:
-            if planner == name:
-                continue
-            ratio = ratio_to(planner_table, planner, reference, widening)
-            same = (planner_table.runs_as[planner] == runs_as) & np.isfinite(ratio.center)
-            sides = side_of_one(ratio, enough & planner_table.enough[planner] & ~same)
-            for mesh, size, chosen in [*planner_table.groups(), ("", "", focus)]:
-                keep = chosen & planner_table.communicates() & np.isfinite(ratio.center)
-                if keep.any():
-                    found.append(_comparison(planner, name, mesh, size, ratio, sides, same, keep))
-    return found
+def run_of(table: PlannerTable, planner: str) -> PlannerRun:
+    """What one planner of the table did."""
+    at = table.at(planner)
+    return PlannerRun(planner, Interval(*(part[at] for part in table.times)), table.runs_as[at], table.enough[at])
 
 
-def _references(planner_table: PlannerTable) -> list[tuple[str, Interval, NDArray[Any], Bools]]:
-    """(name, times, what runs, enough samples) of each thing that planners are compared with."""
-    found = []
-    if BASELINE in planner_table.planners:
-        found.append(
-            (BASELINE, planner_table.times[BASELINE], planner_table.runs_as[BASELINE], planner_table.enough[BASELINE])
-        )
-    if all(planner in planner_table.planners for planner in TORCHS):
-        one, other = TORCHS
-        takes = np.less_equal(planner_table.times[one].center, planner_table.times[other].center) | ~planner_table.has(
-            other
-        )
-        times = Interval(
-            *(np.where(takes, a, b) for a, b in zip(planner_table.times[one], planner_table.times[other], strict=True))
-        )
-        runs_as = np.where(takes, planner_table.runs_as[one], planner_table.runs_as[other])
-        found.append(
-            (BETTER_OF_TORCH, times, runs_as, np.where(takes, planner_table.enough[one], planner_table.enough[other]))
-        )
-    return found
+def ratios(one: PlannerRun, other: PlannerRun, widening: float | Floats = 1.0) -> Ratios:
+    """One planner's time over another's, pair by pair, each interval widened by a factor."""
+    ratio = widened(ratio_of(one.times, other.times), widening)
+    same = (one.runs_as == other.runs_as) & (one.runs_as != "") & np.isfinite(ratio.center)
+    enough = one.enough & other.enough
+    return Ratios(ratio, same, enough, side_of_one(ratio, enough & ~same))
 
 
-def _comparison(
-    planner: str, name: str, mesh: str, size: str, ratio: Interval, sides: Ints,
-    same: Bools, keep: Bools,
-) -> PlannerComparison:  # fmt: skip
-    ratios = ratio.center[keep]
-    return PlannerComparison(
-        planner=planner,
-        baseline=name,
-        mesh=mesh,
-        size=size,
-        num_pairs=int(keep.sum()),
-        num_differing=int((keep & ~same).sum()),
-        num_faster=int((sides[keep] < 0).sum()),
-        num_slower=int((sides[keep] > 0).sum()),
-        num_much_slower=int(((sides > 0) & (ratio.low > 1 + WORSE_SHARE))[keep].sum()),
-        mean=(geometric_mean(ratios), *geometric_mean_ci(ratios)),
+def widenings(table: PlannerTable, baseline: str = BASELINE) -> Floats:
+    """By what every pair's ratio intervals are widened, for them to hold where ratios are truly one.
+
+    The controls are pairs on which a planner runs just what the baseline runs; those of one mesh and size are taken
+    together over all planners, and all of the table where these are too few (`intervals.widening_for`).
+    """
+    factors = np.ones(len(table.pairs))
+    others = [planner for planner in table.planners if planner != baseline]
+    if baseline not in table.planners or not others:
+        return factors
+    found = [ratios(run_of(table, planner), run_of(table, baseline)) for planner in others]
+    pooled = Interval(*(np.stack(parts) for parts in zip(*(one.ratio for one in found), strict=True)))
+    controls = np.stack([one.same & one.enough for one in found])
+    for pairs in (np.ones(len(factors), dtype=bool), *(pairs for _, _, pairs in table.groups())):
+        if (controls & pairs).sum() >= MIN_CONTROLS:
+            factors[pairs] = widening_for(pooled, controls & pairs)
+    return factors
+
+
+def tally(found: Ratios, pairs: Bools | Ints) -> Tally:
+    """Counts and the mean over some pairs, given as a mask or as indexes."""
+    side, ratio = found.side[pairs], found.ratio.center[pairs]
+    much_slower = (found.side > 0) & (found.ratio.low > 1 + WORSE_SHARE)
+    return Tally(
+        num_pairs=len(side),
+        num_differing=int((~found.same[pairs]).sum()),
+        num_faster=int((side < 0).sum()),
+        num_slower=int((side > 0).sum()),
+        num_much_slower=int(much_slower[pairs].sum()),
+        mean=geometric_mean_with_ci(ratio),
     )
 
 
-def differences(planner_table: PlannerTable, focus: Bools) -> list[PathDifference]:
-    """How often min_cost and calibrated leave greedy's path, and calibrated min_cost's; as `matchups` groups."""
-    found = []
+def tallies(table: PlannerTable, focus: Bools, widening: Floats) -> dict[Place, Tally]:
+    """Every planner against greedy and torch's better one, over pairs that communicate."""
+    counted = {}
+    for reference in _references(table):
+        for planner in table.planners:
+            if planner == reference.name:
+                continue
+            found = ratios(run_of(table, planner), reference, widening)
+            moved = table.communicates & np.isfinite(found.ratio.center)
+            for mesh, size, pairs in [*table.groups(), ("", "", focus)]:
+                if (pairs & moved).any():
+                    counted[planner, reference.name, mesh, size] = tally(found, pairs & moved)
+    return counted
+
+
+def _references(table: PlannerTable) -> list[PlannerRun]:
+    """What planners are compared with, as far as it was measured."""
+    found = [run_of(table, BASELINE)] if BASELINE in table.planners else []
+    if all(planner in table.planners for planner in TORCH_PLANNERS):
+        one, other = (run_of(table, planner) for planner in TORCH_PLANNERS)
+        is_one = (one.times.center <= other.times.center) | np.isnan(other.times.center)
+        times = Interval(*(np.where(is_one, a, b) for a, b in zip(one.times, other.times, strict=True)))
+        runs_as, enough = np.where(is_one, one.runs_as, other.runs_as), np.where(is_one, one.enough, other.enough)
+        found.append(PlannerRun(BETTER_OF_TORCH, times, runs_as, enough))
+    return found
+
+
+def differences(table: PlannerTable, focus: Bools) -> dict[Place, PathDifference]:
+    """How often min_cost and calibrated leave greedy's path, and calibrated min_cost's."""
+    found = {}
     for planner, other in (("min_cost", "greedy"), ("calibrated", "greedy"), ("calibrated", "min_cost")):
-        if planner not in planner_table.planners or other not in planner_table.planners:
+        if planner not in table.planners or other not in table.planners:
             continue
-        both = planner_table.has(planner) & planner_table.has(other)
-        differing = both & (planner_table.paths[planner] != planner_table.paths[other])
-        for mesh, size, chosen in [*planner_table.groups(), ("", "", focus)]:
-            if (both & chosen).any():
-                counts = int((both & chosen).sum()), int((differing & chosen).sum())
-                found.append(PathDifference(planner, other, mesh, size, *counts))
+        one, two = table.at(planner), table.at(other)
+        both = table.measured[one] & table.measured[two]
+        differing = both & (table.paths[one] != table.paths[two])
+        for mesh, size, pairs in [*table.groups(), ("", "", focus)]:
+            if (both & pairs).any():
+                counts = int((both & pairs).sum()), int((differing & pairs).sum())
+                found[planner, other, mesh, size] = PathDifference(*counts)
     return found
 
 
-def regrets(planner_table: PlannerTable, focus: Bools) -> list[Regret]:
-    """Every planner, and choosing by prediction alone, against the best measured of each non-trivial pair in focus."""
-    if not planner_table.planners:
-        return []
-    times = np.array([planner_table.times[planner].center for planner in planner_table.planners])
-    best = np.nanmin(times, axis=0)
-    looked_at = focus & planner_table.communicates()
-    found = [
-        _regret(planner, planner_table.times[planner].center, best, looked_at) for planner in planner_table.planners
-    ]
-    chosen = chosen_by_prediction(planner_table)
-    if (chosen >= 0).any():
-        taken = np.where(chosen >= 0, times[np.maximum(chosen, 0), np.arange(times.shape[1])], np.nan)
-        found.append(_regret(CHOSEN, taken, best, looked_at))
-    return found
+def regrets(table: PlannerTable, focus: Bools) -> dict[str, Regret]:
+    """Every planner, and CHOSEN, against the best measured of each non-trivial pair in focus that it moved."""
+    if not table.planners:
+        return {}
+    best, pairs = np.nanmin(table.times.center, axis=0), focus & table.communicates
+    taken = dict(zip(table.planners, table.times.center, strict=True)) | {CHOSEN: times_when_chosen(table)}
+    over = {name: (times / best)[pairs & np.isfinite(times)] for name, times in taken.items()}
+    return {name: _regret(values) for name, values in over.items() if values.size}
 
 
-def _regret(name: str, taken: Floats, best: Floats, looked_at: Bools) -> Regret:
-    ratios = (taken / best)[looked_at & np.isfinite(taken)]
-    if not ratios.size:
-        return Regret(name, 0, np.nan, np.nan, np.nan, 0)
-    near = float((ratios <= 1 + NEAR_BEST).mean())
-    return Regret(name, ratios.size, geometric_mean(ratios), float(ratios.max()), near, int((ratios == 1).sum()))
+def _regret(over: Floats) -> Regret:
+    near = float((over <= 1 + NEAR_BEST).mean())
+    return Regret(over.size, geometric_mean(over), float(over.max()), near, int((over == 1).sum()))
 
 
-def chosen_by_prediction(planner_table: PlannerTable) -> Ints:
-    """The index of the planner that `choose` takes by the predictions of each pair, -1 where none has a prediction."""
-    predicted = np.array([planner_table.numbers["predicted_s"][planner] for planner in planner_table.planners])
-    known = np.isfinite(predicted) & np.array([planner_table.has(planner) for planner in planner_table.planners])
-    found = np.full(len(planner_table.pairs), -1, dtype=np.int64)
+def times_when_chosen(table: PlannerTable) -> Floats:
+    """Each pair's time by the planner that `choose` takes by the predictions; nan where none has a prediction."""
+    predicted = table.numbers["predicted_s"]
+    known = np.isfinite(predicted) & table.measured
+    taken = np.full(len(table.pairs), np.nan)
     for pair in np.flatnonzero(known.any(axis=0)).tolist():
-        places = np.flatnonzero(known[:, pair]).tolist()
-        taken = choose({planner_table.planners[place]: float(predicted[place, pair]) for place in places})
-        found[pair] = planner_table.planners.index(taken)
-    return found
+        plans = {table.planners[at]: float(predicted[at, pair]) for at in np.flatnonzero(known[:, pair]).tolist()}
+        taken[pair] = table.times.center[table.at(choose(plans)), pair]
+    return taken
 
 
-def ratio_when_chosen(planner_table: PlannerTable, chosen: Bools) -> tuple[float, float, float]:
-    """Choosing by prediction over greedy: geometric mean and its CI over the non-trivial ones of some pairs."""
-    if BASELINE not in planner_table.planners:
+def ratio_when_chosen(table: PlannerTable, focus: Bools) -> tuple[float, float, float]:
+    """Choosing by prediction over greedy: geometric mean and its CI over the non-trivial pairs in focus."""
+    if BASELINE not in table.planners:
         return (np.nan, np.nan, np.nan)
-    times = np.array([planner_table.times[planner].center for planner in planner_table.planners])
-    pick = chosen_by_prediction(planner_table)
-    taken = np.where(pick >= 0, times[np.maximum(pick, 0), np.arange(times.shape[1])], np.nan)
-    ratios = (taken / planner_table.times[BASELINE].center)[chosen & planner_table.communicates()]
-    return (geometric_mean(ratios), *geometric_mean_ci(ratios))
+    over = times_when_chosen(table) / table.times.center[table.at(BASELINE)]
+    return geometric_mean_with_ci(over[focus & table.communicates])
 
 
-def largest_gains(planner_table: PlannerTable, focus: Bools, count: int) -> list[LargestGain]:
+def largest_gains(table: PlannerTable, focus: Bools, widening: Floats, count: int) -> list[LargestGain]:
     """The pairs in focus with the largest measured gain over greedy beyond noise, each once, by its fastest planner."""
-    if BASELINE not in planner_table.planners:
+    others = [planner for planner in table.planners if planner != BASELINE]
+    if BASELINE not in table.planners or not others:
         return []
-    widening = widenings(planner_table, BASELINE)
-    best: dict[int, LargestGain] = {}
-    for planner in planner_table.planners:
-        if planner == BASELINE:
-            continue
-        ratio = ratio_to(planner_table, planner, planner_table.times[BASELINE], widening)
-        enough = planner_table.enough[planner] & planner_table.enough[BASELINE] & ~planner_table.same(planner, BASELINE)
-        for index in np.flatnonzero((side_of_one(ratio, enough) < 0) & planner_table.communicates() & focus).tolist():
-            found = LargestGain(index, planner, _at(ratio, index))
-            if index not in best or found.ratio[0] < best[index].ratio[0]:
-                best[index] = found
-    return sorted(best.values(), key=lambda pair: pair.ratio[0])[:count]
+    found = [ratios(run_of(table, planner), run_of(table, BASELINE), widening) for planner in others]
+    pairs = focus & table.communicates
+    gains = np.stack([np.where((one.side < 0) & pairs, one.ratio.center, np.inf) for one in found])
+    best, least = gains.argmin(axis=0), gains.min(axis=0)
+    largest = [pair for pair in np.argsort(least, kind="stable").tolist() if np.isfinite(least[pair])][:count]
+    return [LargestGain(pair, others[best[pair]], _at(found[best[pair]].ratio, pair)) for pair in largest]
 
 
-def _at(ratio: Interval, index: int) -> tuple[float, float, float]:
-    return float(ratio.center[index]), float(ratio.low[index]), float(ratio.high[index])
+def _at(ratio: Interval, pair: int) -> tuple[float, float, float]:
+    return float(ratio.center[pair]), float(ratio.low[pair]), float(ratio.high[pair])

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.runs.frame import Row
+from distbench.spec.planner_names import OUR_VARIANTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BAD = ("wrong", "raised", "aborted", "timeout")
-OURS = ("calibrated", "calibrated+native", "direct")
 PAIR_KEY = ["run_file", "mesh", "mesh_shape", "shape", "dtype", "suite", "direction", "flattened", "source", "target"]
 _SHARD = re.compile(r"_?S(?:S|tridedShard)?\((?:dim=)?(\d+)(?:, *(?:sf=|split_factor=)?(\d+))?\)(?:\[(\d+)\])?")
 
@@ -49,7 +49,7 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
     if bad.empty:
         return []
     bad = bad.assign(pattern=[pattern_of(record) for record in bad.to_dict("records")])
-    ours = _outcomes_by_pair(rows[rows["planner"].isin(OURS)])
+    ours = _outcomes_by_pair(rows[rows["planner"].isin(OUR_VARIANTS)])
     found = []
     for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
         example = min(group.to_dict("records"), key=lambda record: (numel_of(record), str(record["id"])))
@@ -74,7 +74,7 @@ def _counted(
         for planner, status in outcomes.get(key, ()):
             if planner != without:
                 counts.setdefault(planner, Counter())[status] += 1
-    return {planner: dict(counts[planner]) for planner in OURS if planner in counts}
+    return {planner: dict(counts[planner]) for planner in OUR_VARIANTS if planner in counts}
 
 
 def pattern_of(record: Row) -> str:

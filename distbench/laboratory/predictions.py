@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distbench.compare.intervals import Floats
 from distbench.laboratory.planner_table import Bools, PlannerTable
 
 # Plans predicted further apart than this are expected to be ranked right.
@@ -12,18 +13,14 @@ APART = 0.35
 
 
 class PredictionError(NamedTuple):
-    """One planner's predictions over the non-trivial pairs of one size class (empty: of those in focus).
+    """How far off predictions are.
 
     Args:
-        planner: the planner.
-        size: the size class.
         num_pairs: pairs with a prediction.
         error: median of |predicted / measured - 1|.
         bias: median of predicted / measured.
     """
 
-    planner: str
-    size: str
     num_pairs: int
     error: float
     bias: float
@@ -39,36 +36,42 @@ class PredictionRanking(NamedTuple):
     num_right: int
 
 
-def prediction_errors(planner_table: PlannerTable, focus: Bools) -> list[PredictionError]:
-    """By planner and size, and (size "") over the pairs in focus; planners without predictions are left out."""
-    found = []
-    for planner in planner_table.planners:
-        predicted, measured = planner_table.numbers["predicted_s"][planner], planner_table.times[planner].center
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = predicted / measured
-        known = np.isfinite(ratio) & (predicted > 0) & planner_table.communicates()
-        for size in [*planner_table.sizes(), ""]:
-            chosen = known & ((planner_table.pairs["size"] == size).to_numpy(bool) if size else focus)
-            if chosen.any():
-                errors, bias = np.abs(ratio[chosen] - 1), ratio[chosen]
-                found.append(
-                    PredictionError(planner, size, int(chosen.sum()), float(np.median(errors)), float(np.median(bias)))
-                )
+def prediction_errors(table: PlannerTable, focus: Bools) -> dict[tuple[str, str], PredictionError]:
+    """By planner and size class over non-trivial pairs, and (size "") over those in focus; only what was predicted."""
+    found = {}
+    for planner, predicted, measured in zip(table.planners, *_predicted_and_measured(table), strict=True):
+        over = predicted / measured
+        for size in [*table.sizes(), ""]:
+            pairs = np.isfinite(over) & ((table.pairs["size"] == size).to_numpy(bool) if size else focus)
+            if pairs.any():
+                error = float(np.median(np.abs(over[pairs] - 1)))
+                found[planner, size] = PredictionError(int(pairs.sum()), error, float(np.median(over[pairs])))
     return found
 
 
-def ranking(planner_table: PlannerTable, focus: Bools) -> PredictionRanking:
+def _predicted_and_measured(table: PlannerTable) -> tuple[Floats, Floats]:
+    """Seconds, [planners, pairs]; nan where one of the two is missing or the pair is trivial."""
+    predicted, measured = table.numbers["predicted_s"], table.times.center
+    known = np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0) & table.communicates
+    return np.where(known, predicted, np.nan), np.where(known, measured, np.nan)
+
+
+def predicted_and_measured(table: PlannerTable, planner: str) -> tuple[Floats, Floats]:
+    """Seconds of the non-trivial pairs on which a planner has both."""
+    predicted, measured = (values[table.at(planner)] for values in _predicted_and_measured(table))
+    return predicted[np.isfinite(predicted)], measured[np.isfinite(measured)]
+
+
+def ranking(table: PlannerTable, focus: Bools) -> PredictionRanking:
     """How plans predicted more than APART apart were measured, over the non-trivial pairs in focus."""
     num_plans = num_right = 0
-    for index in np.flatnonzero(planner_table.communicates() & focus).tolist():
+    predicted, measured = _predicted_and_measured(table)
+    for pair in np.flatnonzero(focus).tolist():
         plans: dict[str, tuple[float, float]] = {}
-        for planner in planner_table.planners:
-            predicted = float(planner_table.numbers["predicted_s"][planner][index])
-            measured = float(planner_table.times[planner].center[index])
-            if np.isfinite(predicted) and np.isfinite(measured) and predicted > 0:
-                plans.setdefault(str(planner_table.runs_as[planner][index]), (predicted, measured))
+        for at in np.flatnonzero(np.isfinite(predicted[:, pair])).tolist():
+            plans.setdefault(str(table.runs_as[at, pair]), (predicted[at, pair], measured[at, pair]))
         for one, other in combinations(plans.values(), 2):
             if max(one[0], other[0]) > (1 + APART) * min(one[0], other[0]):
                 num_plans += 1
-                num_right += (one[0] < other[0]) == (one[1] < other[1])
+                num_right += int((one[0] < other[0]) == (one[1] < other[1]))
     return PredictionRanking(num_plans, num_right)

@@ -13,8 +13,8 @@ from distbench.laboratory.reproducer_script import SCRIPT, kept
 from distbench.render.blocks import clean, shorten
 from distbench.runs.frame import Row
 from distbench.spec.errors import UserError
+from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
 
-TORCHS = ("greedy", "min_cost")
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 # Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
@@ -50,11 +50,6 @@ class ScriptLayout(NamedTuple):
 
 def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
     """One script a failure; (the files, sentences on the failures that no script of torch alone can show).
-
-    Args:
-        failures: groups of one cause each.
-        versions: what they were found with.
-        folder: made where it is missing.
 
     Raises:
         UserError: the folder cannot be written.
@@ -97,7 +92,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     """
     record = failure.example
     planner = failure.planner.partition("+")[0]
-    if planner not in TORCHS:
+    if planner not in TORCH_PLANNERS:
         raise NotWritten(f"{planner} is distbench's own; run the case again with distbench")
     mesh_shape, shape = sizes_in(record["mesh_shape"]), sizes_in(record["shape"])
     if not mesh_shape or not shape or record["dtype"] not in DTYPES:
@@ -138,7 +133,7 @@ def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, version
     true = {
         "nccl": versions.backend == "nccl",
         "min_cost": failure.planner.startswith("min_cost"),
-        "native": failure.planner.endswith("+native"),
+        "native": failure.planner.endswith(NATIVE),
         "strided": any("Strided" in text for text in (*source.placements, *target.placements)),
         "internals": source.is_ordered or target.is_ordered or becomes_partial,
         "from_partial": bool(operators),

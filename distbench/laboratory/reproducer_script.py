@@ -178,12 +178,7 @@ if __name__ == "__main__":
 
 
 def kept(text: str, words: set[str]) -> str:
-    """The lines of a script that a case needs.
-
-    Args:
-        text: with its `#?` lines.
-        words: what is true of the case.
-    """
+    """The lines of a script that a case needs, `words` being what is true of the case."""
     lines, keep = [], True
     for line in text.split("\n"):
         if line.startswith("#?"):

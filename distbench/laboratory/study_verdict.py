@@ -3,14 +3,15 @@
 from pathlib import Path
 
 from distbench.compare.intervals import geometric_mean
-from distbench.laboratory.comparisons import CHOSEN, PlannerComparison, Regret
+from distbench.laboratory.comparisons import CHOSEN, Tally
+from distbench.laboratory.failures import BAD
 from distbench.laboratory.predictions import APART
-from distbench.laboratory.study import NATIVE, Study
+from distbench.laboratory.study import Study
 from distbench.render.blocks import Block, Code, Heading, Lines
 from distbench.render.units import known, percent_text, ratio_text
+from distbench.spec.planner_names import NATIVE, OUR_VARIANTS
 
-OURS = ("calibrated", "calibrated+native", "direct")
-# What torch can be told to plan with, everywhere, operators and backward included.
+# What torch can be made to plan with everywhere, operators and backward included.
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
 # Predictions further off than this rank plans by luck.
 ROUGH = 0.5
@@ -25,35 +26,30 @@ def verdict_lines(study: Study) -> tuple[str, ...]:
     return tuple(line for line in lines if line)
 
 
-def best_everywhere(study: Study) -> PlannerComparison | None:
+def best_everywhere(study: Study) -> tuple[str, Tally] | None:
     """The planner to set for everything: the one with the least mean time, if it is surely under greedy's; or None."""
-    found = [matchup for planner in EVERYWHERE if (matchup := study.against(planner))]
-    best = min(found, key=lambda matchup: matchup.mean[0], default=None)
-    return best if best and best.mean[2] < 1 else None
+    found = [(planner, tally) for planner in EVERYWHERE if (tally := study.against(planner))]
+    best = min(found, key=lambda one: one[1].mean[0], default=None)
+    return best if best and best[1].mean[2] < 1 else None
 
 
-def best_by_hand(study: Study) -> PlannerComparison | None:
+def best_by_hand(study: Study) -> Tally | None:
     """direct, where on the pairs it can move it is surely faster than greedy, and than what is best everywhere."""
     direct, everywhere = study.against("direct"), best_everywhere(study)
     if not direct or not direct.mean[2] < 1:
         return None
     if everywhere:
-        one, other = (study.planner_table.times[name].center for name in ("direct", everywhere.planner))
-        if not geometric_mean((one / other)[study.focus & study.planner_table.communicates()]) < 1:
+        one, other = (study.table.times.center[study.table.at(name)] for name in ("direct", everywhere[0]))
+        if not geometric_mean((one / other)[study.focus & study.table.communicates]) < 1:
             return None
     return direct
 
 
-def regret_of(study: Study, planner: str) -> Regret | None:
-    """A planner's regret, or that of choosing by prediction; None where it moved no pair in focus."""
-    return next((regret for regret in study.regrets if regret.planner == planner and regret.num_pairs), None)
-
-
 def _use_line(study: Study) -> str:
-    meshes = ", ".join(dict.fromkeys(mesh for mesh, _, _ in study.planner_table.groups())) or "unknown mesh"
+    meshes = ", ".join(dict.fromkeys(mesh for mesh, _, _ in study.table.groups())) or "unknown mesh"
     on = f"On {study.machine} ({study.versions.backend}, mesh {meshes})"
     everywhere, by_hand = best_everywhere(study), best_by_hand(study)
-    if not study.planner_table.planners:
+    if not study.table.planners:
         return f"{on} no redistribution came out right, so there is nothing to compare."
     parts = []
     if by_hand:
@@ -62,10 +58,9 @@ def _use_line(study: Study) -> str:
             f"pairs that it can move"
         )
     if everywhere:
-        parts.append(
-            f"{everywhere.planner} for everything: {_times_greedy(everywhere)} over {everywhere.num_pairs} pairs"
-        )
-    elif study.planner_comparisons:
+        planner, tally = everywhere
+        parts.append(f"{planner} for everything: {_times_greedy(tally)} over {tally.num_pairs} pairs")
+    elif study.tallies:
         parts.append(
             "greedy, torch's default, for the rest: no planner that can be set for everything is surely faster"
         )
@@ -75,12 +70,12 @@ def _use_line(study: Study) -> str:
     return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
 
 
-def _times_greedy(matchup: PlannerComparison) -> str:
-    return f"{ratio_text(*matchup.mean)} of greedy's time"
+def _times_greedy(tally: Tally) -> str:
+    return f"{ratio_text(*tally.mean)} of greedy's time"
 
 
 def _greedy_line(study: Study) -> str:
-    regret = regret_of(study, "greedy")
+    regret = study.regrets.get("greedy")
     if not regret:
         return ""
     sent = study.sent_over_bound.get("greedy", float("nan"))
@@ -95,7 +90,7 @@ def _min_cost_line(study: Study) -> str:
     found = study.against("min_cost")
     if not found:
         return ""
-    changed = next((d for d in study.differences if (d.planner, d.other, d.mesh) == ("min_cost", "greedy", "")), None)
+    changed = study.differences.get(("min_cost", "greedy", "", ""))
     if not changed or not changed.num_differing:
         return "min_cost plans what greedy plans on every pair here."
     open_calls = found.num_differing - found.num_faster - found.num_slower
@@ -107,9 +102,8 @@ def _min_cost_line(study: Study) -> str:
 
 
 def _prediction_line(study: Study) -> str:
-    chosen = regret_of(study, CHOSEN)
-    overall = [error.error for error in study.errors if not error.size]
-    if not chosen or not overall:
+    overall = [error.error for (_, size), error in study.errors.items() if not size]
+    if CHOSEN not in study.regrets or not overall:
         return ""
     rank = study.ranking
     ranked = ""
@@ -134,13 +128,10 @@ def _prediction_line(study: Study) -> str:
 
 
 def _wrong_line(study: Study) -> str:
-    ours = sum(count for planner in OURS for status, count in study.outcomes.get(planner, {}).items() if status == "ok")
-    bad = {
-        planner: sum(counts.get(status, 0) for status in ("wrong", "raised", "aborted", "timeout"))
-        for planner, counts in study.outcomes.items()
-    }
-    theirs = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner not in OURS]
-    own = [f"{planner} on {count}" for planner, count in sorted(bad.items()) if count and planner in OURS]
+    ours = sum(study.outcomes[planner]["ok"] for planner in OUR_VARIANTS if planner in study.outcomes)
+    bad = {planner: sum(counts[status] for status in BAD) for planner, counts in sorted(study.outcomes.items())}
+    theirs = [f"{planner} on {count}" for planner, count in bad.items() if count and planner not in OUR_VARIANTS]
+    own = [f"{planner} on {count}" for planner, count in bad.items() if count and planner in OUR_VARIANTS]
     parts = []
     if theirs:
         parts.append(f"torch's planners gave wrong values or broke: {', '.join(theirs)} cases")
@@ -148,45 +139,36 @@ def _wrong_line(study: Study) -> str:
         parts.append(f"OURS TOO: {', '.join(own)} cases")
     elif ours:
         parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
-    return (
-        "; ".join(parts) + "." if theirs or own else ("Every value was checked, and right." if study.outcomes else "")
-    )
+    if theirs or own:
+        return "; ".join(parts) + "."
+    return "Every value was checked, and right." if study.outcomes else ""
 
 
 def code_blocks(study: Study) -> list[Block]:
     """The lines of code for what the verdict says to use."""
-    everywhere, by_hand = best_everywhere(study), best_by_hand(study)
+    everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
     profile = study.profile or NO_PROFILE
     if Path(profile).is_relative_to(Path.cwd()):
         profile = str(Path(profile).relative_to(Path.cwd()))
-    blocks: list[Block] = [Heading("The line of code")]
     native = NATIVE if study.is_native else ""
+    found: list[tuple[str, str]] = []
     if everywhere:
-        why = f"{everywhere.planner}, for every redistribution, also those inside operators and in backward"
-        blocks += [
-            Lines((f"{why}: {_times_greedy(everywhere)}.",)),
-            Code(code_for(everywhere.planner + native, profile)),
-        ]
+        why = f"{everywhere[0]}, for every redistribution, also those inside operators and in backward"
+        found.append((f"{why}: {_times_greedy(everywhere[1])}.", everywhere[0] + native))
     if by_hand:
         why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
-        blocks += [Lines((f"{why}: {_times_greedy(by_hand)}.",)), Code(code_for("direct", profile))]
-    if not everywhere:
-        beside = study.against("calibrated")
-        if beside:
-            text = f"calibrated takes {_times_greedy(beside)} here: no sure gain. To try it all the same:"
-            blocks += [Lines((text,)), Code(code_for("calibrated" + native, profile))]
-        elif not by_hand:
-            blocks.append(Lines(("Nothing to change: greedy is what torch uses by itself.",)))
-    return blocks
+        found.append((f"{why}: {_times_greedy(by_hand)}.", "direct"))
+    if not everywhere and calibrated:
+        text = f"calibrated takes {_times_greedy(calibrated)} here: no sure gain. To try it all the same:"
+        found.append((text, "calibrated" + native))
+    blocks: list[Block] = [Heading("The line of code")]
+    for text, planner in found:
+        blocks += [Lines((text,)), Code(code_for(planner, profile))]
+    return blocks if found else [*blocks, Lines(("Nothing to change: greedy is what torch uses by itself.",))]
 
 
 def code_for(planner: str, profile: str) -> tuple[str, ...]:
-    """Lines of Python that make a training loop use a planner.
-
-    Args:
-        planner: its name in a report, `+native` included.
-        profile: the profile's file.
-    """
+    """Lines of Python that make a training loop use a planner, `+native` in its name included."""
     name, _, native = planner.partition("+")
     if name == "direct":
         return (

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from distbench.launch.display import Display
 from distbench.launch.explain import LAUNCH_LOG, Cause, cause_of
 from distbench.launch.ranks import Joined, rank_environment, torchrun_command
 from distbench.runs.progress import FILE_NAME, ProgressReader
@@ -23,16 +25,9 @@ TERMINATE_WAIT_S = 5.0
 STACKS_WAIT_S = 0.5
 
 
-class Watcher(Protocol):
-    """Whoever shows progress to a person."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """One event of the ranks, as progress.py lists them."""
-
-
 @dataclass
 class Attempt:
-    """One launch, and what its ranks told.
+    """One launch, and what its ranks reported.
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
@@ -41,28 +36,28 @@ class Attempt:
         running: the case that was running when the launch ended.
         num_by_status: cases that this launch finished, by status.
         spent_s: seconds of rank 0 by what they were spent on.
-        last_news: when the ranks last told something, seconds, monotonic.
-        told_end: whether rank 0 said that it was done.
+        last_event_s: when the last event came, seconds, monotonic.
+        reached_end: whether rank 0 reported that it was done.
     """
 
     status: str = "complete"
     cause: Cause = field(default_factory=lambda: Cause("", ""))
     num_cases: int | None = None
     running: Case | None = None
-    num_by_status: dict[str, int] = field(default_factory=dict)
+    num_by_status: Counter[str] = field(default_factory=Counter)
     spent_s: dict[str, float] = field(default_factory=dict)
-    last_news: float = field(default_factory=time.monotonic)
-    told_end: bool = False
+    last_event_s: float = field(default_factory=time.monotonic)
+    reached_end: bool = False
 
     @property
     def lost_case(self) -> Case | None:
         """The case that broke the launch, where one did: not the user, the storage, or a failure outside of cases."""
-        broke = self.status in ("failed", "timeout") and self.cause.kind not in ("user", "storage")
+        broke = self.status in ("failed", "timeout") and not self.cause.user_can_fix
         return self.running if broke else None
 
     def note(self, event: dict[str, Any]) -> None:
         """Take in one event."""
-        self.last_news = time.monotonic()
+        self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
         if event["event"] == "plan":
             self.num_cases = event["num_cases"]
@@ -70,28 +65,24 @@ class Attempt:
             self.running = Case(event["id"], event["kind"], event["params"])
         elif event["event"] == "done":
             self.running = None
-            self.num_by_status[event["status"]] = self.num_by_status.get(event["status"], 0) + 1
+            self.num_by_status[event["status"]] += 1
         elif event["event"] == "end":
-            self.told_end = True
+            self.reached_end = True
 
 
-def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str, ...]) -> Attempt:
+def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...]) -> Attempt:
     """Launch the job's ranks and follow them to their end, whatever that is; none of them is left behind.
 
-    Args:
-        job: the job; its log folder holds `job.json` and nothing of another launch.
-        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
-        watcher: is shown every event.
-        module: what a rank runs, as Python's arguments.
+    The arguments are those of `run_job.launch`; the job's log folder holds `job.json` and nothing of another launch.
     """
     log_dir = Path(job.log_dir)
-    timeout_s = job.timeout_s if not joined or joined.rank == 0 else math.inf
-    seen, listener = Attempt(), ProgressReader(log_dir / FILE_NAME)
+    has_progress = not joined or joined.rank == 0
+    seen, reader = Attempt(), ProgressReader(log_dir / FILE_NAME)
     process = _start(job, joined, log_dir, module)
     try:
-        seen.status = _follow(process, listener, seen, watcher, timeout_s)
+        seen.status = _follow(process, reader, seen, display, job.timeout_s if has_progress else math.inf)
         if seen.status == "timeout":
-            _ask_for_stacks(log_dir)
+            ask_for_stacks(log_dir, process.pid)
             hung = f"case {seen.running.id}" if seen.running else "set-up"
             message = f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {log_dir}"
             seen.cause = Cause("hung", message)
@@ -101,19 +92,19 @@ def attempt(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str
         seen.status, seen.cause = "interrupted", Cause("", "interrupted")
     finally:
         _stop(process)
-    # What was told between the last look and the end says which case was running.
-    _take_in(listener, seen, watcher)
-    if seen.status == "complete" and not seen.told_end and (not joined or joined.rank == 0):
+    # Events between the last look and the end say which case was running.
+    _take_in(reader, seen, display)
+    if seen.status == "complete" and not seen.reached_end and has_progress:
         # An exit code of 0 is no proof: a scenario that calls sys.exit leaves nothing measured and nobody alarmed.
         message = f"the ranks ended with exit code 0 before they were done; their logs are in {log_dir}"
         seen.status, seen.cause = "failed", Cause("killed", message)
     return seen
 
 
-def _take_in(listener: ProgressReader, seen: Attempt, watcher: Watcher) -> None:
-    for event in listener.news():
+def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
+    for event in reader.news():
         seen.note(event)
-        watcher.event(event)
+        display.event(event)
 
 
 def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ...]) -> subprocess.Popen[bytes]:
@@ -133,27 +124,41 @@ def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ..
 
 
 def _follow(
-    process: subprocess.Popen[bytes], listener: ProgressReader, seen: Attempt, watcher: Watcher, timeout_s: float
+    process: subprocess.Popen[bytes], reader: ProgressReader, seen: Attempt, display: Display, timeout_s: float
 ) -> str:
     while True:
         ended = process.poll() is not None
-        _take_in(listener, seen, watcher)
+        _take_in(reader, seen, display)
         if ended:
             return "complete" if process.returncode == 0 else "failed"
-        if time.monotonic() - seen.last_news > timeout_s:
+        if time.monotonic() - seen.last_event_s > timeout_s:
             return "timeout"
         time.sleep(POLL_S)
 
 
-def _ask_for_stacks(log_dir: Path) -> None:
-    for pid in _rank_pids(log_dir):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGUSR1)
+def ask_for_stacks(log_dir: Path, launcher: int) -> None:
+    """Have every rank that still runs write its stacks to its log.
+
+    Args:
+        log_dir: the launch's log folder.
+        launcher: pid of the process that we started: torchrun, or the only rank.
+    """
+    for path in log_dir.glob("rank*.pid"):
+        pid = int(path.read_text())
+        if _is_rank_of(launcher, pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGUSR1)
     time.sleep(STACKS_WAIT_S)
 
 
-def _rank_pids(log_dir: Path) -> list[int]:
-    return [int(path.read_text()) for path in log_dir.glob("rank*.pid")]
+def _is_rank_of(launcher: int, pid: int) -> bool:
+    """Whether a process is our child or its child; the pid of a rank that ended may be anybody's by now."""
+    try:
+        # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return False
+    return launcher in (pid, parent)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

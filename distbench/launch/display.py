@@ -4,34 +4,25 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 PLAIN_EVERY_S = 10.0
 LONGEST_ID = 60
 
 
-class Display(Protocol):
-    """Shows the progress of one scenario."""
+class Display:
+    """Shows the progress of one scenario; by itself, nothing of it."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """One event of the ranks, as progress.py lists them."""
+        """Take in one event of the ranks, as runs/progress.py lists them."""
 
 
-class Quiet:
+class Quiet(Display):
     """Shows nothing."""
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Nothing."""
 
-
-class Plain:
-    """One line every few seconds, for logs.
-
-    Args:
-        scenario: its name.
-        stream: where lines go.
-        now: seconds, monotonic.
-    """
+class Plain(Display):
+    """One line every few seconds, for logs; `now` gives seconds, monotonic."""
 
     def __init__(self, scenario: str, stream: TextIO, now: Any = time.monotonic) -> None:
         self._scenario = scenario
@@ -61,7 +52,7 @@ class Plain:
         print(f"{self._scenario}: {text}", file=self._stream, flush=True)
 
 
-class Live:
+class Live(Display):
     """A bar over the scenario's cases, the running case and its samples, and the time left."""
 
     def __init__(self, scenario: str, progress: Any) -> None:
@@ -87,12 +78,7 @@ class Live:
 
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
-    """The display that fits where standard error goes.
-
-    Args:
-        scenario: its name.
-        quiet: show nothing.
-    """
+    """The display that fits where standard error goes; one that shows nothing where `quiet`."""
     if quiet:
         yield Quiet()
     elif not sys.stderr.isatty():

@@ -5,7 +5,6 @@ import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 LAUNCH_LOG = "launch.log"
 
@@ -15,7 +14,7 @@ class Cause:
     """Why a launch failed.
 
     Args:
-        kind: "user" and "storage" for what the user can mend, "raised" or "killed" for the rest.
+        kind: "user" and "storage" for what the user can fix, "raised", "killed" or "hung" for the rest.
         message: one sentence.
         rank: the rank that failed first, where known.
     """
@@ -24,17 +23,17 @@ class Cause:
     message: str
     rank: int | None = None
 
+    @property
+    def user_can_fix(self) -> bool:
+        """Whether the user can fix it."""
+        return self.kind in ("user", "storage")
+
 
 def cause_of(log_dir: Path, exit_code: int) -> Cause:
-    """The first failure of a launch that ended with a non-zero exit code.
-
-    Args:
-        log_dir: the launch's log folder.
-        exit_code: of torchrun, or of the worker itself.
-    """
-    failures = sorted((_read(path) for path in log_dir.glob("failure-rank*.json")), key=lambda record: record["at"])
+    """The first failure of a launch whose torchrun, or only rank, ended with a non-zero exit code."""
+    failures = [json.loads(path.read_text(encoding="utf-8")) for path in log_dir.glob("failure-rank*.json")]
     if failures:
-        first = failures[0]
+        first = min(failures, key=lambda record: record["at"])
         message = first["message"]
         if first["kind"] == "raised":
             message = f"rank {first['rank']} raised {message}; its traceback is in {log_dir / _rank_log(first['rank'])}"
@@ -43,11 +42,6 @@ def cause_of(log_dir: Path, exit_code: int) -> Cause:
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
     return Cause("killed", f"the launch {_how(exit_code)}; see {log_dir / LAUNCH_LOG}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
 
 
 def _rank_log(rank: int) -> str:

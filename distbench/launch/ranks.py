@@ -1,4 +1,4 @@
-"""Who the ranks are: started by us with torchrun, or already there because torchrun or srun started this process."""
+"""Who the ranks are: started by us with torchrun, or this process is one, started by torchrun or srun."""
 
 import os
 import re
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distbench.spec import UserError
+from distbench.spec.job import PARENT_PID
 
 SRUN_PORT = 29517
 
@@ -63,19 +64,11 @@ def first_host(nodelist: str) -> str:
 
 def torchrun_command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
     """torchrun on this host alone, with a free port of its own choice."""
-    return [
-        sys.executable,
-        "-m",
-        "distbench.worker.torchrun",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={num_ranks}",
-        f"--log-dir={log_dir}",
-        *arguments,
-    ]
+    command = [sys.executable, "-m", "distbench.worker.torchrun", "--standalone", "--local-addr=127.0.0.1"]
+    return [*command, f"--nproc-per-node={num_ranks}", f"--log-dir={log_dir}", *arguments]
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:
     """Environment of the ranks: ours, rank variables, and threads so that the ranks of a host share its CPUs."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cpus // max(num_ranks_here, 1)))
-    return {**os.environ, "OMP_NUM_THREADS": threads, **extra}
+    return {**os.environ, "OMP_NUM_THREADS": threads, PARENT_PID: str(os.getpid()), **extra}

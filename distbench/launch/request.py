@@ -10,14 +10,13 @@ from pathlib import Path
 from distbench.launch.ranks import Joined
 from distbench.runs.machine import gpu_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
-from distbench.spec.job import axis_names, parse_choices, variants_of
+from distbench.spec.job import BACKENDS, axis_names, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
 # Scenarios that measure the mesh and not a model on it.
 MESH_TAGS = {"calibrate", "laboratory"}
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class Request:
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
         passes: times that all cases are gone through.
-        budget_s: seconds of timed iterations that the cases of a launch share; None for the usual.
+        budget_s: seconds of timed iterations that the cases of a launch share; None for the default.
         out: results folder.
-        log_dir: folder for ranks' logs, or None for one beside each run file.
+        log_dir: folder for ranks' logs, or None for one next to each run file.
         timeout_s: seconds without progress after which a launch is given up.
         started_at: seconds since the epoch when the command began.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
@@ -76,14 +75,13 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
     Raises:
         UserError: as `jobs_of`.
     """
-    facts = host_facts()
-    num_gpus = gpu_count()
-    device = request.device or ("cuda" if num_gpus else "cpu")
-    if device == "cuda" and not num_gpus:
+    facts, num_gpus = host_facts(), gpu_count()
+    request = replace(request, device=request.device or ("cuda" if num_gpus else "cpu"))
+    if request.device == "cuda" and not num_gpus:
         raise UserError("--device cuda: no CUDA device is visible here; use --device cpu, or `distbench doctor`")
     invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
     return [
-        _job(request, entry, _choices_for(entry, request, entries), (device, num_gpus), joined, invocation_id, facts)
+        _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
         for entry in entries
     ]
 
@@ -92,42 +90,22 @@ def _distinct(entries: list[Entry]) -> list[Entry]:
     return list({(entry.file, entry.name): entry for entry in entries}.values())
 
 
-def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> dict[str, list[object]]:
-    """What --set says to this scenario: with several, a name that only some of them know applies to those."""
-    texts = list(request.choices)
-    if len(entries) > 1:
-        known = {name for other in entries for name in other.params}
-        texts = [
-            text for text in texts if text.partition("=")[0] in entry.params or text.partition("=")[0] not in known
-        ]
-    return parse_choices(texts, entry.params)
+def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
+    """Which texts of --set are for this scenario: with several, a name that only some of them know is for those."""
+    others = {name for other in entries for name in other.params} - set(entry.params)
+    return tuple(text for text in request.choices if text.partition("=")[0] not in others)
 
 
-def _job(
-    request: Request,
-    entry: Entry,
-    choices: Mapping[str, list[object]],
-    hardware: tuple[str, int],
-    joined: Joined | None,
-    invocation_id: str,
-    facts: dict[str, object],
-) -> Job:
-    device, num_gpus = hardware
-    variants = variants_of(entry, choices, request.quick)
+def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: str, facts: Mapping[str, object]) -> Job:
+    variants = variants_of(entry, parse_choices(request.choices, entry.params), request.quick)
     commit = str(facts.get("git_commit") or "nogit")[:8]
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])
-    settings = Settings.quick() if request.quick else Settings()
-    if request.budget_s is not None:
-        settings = settings.with_budget(request.budget_s)
     if request.quick and entry.quick_mesh and not request.full_mesh:
         entry = replace(entry, mesh=entry.quick_mesh)
-    mesh = mesh_for(entry, request.mesh, device, num_gpus, joined)
-    profile, note = request.profile, ""
-    if profile:
-        check_profile(profile, mesh, device)
-    elif PROFILE_TAG in entry.tags:
-        profile, note = _own_profile(mesh, device)
+    device = str(request.device)
+    mesh = mesh_for(entry, request.mesh, device, joined)
+    profile, note = _profile_for(request, entry, mesh, device)
     return Job(
         run_id=name,
         invocation_id=invocation_id,
@@ -137,7 +115,7 @@ def _job(
         axes=axis_names(variants, entry),
         mesh=mesh,
         device=device,
-        settings=replace(settings, iterations_per_sample=request.pipelined, passes=request.passes),
+        settings=_settings(request),
         run_file=str((folder / f"{name}.jsonl").resolve()),
         log_dir=str(((request.log_dir or folder / "logs") / name).resolve()),
         timeout_s=request.timeout_s,
@@ -149,8 +127,19 @@ def _job(
     )
 
 
-def _own_profile(mesh: Mapping[str, int], device: str) -> tuple[Path | None, str]:
-    """The profile of the current folder, where it fits, and what to tell a person of it."""
+def _settings(request: Request) -> Settings:
+    settings = Settings.quick() if request.quick else Settings()
+    if request.budget_s is not None:
+        settings = settings.with_budget(request.budget_s)
+    return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes)
+
+
+def _profile_for(request: Request, entry: Entry, mesh: Mapping[str, int], device: str) -> tuple[Path | None, str]:
+    """The profile asked for, or that of the current folder where the scenario uses one; and a note for the user."""
+    if request.profile:
+        check_profile(request.profile, mesh, device)
+    if request.profile or PROFILE_TAG not in entry.tags:
+        return request.profile, ""
     advice = "`distbench calibrate` would add the calibrated planner and predictions"
     if not OWN_PROFILE.is_file():
         return None, f"no profile is given and there is no {OWN_PROFILE} here; {advice}"
@@ -167,7 +156,8 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
     Raises:
         UserError: the file cannot be read, or was measured on another backend or mesh.
     """
-    from distbench.costmodel.profile import load_profile, measured_cost
+    from distbench.costmodel.mesh_costs import measured_cost
+    from distbench.costmodel.profile import load_profile
 
     profile = load_profile(path)
     backend = BACKENDS[device]
@@ -179,9 +169,7 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
         raise UserError(f"profile {path}, --mesh {format_mesh(mesh)}: {error}") from error
 
 
-def mesh_for(
-    entry: Entry, asked: Mapping[str, int] | None, device: str, num_gpus: int, joined: Joined | None
-) -> dict[str, int]:
+def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
     """The mesh of a job: the one asked for, or the scenario's own fitted to the ranks there are.
 
     A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the mesh
@@ -190,7 +178,8 @@ def mesh_for(
     Raises:
         UserError: the mesh asked for does not multiply to the ranks.
     """
-    ranks = joined.world_size if joined else (num_gpus if device == "cuda" else None)
+    num_gpus = gpu_count() if device == "cuda" else 0
+    ranks = joined.world_size if joined else num_gpus
     if asked is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
     declared = () if MESH_TAGS & set(entry.tags) else entry.mesh

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.launch.attempt import Watcher, attempt
+from distbench.launch.attempt import attempt
+from distbench.launch.display import Display
 from distbench.launch.explain import Cause
+from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import Joined
-from distbench.launch.relaunch import Launches
 from distbench.runs.machine import load_average
 from distbench.spec import Job, UserError
 
@@ -27,14 +28,14 @@ class JobOutcome:
         job: the job.
         status: "complete", "failed", "timeout" or "interrupted".
         message: one sentence, empty when complete and no case broke its launch.
-        user_can_mend: whether the user can fix the cause.
+        user_can_fix: whether the user can fix the cause.
         num_by_status: cases by status.
     """
 
     job: Job
     status: str
     message: str = ""
-    user_can_mend: bool = False
+    user_can_fix: bool = False
     num_by_status: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -42,13 +43,13 @@ class JobOutcome:
         """0 every case ok or skipped, 1 some case not, 2 the user can fix it, 130 interrupted."""
         if self.status == "interrupted":
             return 130
-        if self.user_can_mend:
+        if self.user_can_fix:
             return 2
         fine = set(self.num_by_status) <= {"ok", "skipped"}
         return 0 if self.status == "complete" and fine else 1
 
 
-def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str, ...] = ("-m", MODULE)) -> JobOutcome:
+def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...] = ("-m", MODULE)) -> JobOutcome:
     """Run one job to its end, whatever that is; the run file is closed with a footer.
 
     A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
@@ -57,7 +58,7 @@ def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str,
     Args:
         job: the job.
         joined: the launch this process is a rank of, or None to start the ranks with torchrun.
-        watcher: is shown every event.
+        display: is given every event.
         module: what a rank runs, as Python's arguments (tests put a mutant here).
 
     Raises:
@@ -66,49 +67,47 @@ def launch(job: Job, joined: Joined | None, watcher: Watcher, module: tuple[str,
     environment = {**job.environment, "load_at_start": load_average()}
     job = replace(job, started_at=time.time(), environment=environment)
     _make_folders(job)
-    launches = Launches(job, joined, watcher)
+    record = JobRecord(job, joined, display)
     with _terminated_as_interrupt():
         try:
-            launches.add(attempt(job, joined, watcher, module))
-            while launches.goes_on():
-                launches.add(attempt(_relaunched(job, launches), joined, _WithoutPlan(watcher), module))
-        except KeyboardInterrupt:  # between two launches
-            launches.end("interrupted", Cause("", "interrupted"))
+            record.add(attempt(job, joined, display, module))
+            while record.goes_on():
+                record.add(attempt(_relaunched(job, record), joined, _WithoutPlan(display), module))
+        except KeyboardInterrupt:  # between two attempts
+            record.end("interrupted", Cause("", "interrupted"))
         except OSError as error:
-            launches.end("failed", Cause("storage", f"{error.filename} cannot be written: {error.strerror}"))
+            record.end("failed", Cause("storage", f"{error.filename} cannot be written: {error.strerror}"))
     if not joined or joined.rank == 0:
-        launches.close_run_file()
-    mendable = launches.last.cause.kind in ("user", "storage")
-    return JobOutcome(job, launches.status, launches.message, mendable, dict(launches.num_by_status))
+        record.close_run_file()
+    return JobOutcome(job, record.status, record.message, record.last.cause.user_can_fix, dict(record.num_by_status))
 
 
-class _WithoutPlan:
+class _WithoutPlan(Display):
     """Shows the events of a relaunch: the number of cases is known already."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, display: Display) -> None:
+        self._display = display
 
     def event(self, event: dict[str, Any]) -> None:
         """Show all but the plan."""
         if event["event"] != "plan":
-            self._watcher.event(event)
+            self._display.event(event)
 
 
-def _relaunched(job: Job, launches: Launches) -> Job:
+def _relaunched(job: Job, record: JobRecord) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
-    log_dir = Path(job.log_dir) / f"relaunch{launches.num_launches}"
-    again = replace(job, log_dir=str(log_dir), done_ids=launches.done_ids(), started_at=time.time())
+    log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
+    again = replace(job, log_dir=str(log_dir), done_ids=record.done_ids(), started_at=time.time())
     log_dir.mkdir()
     again.save(log_dir / "job.json")
     return again
 
 
 def _make_folders(job: Job) -> None:
-    log_dir = Path(job.log_dir)
+    log_dir, run_file = Path(job.log_dir), Path(job.run_file)
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         job.save(log_dir / "job.json")
-        run_file = Path(job.run_file)
         run_file.parent.mkdir(parents=True, exist_ok=True)
         probe = run_file.with_suffix(f".probe{os.getpid()}")
         probe.write_bytes(b"x" * 4096)
@@ -122,7 +121,7 @@ def _make_folders(job: Job) -> None:
 
 @contextlib.contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM (a scheduler's or torchrun's way to say stop) ends the run as Ctrl-C does."""
+    """SIGTERM (how a scheduler or torchrun stops a process) ends the run as Ctrl-C does."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,12 +1,12 @@
 """A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
 
-Forgotten are which tensor dims are cut, in which order, and whether the target's own mesh dims cut already (here
-they always do). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson and
-Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends on
-the tensor dim that is forgotten, and could be larger than what the cheapest path really moves.
+Forgotten are which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already
+(here they always do). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson
+and Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends
+on the tensor dim that is forgotten, and could be larger than what the cheapest path really moves.
 """
 
-from distbench.planning.graph import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from distbench.planning.pricing import Pricing
 
 
@@ -15,7 +15,7 @@ class Bounds(dict[int, int]):
 
     Args:
         pricing: of the problem.
-        target: the mesh dims that cut in the target, as bits.
+        target: the mesh dims that shard in the target, as bits.
     """
 
     def __init__(self, pricing: Pricing, target: int) -> None:
@@ -31,32 +31,33 @@ class Bounds(dict[int, int]):
         found = self._gather(gathered)
         if rest := bits ^ gathered:
             found += self._leave(rest, self.target | gathered)
-        # Cutting once more makes all else smaller, and must be gathered again.
-        uncut = self.others & ~gathered
-        while uncut:
-            bit = uncut & -uncut
-            uncut ^= bit
+        # Sharding once more makes all else smaller, and must be gathered again.
+        unsharded = self.others & ~gathered
+        while unsharded:
+            bit = unsharded & -unsharded
+            unsharded ^= bit
             other = self[bits | bit]
             if other < found:
                 found = other
         self[bits] = found
         return found
 
-    def _gather(self, cuts: int) -> int:
-        """All-gathers of these mesh dims, in the best order, while the target's own mesh dims cut."""
-        known = self._gathers.get(cuts)
+    def _gather(self, sharding: int) -> int:
+        """All-gathers of these mesh dims, in the best order, while the target's own mesh dims shard."""
+        known = self._gathers.get(sharding)
         if known is not None:
             return known
         options = []
         for mesh_dim in range(self.mesh_ndim):
             bit = 1 << mesh_dim
-            if cuts & bit:
-                options.append(self.share_label(ALL_GATHER, mesh_dim, self.target | cuts) + self._gather(cuts ^ bit))
-        self._gathers[cuts] = found = min(options)
+            if sharding & bit:
+                label = self.share_label(ALL_GATHER, mesh_dim, self.target | sharding)
+                options.append(label + self._gather(sharding ^ bit))
+        self._gathers[sharding] = found = min(options)
         return found
 
     def _leave(self, bits: int, sharded: int) -> int:
-        """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` cut."""
+        """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` shard."""
         total = 0
         for mesh_dim in range(self.mesh_ndim):
             if bits >> mesh_dim & 1:

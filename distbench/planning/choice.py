@@ -1,8 +1,9 @@
-"""Which redistribution planner to use, before anything of the pair is measured: the one rule that all of us share."""
+"""Which redistribution planner to use, before anything of the pair is measured: one rule for all who recommend."""
 
 from collections.abc import Mapping
 
-TORCHS = ("greedy", "min_cost")
+from distbench.spec.planner_names import TORCH_PLANNERS
+
 # Planners whose predictions are this close count as equal, and the simplest to use is taken.
 EQUAL_SHARE = 0.02
 # One of ours must be predicted faster by this share before torch's own path is left. With less, what measuring gave was
@@ -21,8 +22,8 @@ def choose(predicted_s: Mapping[str, float]) -> str:
         The better of torch's planners (greedy where they are equal), or the fastest of the others where that is
         predicted faster by more than LEAVING_SHARE, or where torch's are not there.
     """
-    torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCHS})
-    ours = _fastest({name: value for name, value in predicted_s.items() if name not in TORCHS})
+    torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCH_PLANNERS})
+    ours = _fastest({name: value for name, value in predicted_s.items() if name not in TORCH_PLANNERS})
     if torchs is None or ours is None:
         return torchs or ours or next(iter(predicted_s))
     return ours if predicted_s[ours] < (1 - LEAVING_SHARE) * predicted_s[torchs] else torchs
@@ -30,7 +31,5 @@ def choose(predicted_s: Mapping[str, float]) -> str:
 
 def _fastest(predicted_s: Mapping[str, float]) -> str | None:
     """The first whose time is as good as the least; None for none."""
-    if not predicted_s:
-        return None
-    limit = min(predicted_s.values()) * (1 + EQUAL_SHARE)
-    return next(name for name, value in predicted_s.items() if value <= limit)
+    limit = min(predicted_s.values(), default=0.0) * (1 + EQUAL_SHARE)
+    return next((name for name, value in predicted_s.items() if value <= limit), None)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 
 from distbench.planning.states import Box, NotHandled, State, box_of
@@ -29,7 +29,7 @@ class Exchange:
     """All transfers of a redistribution, the same on every rank.
 
     Args:
-        transfers: by receiver, then by the box's place in the tensor. None: the target is already local everywhere.
+        transfers: by receiver, then by where the box lies in the tensor. None: the target is already local everywhere.
         source_boxes: what each flat mesh position holds before.
         target_boxes: what it holds after.
     """
@@ -38,13 +38,21 @@ class Exchange:
     source_boxes: tuple[Box, ...]
     target_boxes: tuple[Box, ...]
 
-    def received(self, position: int) -> int:
-        """Elements that one position receives."""
-        return sum(volume(transfer.box) for transfer in self.transfers if transfer.receiver == position)
+    @cached_property
+    def received(self) -> list[int]:
+        """Elements that each position receives."""
+        found = [0] * len(self.target_boxes)
+        for transfer in self.transfers:
+            found[transfer.receiver] += volume(transfer.box)
+        return found
 
-    def sent(self, position: int) -> int:
-        """Elements that one position sends."""
-        return sum(volume(transfer.box) for transfer in self.transfers if transfer.sender == position)
+    @cached_property
+    def sent(self) -> list[int]:
+        """Elements that each position sends."""
+        found = [0] * len(self.source_boxes)
+        for transfer in self.transfers:
+            found[transfer.sender] += volume(transfer.box)
+        return found
 
     def load(self) -> tuple[int, float]:
         """What its time depends on.
@@ -53,11 +61,7 @@ class Exchange:
             Elements that the busiest position sends or receives, and how often that many the fullest position writes
             to its target (0 where nobody sends).
         """
-        sent, received = [0] * len(self.source_boxes), [0] * len(self.source_boxes)
-        for transfer in self.transfers:
-            sent[transfer.sender] += volume(transfer.box)
-            received[transfer.receiver] += volume(transfer.box)
-        busiest = max(*sent, *received)
+        busiest = max(*self.sent, *self.received)
         return busiest, max(map(volume, self.target_boxes)) / busiest if busiest else 0.0
 
 
@@ -80,12 +84,6 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
     The source boxes tile the tensor, and each is held by the same number of ranks, its replicas. What a receiver lacks
     of a tile comes from one replica: the one with least to send so far, largest boxes first (Graham 1969), then the one
     that shares most outer mesh coordinates with the receiver, then the first.
-
-    Args:
-        source: where the tensor is.
-        target: where it shall be.
-        shape: of the full tensor.
-        mesh_shape: ranks along each mesh dim.
 
     Raises:
         NotHandled: either side has a partial; adding parts up is no exchange.

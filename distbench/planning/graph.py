@@ -1,7 +1,7 @@
 """torch's graph of redistribution states, shared by all tensors of one rank: states as numbers, steps as rows.
 
 The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.13) without its strided
-shards: a mesh dim leaves a tensor dim only if it cut last, and enters one as the last cut.
+shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order.
 """
 
 import threading
@@ -9,17 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER
 from distbench.planning.states import State
-
-ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER, CUT, PARTITION = (
-    "all_gather",
-    "all_to_all",
-    "all_reduce",
-    "reduce_scatter",
-    "cut",
-    "partition",
-)
-COLLECTIVES = frozenset({ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER})
 
 
 @dataclass(frozen=True)
@@ -27,10 +18,10 @@ class Move:
     """What a step does, whatever state it starts from.
 
     Args:
-        op: one of the six above; "cut" (replicate to shard) and "partition" (replicate to partial) are local.
+        op: one of `costmodel.lines.COLLECTIVES`, or local: "cut" (replicate to shard) or "partition" (to partial).
         mesh_dim: the mesh dim whose placement changes.
-        source_dim: the tensor dim it cut before, or -1.
-        target_dim: the tensor dim it cuts after, or -1.
+        source_dim: the tensor dim it sharded before, or -1.
+        target_dim: the tensor dim it shards after, or -1.
     """
 
     op: str
@@ -53,10 +44,10 @@ NOTHING_ENTERED = -1
 class Graph:
     """States as small numbers and their steps, each worked out once; see `graph_of`.
 
-    Where all cuts are even, a price depends on the set of sharded mesh dims alone, and on a move only so far as its
+    Where all shards are even, a price depends on the set of sharded mesh dims alone, and on a move only so far as its
     tensor dims are the first or not: states of one price share a kind, moves a number.
 
-    A mesh dim's pending bit says that it must still leave where it is: bit m for a cut, mesh_ndim + m for a partial.
+    A mesh dim's pending bit says that it must still leave where it is: bit m for a shard, mesh_ndim + m for a partial.
     """
 
     def __init__(self, mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...], even: bool) -> None:
@@ -101,16 +92,15 @@ class Graph:
 
     def wanted_entries(self, target: int) -> frozenset[int]:
         """The entries that bring a state nearer to the target: each order that begins the target's, each partial."""
-        found = self._wanted.get(target)
-        if found is None:
+        if target not in self._wanted:
             state = self.states[target]
             entries = [NOTHING_ENTERED]
             with self._lock:
                 for tensor_dim, order in enumerate(state.orders):
                     entries += [self._entry(tensor_dim, order[:length]) for length in range(1, len(order) + 1)]
                 entries += [self._entry("P", *partial) for partial in state.partials]
-            found = self._wanted[target] = frozenset(entries)
-        return found
+            self._wanted[target] = frozenset(entries)
+        return self._wanted[target]
 
     def pending(self, source: int, target: int) -> int:
         """Bits of the mesh dims that must leave where they are in the source, for the target to be reached."""
@@ -152,23 +142,14 @@ class Graph:
 
 @lru_cache(maxsize=64)
 def graph_of(mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...] = (), even: bool = False) -> Graph:
-    """The one graph of a mesh and tensor rank.
-
-    Args:
-        mesh_ndim: number of mesh dims.
-        tensor_ndim: number of tensor dims.
-        partial_ops: reduce ops that a replica may be split into; none unless the target has a partial.
-        even: every cut divides evenly.
-    """
+    """The one graph of a mesh and tensor rank; see `legal_steps`. `even`: every shard divides evenly."""
     return Graph(mesh_ndim, tensor_ndim, partial_ops, even)
 
 
 def legal_steps(state: State, partial_ops: tuple[str, ...] = ()) -> Iterator[tuple[State, Move]]:
     """Every state one step away, with the step. S to P and P to another P do not exist.
 
-    Args:
-        state: where to start.
-        partial_ops: reduce ops that a replica may be split into.
+    `partial_ops` are those that a replica may be split into: none unless the target has a partial.
     """
     for source_dim, order in enumerate(state.orders):
         if order:

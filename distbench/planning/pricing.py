@@ -5,18 +5,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
-from distbench.planning.graph import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    COLLECTIVES,
-    CUT,
-    REDUCE_SCATTER,
-    Graph,
-    Kind,
-    Move,
-)
-from distbench.planning.models import MeshCost
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, CUT, REDUCE_SCATTER
+from distbench.costmodel.mesh_costs import MeshCost
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.graph import Graph, Kind, Move, legal_steps
 from distbench.planning.states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
@@ -57,7 +51,7 @@ class Problem:
 
     @property
     def is_even(self) -> bool:
-        """Whether any set of mesh dims cuts any tensor dim evenly."""
+        """Whether any set of mesh dims shards any tensor dim evenly."""
         ranks = math.prod(self.mesh_shape)
         return not any(size % ranks for size in self.shape)
 
@@ -81,7 +75,7 @@ class StepPrice:
             for a local step.
         sent_bytes: bytes the rank must send, as the ring algorithm would.
         held_bytes: its local tensors before and after the step, together.
-        is_collective: whether ranks speak (a mesh dim of one rank has nobody to speak to).
+        is_collective: whether ranks communicate (a mesh dim of one rank does not).
     """
 
     seconds: float
@@ -101,12 +95,12 @@ def shard_counts(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Pricing:
-    """The prices of one problem under one cost model, worked out as searches ask for them; see `pricing_of`.
+    """The prices of one problem under one cost model, worked out as searches ask for them.
 
     Args:
-        graph: the states, even if every cut of the problem divides evenly.
+        graph: the states, even if every shard of the problem is even.
         problem: the tensor and its mesh.
-        model: the cost model; more bytes must never be cheaper.
+        model: more bytes must never be cheaper.
         peak_cap_bytes: forbid steps that hold more than this, if given.
 
     Attributes:
@@ -129,9 +123,8 @@ class Pricing:
             op, mesh_dim, num_copies = graph.move_facts[number]
             before, size = self.num_bytes // self.counts[mask], self.mesh_shape[mesh_dim]
             held = _even_held_bytes(op, before, size)
-            packed = self._labels.get((op, mesh_dim, mask, num_copies)) or self._even_label(
-                op, mesh_dim, mask, num_copies
-            )
+            key = op, mesh_dim, mask, num_copies
+            packed = self._labels.get(key) or self._even_label(*key)
         else:
             price = self.price(mask, graph.dim_masks[node], graph.moves[number])
             held, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
@@ -140,7 +133,7 @@ class Pricing:
         return packed, held << PEAK_SHIFT
 
     def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
-        """The price of a step out of a state with these sets of cuts."""
+        """The price of a step out of a state whose tensor dims are sharded by these mesh dims."""
         op, mesh_dim = move.op, move.mesh_dim
         size = self.mesh_shape[mesh_dim]
         before, after, payload = self._step_bytes(dim_masks, move, size)
@@ -148,13 +141,13 @@ class Pricing:
         if not self.model.pads:
             timed = self.num_bytes / self.counts[sharded_mask] * (size if op == ALL_GATHER else 1)
         seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
-        speaks = op in COLLECTIVES and size > 1
-        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, speaks)
+        is_collective = op in COLLECTIVES and size > 1
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
-        """A packed lower bound of a collective, from a state in which the mask's mesh dims cut, whichever tensor dims.
+        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard.
 
-        It is the price of an unpadded share without copies; a padded share, cut along other tensor dims, can be larger
+        It is the price of an unpadded share without copies; a padded share, along other tensor dims, can be larger
         than what the cheapest path really moves.
         """
         if self.even:
@@ -171,9 +164,7 @@ class Pricing:
         elif op == CUT:
             payload //= size
         seconds = self.model.seconds(op, mesh_dim, payload, num_copies)
-        packed = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
-        if size > 1 and op in COLLECTIVES:
-            packed += (_sent_bytes(op, payload, size) << SENT_SHIFT) + ONE_COLLECTIVE
+        packed = pack(seconds, _sent_bytes(op, payload, size), size > 1 and op in COLLECTIVES)
         self._labels[op, mesh_dim, mask, num_copies] = packed
         return packed
 
@@ -198,10 +189,55 @@ class Pricing:
         return before, after, payload
 
 
+@dataclass(frozen=True)
+class PricedStep:
+    """One step of a path: from where to where, by what, at which price."""
+
+    source: State
+    target: State
+    move: Move
+    price: StepPrice
+
+
+def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
+    """Every step of a path, ours or another planner's, priced on the rank that has most to do.
+
+    Raises:
+        ValueError: two neighbours are not one legal step apart.
+    """
+    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
+    pricing = Pricing(Graph(len(problem.mesh_shape), len(problem.shape), (), even=False), problem, model, None)
+    steps = []
+    for source, target in pairwise(states):
+        ops = tuple(sorted({op for _, op in target.partials}))
+        move = next((move for following, move in legal_steps(source, ops) if following == target), None)
+        if move is None:
+            raise ValueError(f"no single step leads from {source} to {target}")
+        masks = [sum(1 << mesh_dim for mesh_dim in order) for order in source.orders]
+        steps.append(PricedStep(source, target, move, pricing.price(sum(masks), masks, move)))
+    return steps
+
+
+def least_received_bytes(problem: Problem, source: State, target: State) -> int:
+    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most.
+
+    Raises:
+        NotHandled: one side has a partial.
+    """
+    return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
+
+
 def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
     """All but the peak as one label."""
     label = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
     return label + (sent_bytes << SENT_SHIFT) + ONE_COLLECTIVE if is_collective else label
+
+
+def unpack(label: int) -> tuple[float, int, int, int]:
+    """(seconds, bytes sent, collectives, peak bytes) of a search's label."""
+    sent = label >> SENT_SHIFT & (1 << SENT_BITS) - 1
+    num_collectives = label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1
+    return (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S, sent, num_collectives, label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1
 
 
 def _even_held_bytes(op: str, before: int, size: int) -> int:

@@ -4,30 +4,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 
+from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.bounds import Bounds
 from distbench.planning.graph import graph_of
-from distbench.planning.models import MeshCost
-from distbench.planning.pricing import (
-    COLLECTIVE_BITS,
-    COLLECTIVE_SHIFT,
-    COUNTER_BITS,
-    FEMTOSECONDS_PER_S,
-    FORBIDDEN,
-    PEAK_BITS,
-    PEAK_SHIFT,
-    SENT_BITS,
-    SENT_SHIFT,
-    TIME_SHIFT,
-    Pricing,
-    Problem,
-)
+from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, Pricing, Problem, unpack
 from distbench.planning.states import State
 
 _COUNTER = (1 << COUNTER_BITS) - 1
 
 
 class NoPath(Exception):
-    """No path obeys the memory cap, or none exists (a cut or one partial never becomes another partial in one step)."""
+    """No path obeys the memory cap, or none exists (a shard or a partial becomes no other partial in one step)."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +25,7 @@ class Route:
         states: from the source to the target, both included.
         seconds: predicted.
         sent_bytes: bytes that the busiest rank must send.
-        num_collectives: steps in which ranks speak.
+        num_collectives: steps in which ranks communicate.
         peak_bytes: the most that a step holds, its local tensors before and after; the source alone without a step.
     """
 
@@ -54,13 +41,13 @@ def cheapest_route(
 ) -> Route:
     """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
-    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave its place costs at least.
+    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave where it is costs at least.
 
     Args:
         problem: the tensor and its mesh.
         model: prices a step; more bytes must never be cheaper.
-        source: where the tensor is.
-        target: where it shall be.
+        source: the layout before.
+        target: the layout after.
         peak_cap_bytes: no step may hold more than this, if given.
 
     Raises:
@@ -75,23 +62,13 @@ def cheapest_route(
     path = [end]
     while path[-1] != start:
         path.append(parents[path[-1]])
-    return _route(tuple([graph.states[node] for node in reversed(path)]), label)
+    return Route(tuple([graph.states[node] for node in reversed(path)]), *unpack(label))
 
 
 def _partial_ops(source: State, target: State) -> tuple[str, ...]:
     if not target.partials:
         return ()
     return tuple(sorted({op for _, op in (*source.partials, *target.partials)}))
-
-
-def _route(states: tuple[State, ...], label: int) -> Route:
-    return Route(
-        states,
-        (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S,
-        label >> SENT_SHIFT & (1 << SENT_BITS) - 1,
-        label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1,
-        label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1,
-    )
 
 
 @lru_cache(maxsize=256)

@@ -72,12 +72,7 @@ def _is_count(value: Any) -> bool:
 
 
 def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], mesh: Mapping[str, int]) -> Entry:
-    """The function as a scenario's entry, so that it becomes a job as scenarios do.
-
-    Args:
-        function: gets the mesh, then its parameters by name.
-        axes: parameter name to the values it runs through.
-        mesh: mesh dim name to size.
+    """The function as a scenario's entry, so that it becomes a job as scenarios do; axes: parameter to its values.
 
     Raises:
         UserError: ranks could not find the function, or an argument cannot travel to them.

@@ -49,7 +49,7 @@ class Distbench:
         Raises:
             pytest.fail.Exception: a case is not ok, a rank died or hung, or the test asks for what cannot be.
         """
-        with _told():
+        with _user_errors():
             arguments = arguments_of(function, args, kwargs)
             return self._measure(function, {name: (value,) for name, value in arguments.items()})
 
@@ -59,7 +59,7 @@ class Distbench:
         Raises:
             pytest.fail.Exception: as a call of the fixture.
         """
-        with _told():
+        with _user_errors():
             for name, values in axes.items():
                 if not isinstance(values, list | tuple) or not values:
                     raise UserError(f"sweep({name}={values!r}): give a list of the values that {name!r} runs through")
@@ -113,13 +113,13 @@ def _what_is_wrong(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) ->
         for case in cases
         if case.status != "ok" and case.id not in outcome.message
     ]
-    if not cases and not outcome.user_can_mend:
+    if not cases and not outcome.user_can_fix:
         lines.append("nothing was measured; `distbench doctor` says what this machine can run")
     return "\n".join(lines)
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _user_errors() -> Iterator[None]:
     """A user's mistake fails the test with its sentence alone."""
     try:
         yield

@@ -5,38 +5,13 @@ Two of its insides are used, as by other plugins: `config._benchmarksession.benc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distbench.pytest_plugin.case import MeasuredCase
 from distbench.spec import Job
-
-
-@dataclass
-class BenchmarkRow:
-    """What pytest-benchmark takes from its own fixture.
-
-    Args:
-        name: what its table shows.
-        fullname: what `compare` joins by.
-        group: of `@pytest.mark.benchmark(group=...)`.
-        param: id of the test's parameters.
-        params: name to value, for `--benchmark-group-by=param:NAME`.
-        extra_info: anything else worth keeping.
-        cprofile_stats: none here.
-        has_error: a case that is not ok never gets so far.
-    """
-
-    name: str
-    fullname: str
-    group: str | None
-    param: str | None
-    params: dict[str, Any]
-    extra_info: dict[str, Any]
-    cprofile_stats: None = None
-    has_error: bool = False
 
 
 def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool:
@@ -58,40 +33,37 @@ def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool
     return True
 
 
-def _row(item: pytest.Item, case: MeasuredCase) -> BenchmarkRow:
+def _row(item: pytest.Item, case: MeasuredCase) -> SimpleNamespace:
+    """What pytest-benchmark takes from its own fixture: what its table shows, what `compare` joins by, and so on."""
     what = case.id.removeprefix("call/")
     group = item.get_closest_marker("benchmark")
     callspec = getattr(item, "callspec", None)
-    params = {
-        **(callspec.params if callspec else {}),
-        "variant": case.params.get("variant"),
-        "mesh": case.params["mesh"],
-    }
-    extra = {
-        "distbench": case.id,
-        "round": "one iteration, on its slowest rank",
-        "rank_median_s": list(case.rank_median_s),
-        "stop_reason": case.stop_reason,
-        "checked": case.counters.get("checked"),
-    }
-    return BenchmarkRow(
+    given = callspec.params if callspec else {}
+    return SimpleNamespace(
         name=f"{item.name}::{what}",
         fullname=f"{item.nodeid}::{what}",
         group=group.kwargs.get("group") if group else None,
         param=callspec.id if callspec else None,
-        params=params,
-        extra_info=extra,
+        params={**given, "variant": case.params.get("variant"), "mesh": case.params["mesh"]},
+        extra_info={
+            "distbench": case.id,
+            "round": "one iteration, on its slowest rank",
+            "rank_median_s": list(case.rank_median_s),
+            "stop_reason": case.stop_reason,
+            "checked": case.counters.get("checked"),
+        },
+        cprofile_stats=None,
+        has_error=False,
     )
 
 
 def _options(job: Job) -> dict[str, Any]:
     """In pytest-benchmark's words."""
-    settings = job.settings
     return {
         "disable_gc": False,
         "timer": "each rank's monotonic clock",
-        "min_rounds": settings.min_samples,
-        "max_time": settings.max_case_s,
+        "min_rounds": job.settings.min_samples,
+        "max_time": job.settings.max_case_s,
         "min_time": 0.0,
-        "warmup": settings.warmup_iterations,
+        "warmup": job.settings.warmup_iterations,
     }

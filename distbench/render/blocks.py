@@ -1,8 +1,11 @@
 """Tables and headings as data, and the two ways to write them: text of at most 100 columns, and GitHub Markdown."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from distbench.render.units import key_text
 
 MAX_WIDTH = 100
 GAP = 2
@@ -55,12 +58,38 @@ class Code:
 Block = Heading | Lines | Table | Code
 
 
-def capped(table: Table, num_rows: int, cap: int) -> Table:
-    """The table with a note on the rows that were left out, if `num_rows` is more than `cap`."""
-    if num_rows <= cap:
+# A heading as `Table.columns` has it, and what a row's record says under it.
+TableColumn = tuple[str, Callable[[Any], str]]
+TableColumns = Sequence[TableColumn]
+
+
+def table_of(
+    title: str, columns: TableColumns, records: Iterable[Any], notes: Iterable[str] = (), breaks: Iterable[int] = ()
+) -> Table:
+    """One row a record, each cell by its column's function."""
+    cells = [tuple(text(record) for _, text in columns) for record in records]
+    return Table(title, tuple(heading for heading, _ in columns), cells, list(notes), frozenset(breaks))
+
+
+def key_columns(keys: Iterable[str]) -> TableColumns:
+    """One column a key that rows were grouped by."""
+
+    def column(key: str) -> TableColumn:
+        return f"<{key}", lambda row: key_text(row[key])
+
+    return [column(key) for key in keys]
+
+
+def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Table:
+    """The table's first `cap` rows, with a note on how many were left out if there were more."""
+    if len(table.rows) <= cap:
         return table
-    more = f"... {num_rows - cap} more rows: --format csv"
-    return Table(table.title, table.columns, table.rows, [more, *table.notes], table.breaks)
+    return replace(table, rows=table.rows[:cap], notes=[f"... {len(table.rows) - cap} {more}", *table.notes])
+
+
+def shown(blocks: Sequence[Block], form: str) -> str:
+    """As text where `form` is "table", else as Markdown."""
+    return (text_of if form == "table" else markdown_of)(blocks)
 
 
 def text_of(blocks: Sequence[Block]) -> str:
@@ -105,12 +134,7 @@ def _table_lines(table: Table) -> list[str]:
 
 
 def fit(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Column widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH.
-
-    Args:
-        headings: one text a column.
-        rows: texts of as many columns each.
-    """
+    """Column widths that keep a row within MAX_WIDTH: the widest column gives way first, down to MIN_COLUMN_WIDTH."""
     columns = list(zip(headings, *rows, strict=True))
     widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
     room = MAX_WIDTH - GAP * (len(widths) - 1)
@@ -140,10 +164,7 @@ def _row_lines(cells: Sequence[str], widths: Sequence[int], lefts: Sequence[bool
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
     """Lines of at most `width` characters, broken after a space, comma, slash, dash, = or arrow where there is one.
 
-    Args:
-        text: one line.
-        width: the most characters of a line.
-        indent: what lines after the first begin with.
+    Lines after the first begin with `indent`.
     """
     if len(text) <= width:
         return [text]

@@ -65,14 +65,14 @@ def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
     Args:
         levels: "error" or "warning" to (title, message) of each.
     """
-    return [line for level, told in levels.items() for line in _of_level(level, list(told))]
+    return [line for level, found in levels.items() for line in _of_level(level, list(found))]
 
 
-def _of_level(level: str, told: Sequence[tuple[str, str]]) -> list[str]:
-    room = MAX_ANNOTATIONS if len(told) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
-    lines = [annotation(level, title, message) for title, message in told[:room]]
-    if len(told) > room:
-        lines.append(annotation(level, TOOL, f"{len(told) - room} more; the job's summary has them all"))
+def _of_level(level: str, found: Sequence[tuple[str, str]]) -> list[str]:
+    room = MAX_ANNOTATIONS if len(found) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
+    lines = [annotation(level, title, message) for title, message in found[:room]]
+    if len(found) > room:
+        lines.append(annotation(level, TOOL, f"{len(found) - room} more; the job's summary has them all"))
     return lines
 
 

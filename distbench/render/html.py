@@ -43,7 +43,8 @@ def page_of(title: str, blocks: Sequence["Block | Verdict | Picture"]) -> str:
         title: for the browser's tab.
         blocks: in order of reading.
     """
-    body = "\n".join(_html(block, number) for number, block in enumerate(blocks))
+    parts = (_html(block, number) for number, block in enumerate(blocks))
+    body = "\n".join(part for part in parts if part)
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     return (
         f'<!doctype html>\n<html lang="en">\n<head>{head}\n<title>{_text(title)}</title>\n'

@@ -1,11 +1,16 @@
 """How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distbench.render.units import size_text, time_text
+import numpy as np
+
+from distbench.render.units import brief_time_text, size_text
+from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +74,33 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
+    """Save every figure in our style under its name, made fit for a file; the files.
+
+    Args:
+        figures: (name, figure), made as they are asked for.
+        folder: made if it is not there.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with styled():
+            return [path for name, figure in figures for path in save(figure, folder, _file_name(name))]
+    except OSError as error:
+        raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def title(figure: "Figure", text: str) -> None:
+    """A figure's own title, over all of its panels."""
+    figure.suptitle(text, x=0.01, ha="left", fontweight="bold")
+
+
 def caption(figure: "Figure", text: str) -> None:
     """One small line below a figure."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
@@ -84,8 +116,6 @@ def label_axis(axis: Any, text: Callable[[float], str]) -> None:
 
 def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
     """A log-2 x axis of bytes, with ticks at 1 KiB, 16 KiB, 256 KiB and so on, at most seven of them."""
-    import math
-
     low, high = math.log2(min(sizes)), math.log2(max(sizes))
     step = max(2 * math.ceil((high - low) / 12), 2)
     first = math.ceil(low / 2) * 2
@@ -95,10 +125,8 @@ def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
+def _time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
     """A log axis of seconds with ticks at 1, 2 and 5, or at fewer where those would be more than `max_ticks`."""
-    import math
-
     from matplotlib.ticker import FixedLocator, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -112,34 +140,53 @@ def time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
     label_axis(axis, time_tick)
 
 
+def square_time_axes(axes: "Axes", low: float, high: float, max_ticks: int = 8) -> None:
+    """Both axes logarithmic from `low` to `high` seconds, with the same ticks."""
+    for axis in (axes.xaxis, axes.yaxis):
+        _time_axis(axis, low, high, max_ticks)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+
+
 def time_tick(seconds: float) -> str:
     """`100 us`, `5 ms`, `0.5 s`: as short as a tick can be."""
-    text = time_text(seconds).replace("  ", " ")
+    text = brief_time_text(seconds)
     number, _, unit = text.partition(" ")
     return f"{float(number):g} {unit}" if unit else text
 
 
+def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str]) -> None:
+    """Each line's name at the right edge, at the height where it ends, moved apart where lines end close together.
+
+    Args:
+        axes: with a logarithmic y axis whose limits are set.
+        ends: name to the y of the line's last point.
+        colors: name to colour, BLACK for any other.
+    """
+    low, high = axes.get_ylim()
+    places = spread([math.log10(value) for value in ends.values()], math.log10(high / low) * 0.055)
+    for name, place in zip(ends, places, strict=True):
+        axes.annotate(
+            name, (1.02, 10**place), xycoords=("axes fraction", "data"), color=colors.get(name, BLACK), va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def name_bars(axes: "Axes", names: Sequence[str]) -> None:
+    """Horizontal bars named on the left, the first one on top, with a grid behind them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+
+
 def spread(values: Sequence[float], gap: float) -> list[float]:
     """The values moved apart, least from where they are, until neighbours are at least `gap` apart; order is kept."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    # Blocks of labels that touch, each (members, centre): two that overlap become one about their common mean.
-    blocks: list[list[int]] = []
-    for index in order:
-        blocks.append([index])
-        while len(blocks) > 1 and _bottom(blocks[-1], values, gap) - _top(blocks[-2], values, gap) < gap:
-            upper = blocks.pop()
-            blocks[-1] += upper
-    placed = [0.0] * len(values)
-    for block in blocks:
-        start = _bottom(block, values, gap)
-        for position, index in enumerate(block):
-            placed[index] = start + position * gap
-    return placed
+    from scipy.optimize import isotonic_regression
 
-
-def _bottom(block: Sequence[int], values: Sequence[float], gap: float) -> float:
-    return sum(values[index] for index in block) / len(block) - gap * (len(block) - 1) / 2
-
-
-def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
-    return _bottom(block, values, gap) + gap * (len(block) - 1)
+    order = np.argsort(values, kind="stable")
+    offsets = gap * np.arange(len(values))
+    placed = np.empty(len(values))
+    placed[order] = isotonic_regression(np.asarray(values)[order] - offsets).x + offsets
+    return placed.tolist()

@@ -1,9 +1,11 @@
 """Numbers as a person reads them: three significant digits, the unit that suits them. "-" where there is no number."""
 
 import math
-from typing import TypeGuard
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 NOTHING = "-"
+FEW_SAMPLES = "* fewer than 6 samples: the interval is their whole range and does not reach 95 %"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -38,6 +40,11 @@ def time_text(seconds: float) -> str:
     return f"{_plain(seconds / scale)} {name:>2}"
 
 
+def brief_time_text(seconds: float) -> str:
+    """The same for running text: `641 us`, `12.0 s`."""
+    return time_text(seconds).replace("  ", " ")
+
+
 def time_ci_text(center: float, low: float, high: float, num_samples: int) -> str:
     """`[576, 757]` in the unit and with the decimals of its centre (seconds); a * where it does not reach 95 %."""
     if not (known(center) and known(low) and known(high)):
@@ -47,12 +54,23 @@ def time_ci_text(center: float, low: float, high: float, num_samples: int) -> st
     return f"[{low / scale:.{decimals}f}, {high / scale:.{decimals}f}]" + ("*" if num_samples < 6 else "")
 
 
+def median_ci_text(row: Mapping[Any, Any], suffix: str = "") -> str:
+    """The same of a row of the frame, or of its columns with a suffix."""
+    center, low, high, count = (row[name + suffix] for name in ("median_s", "ci_low_s", "ci_high_s", "num_samples"))
+    return time_ci_text(center, low, high, count)
+
+
 def ratio_text(center: float, low: float, high: float) -> str:
     """`0.81 [0.78, 0.85]`."""
     if not known(center):
         return NOTHING
     text = f"{center:.2f}" if center < 100 else f"{center:.0f}"
     return f"{text} [{low:.2f}, {high:.2f}]" if known(low) and known(high) else text
+
+
+def decimal_text(value: float | None) -> str:
+    """`1.25`."""
+    return f"{value:.2f}" if known(value) else NOTHING
 
 
 def size_text(size_bytes: float) -> str:
@@ -101,6 +119,16 @@ def percent_text(share: float) -> str:
 def whole_text(value: float) -> str:
     """A count that is always whole: `12`."""
     return str(int(value)) if known(value) else NOTHING
+
+
+def word_text(value: object) -> str:
+    """A text as it is; NOTHING for whatever stands where a text is missing."""
+    return value if isinstance(value, str) else NOTHING
+
+
+def key_text(value: object) -> str:
+    """What rows were grouped by: a text, a truth value or a number."""
+    return f"{value:g}" if known(value) else str(value) if isinstance(value, str | bool) else NOTHING
 
 
 def _plain(value: float) -> str:

@@ -2,9 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.render.blocks import Table, capped
-from distbench.render.units import bandwidth_text, size_text, time_ci_text, time_text, whole_text
-from distbench.runs.frame import Row
+from distbench.compare.intervals import MIN_SAMPLES_FOR_CI
+from distbench.render.blocks import Table, TableColumns, capped, table_of
+from distbench.render.units import (
+    FEW_SAMPLES,
+    bandwidth_text,
+    median_ci_text,
+    size_text,
+    time_text,
+    whole_text,
+    word_text,
+)
+from distbench.runs.frame import Row, measured_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -12,7 +21,23 @@ if TYPE_CHECKING:
 MAX_ROWS = 100
 # How a footnote names the collective itself, as against the function that was called.
 OWN_NAMES = {"reduce_scatter": "reduce-scatter", "all_gather": "all-gather", "all_to_all": "all-to-all"}
-COLUMNS = ("<op", "<dtype", "size", "median", "<95 % CI", "p95", "algbw GB/s", "busbw GB/s")
+
+
+def _op_text(row: Row) -> str:
+    runs_as_another = isinstance(row["backend_op"], str) and row["backend_op"] != row["op"]
+    return str(row["op"]) + ("^" if runs_as_another else "")
+
+
+COLUMNS: TableColumns = (
+    ("<op", _op_text),
+    ("<dtype", lambda row: word_text(row["dtype"])),
+    ("size", lambda row: size_text(row["payload_bytes"])),
+    ("median", lambda row: time_text(row["median_s"])),
+    ("<95 % CI", median_ci_text),
+    ("p95", lambda row: time_text(row["p95_s"])),
+    ("algbw GB/s", lambda row: bandwidth_text(row["algbw_gb_per_s"])),
+    ("busbw GB/s", lambda row: bandwidth_text(row["busbw_gb_per_s"])),
+)
 
 
 def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -20,13 +45,12 @@ def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
     Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast end of the median's 95 % CI.
     """
-    kept = frame[(frame["kind"] == "collective") & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
+    kept = measured_of(frame, "collective")
     kept["mesh_dim"] = kept["mesh_dim"].fillna("unknown")
     kept["op"] = kept["op"].fillna("unknown")
     kept["busbw_low_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept["ci_high_s"]
     kept["busbw_high_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept["ci_low_s"]
-    ranks = {name: rank for rank, name in enumerate(kept["mesh_dim"].unique())}
-    kept["mesh_dim_rank"] = kept["mesh_dim"].map(ranks)
+    kept["mesh_dim_rank"] = kept["mesh_dim"].factorize()[0]
     return kept.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
 
 
@@ -37,41 +61,30 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
 
 
 def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
-    shown: list[Row] = measured.head(MAX_ROWS).to_dict("records")
-    sizes = "/".join(whole_text(size) for size in measured["group_size"].dropna().unique()) or "an unknown number of"
     backends = "/".join(measured["backend"].dropna().unique()) or "unknown backend"
-    title = f"mesh dim {mesh_dim}: groups of {sizes} ranks over {backends}"
-    breaks = frozenset(index for index in range(1, len(shown)) if shown[index]["op"] != shown[index - 1]["op"])
-    if len(breaks) + 1 == len(shown):
-        breaks = frozenset()
-    table = Table(title, COLUMNS, [_row(record) for record in shown], footnotes(measured), breaks)
-    return capped(table, len(measured), MAX_ROWS)
-
-
-def _row(record: Row) -> tuple[str, ...]:
-    return (
-        record["op"] + ("^" if _runs_as_another(record) else ""),
-        record["dtype"] if isinstance(record["dtype"], str) else "-",
-        size_text(record["payload_bytes"]),
-        time_text(record["median_s"]),
-        time_ci_text(record["median_s"], record["ci_low_s"], record["ci_high_s"], record["num_samples"]),
-        time_text(record["p95_s"]),
-        bandwidth_text(record["algbw_gb_per_s"]),
-        bandwidth_text(record["busbw_gb_per_s"]),
+    title = (
+        f"mesh dim {mesh_dim}: groups of {group_sizes_text(measured) or 'an unknown number of'} ranks over {backends}"
     )
-
-
-def _runs_as_another(record: Row) -> bool:
-    return isinstance(record["backend_op"], str) and bool(record["backend_op"] != record["op"])
-
-
-def footnotes(measured: "pd.DataFrame") -> list[str]:
-    """Sentences on ops that the backend runs as another, and on intervals from too few samples."""
-    other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
+    ops = measured["op"].tolist()
+    breaks = [index for index in range(1, len(ops)) if ops[index] != ops[index - 1]]
+    if len(breaks) + 1 == len(ops):
+        breaks = []
     notes = [
         f"^ {op} runs as {backend_op} on {backend}: its busbw is not {OWN_NAMES.get(op, op)}'s own"
-        for op, backend_op, backend in other[["op", "backend_op", "backend"]].drop_duplicates().itertuples(index=False)
+        for op, backend_op, backend in run_as_another(measured)
     ]
-    if (measured["num_samples"] < 6).any():
-        notes.append("* fewer than 6 samples: the interval is their whole range and does not reach 95 %")
-    return notes
+    if (measured["num_samples"] < MIN_SAMPLES_FOR_CI).any():
+        notes.append(FEW_SAMPLES)
+    return capped(table_of(title, COLUMNS, measured.to_dict("records"), notes, breaks), MAX_ROWS)
+
+
+def group_sizes_text(measured: "pd.DataFrame") -> str:
+    """Ranks in a group, "2/4" where groups differ; empty where nobody knows."""
+    return "/".join(whole_text(size) for size in measured["group_size"].dropna().unique())
+
+
+def run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
+    """(op, what the backend runs for it, backend) where the two differ, each once."""
+    other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
+    found = other[["op", "backend_op", "backend"]].drop_duplicates()
+    return list(found.itertuples(index=False, name=None))

@@ -1,11 +1,10 @@
 """Cases summarised by columns of the frame."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distbench.compare.intervals import geometric_mean
-from distbench.render.blocks import Table, capped
-from distbench.render.units import known, time_text
-from distbench.runs.frame import Row
+from distbench.render.blocks import Table, TableColumns, capped, key_columns, table_of
+from distbench.render.units import time_text
 from distbench.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -48,20 +47,13 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
 def table(groups: "pd.DataFrame") -> Table:
     """The groups as a table."""
     keys = [str(name) for name in groups.columns if name not in STATISTICS]
-    columns = (*(f"<{name}" for name in keys), "cases", "ok", "geometric mean", "min", "max")
-    rows = [
-        (*(_key_text(record[name]) for name in keys), str(record["num_cases"]), str(record["num_ok"]), *_times(record))
-        for record in groups.head(MAX_ROWS).to_dict("records")
+    columns: TableColumns = [
+        *key_columns(keys),
+        ("cases", lambda row: str(row["num_cases"])),
+        ("ok", lambda row: str(row["num_ok"])),
+        ("geometric mean", lambda row: time_text(row["geometric_mean_s"])),
+        ("min", lambda row: time_text(row["min_s"])),
+        ("max", lambda row: time_text(row["max_s"])),
     ]
     notes = ["times are of the ok cases' medians"]
-    return capped(Table(f"by {', '.join(keys)}", columns, rows, notes), len(groups), MAX_ROWS)
-
-
-def _times(record: Row) -> tuple[str, ...]:
-    return tuple(time_text(record[name]) for name in STATISTICS[2:])
-
-
-def _key_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if known(value) else "-"
+    return capped(table_of(f"by {', '.join(keys)}", columns, groups.to_dict("records"), notes), MAX_ROWS)

@@ -1,22 +1,21 @@
 """Plots of runs: busbw against size, step time by phase, planner against planner. A figure answers one question."""
 
-import math
-import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from distbench.laboratory.redistributions import BASELINE, Comparison, comparisons
-from distbench.laboratory.study import Study
+import numpy as np
+
+from distbench.laboratory.planner_table import Bools
+from distbench.laboratory.redistributions import Comparison, comparisons
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.render import plot_style as style
-from distbench.render.units import size_text, time_text, whole_text
-from distbench.report.collectives import collectives_of
+from distbench.render.units import brief_time_text, size_text
+from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
+from distbench.report.contents import Contents
 from distbench.report.steps import steps_of
 from distbench.runs.frame import PHASES
-from distbench.runs.header import scenario_name
-from distbench.runs.run_file import Run
+from distbench.spec.planner_names import BASELINE
 from distbench.traces.records import traces_of
 from distbench.traces.timeline import timeline_figures
 
@@ -32,44 +31,22 @@ MAX_PANELS = 4
 PANEL_WIDTH = 5.2
 
 
-def draw_all(
-    runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence[Study], folder: Path
-) -> list[Path]:
-    """Draw whatever there is something to draw of; the files written, PNG and SVG of each.
-
-    Args:
-        runs: the runs.
-        frames: each run's frame.
-        studies: what the laboratories among them say.
-        folder: an existing folder.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    names = [scenario_name(run) for run in runs]
-    written = []
-    with style.styled():
-        for run, name, frame in zip(runs, names, frames, strict=True):
-            stem = name if names.count(name) == 1 else run.path.stem
-            for kind, figure in figures_of(name, frame):
-                written += style.save(figure, folder, _file_name(kind, stem))
-        for name, figure in timeline_figures(traces_of(runs)[0]):
-            written += style.save(figure, folder, name)
-        for study in studies:
-            for kind, figure in laboratory_figures(study):
-                written += style.save(figure, folder, _file_name(kind, study.machine))
-    return written
-
-
-def _file_name(kind: str, stem: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{kind}-{stem}")
+def figures_in(contents: Contents) -> Drawn:
+    """(name, figure) of whatever there is something to draw of."""
+    names = [run.scenario for run in contents.runs]
+    for run, name, frame in zip(contents.runs, names, contents.frames, strict=True):
+        stem = name if names.count(name) == 1 else run.path.stem
+        yield from ((f"{kind}-{stem}", figure) for kind, figure in figures_of(name, frame))
+    yield from timeline_figures(traces_of(contents.runs)[0])
+    for study in contents.studies:
+        yield from ((f"{kind}-{study.machine}", figure) for kind, figure in laboratory_figures(study))
 
 
 def figures_of(name: str, frame: "pd.DataFrame") -> Drawn:
     """(kind, figure) of whatever one run's frame has something to draw of."""
-    makers: tuple[Callable[[str, pd.DataFrame], Drawn], ...] = (busbw_figures, step_figures, planner_figures)
-    for make in makers:
-        yield from make(name, frame)
+    yield from busbw_figures(name, frame)
+    yield from step_figures(name, frame)
+    yield from planner_figures(name, frame)
 
 
 def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
@@ -80,16 +57,23 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
         colors = dict(zip(sorted(of_dtype["op"].unique()), style.CYCLE * 3, strict=False))
         figure, axes = style.new_figure(len(panels), 1.2 + PANEL_WIDTH * len(panels), 4.6)
-        for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True):
+        ends = [
             _busbw_panel(panel, str(mesh_dim), of_dim, colors)
+            for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True)
+        ]
+        # Panels share their y axis, whose limits stand when all lines are drawn.
+        for panel, of_panel in zip(axes, ends, strict=True):
+            style.label_ends(panel, of_panel, colors)
         axes[0].set_ylabel("busbw (GB/s)")
-        figure.suptitle(f"{name}: bus bandwidth by message size, {dtype}", x=0.01, ha="left", fontweight="bold")
-        _note_other_ops(figure, of_dtype)
+        style.title(figure, f"{name}: bus bandwidth by message size, {dtype}")
+        notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in run_as_another(of_dtype)]
+        style.caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
         yield f"busbw-{dtype}", figure
 
 
-def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> None:
-    ends: list[tuple[str, float, float]] = []
+def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> dict[str, float]:
+    """One line an op; op to the y of its last point."""
+    ends: dict[str, float] = {}
     for op, of_op in measured.groupby("op", sort=False):
         points = of_op.sort_values("payload_bytes")
         sizes, busbw = points["payload_bytes"].to_numpy(float), points["busbw_gb_per_s"].to_numpy(float)
@@ -97,40 +81,15 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
         color = colors[str(op)]
         axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
         axes.plot(sizes, busbw, color=color, marker="o", markersize=4, linewidth=1.8)
-        ends.append((str(op), float(sizes[-1]), float(busbw[-1])))
+        ends[str(op)] = float(busbw[-1])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, measured["payload_bytes"].tolist())
     style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     axes.tick_params(labelleft=True)
-    group_sizes = "/".join(whole_text(size) for size in measured["group_size"].dropna().unique())
-    axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes}", fontweight="normal")
+    axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes_text(measured)}", fontweight="normal")
     axes.set_xlabel("message size S")
-    _label_ends(axes, ends, colors)
-
-
-def _label_ends(axes: "Axes", ends: Sequence[tuple[str, float, float]], colors: dict[str, str]) -> None:
-    """Each line's name beside its last point, moved apart where lines end close together."""
-    low, high = axes.get_ylim()
-    decades = math.log10(high / low)
-    places = style.spread([math.log10(end[2]) for end in ends], decades * 0.055)
-    for (op, size, busbw), place in zip(ends, places, strict=True):
-        axes.annotate(
-            op,
-            xy=(size, busbw),
-            xytext=(1.02, (place - math.log10(low)) / decades),
-            textcoords="axes fraction",
-            color=colors[op],
-            va="center",
-            annotation_clip=False,
-        )
-
-
-def _note_other_ops(figure: "Figure", measured: "pd.DataFrame") -> None:
-    other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
-    pairs = other[["op", "backend_op", "backend"]].drop_duplicates().itertuples(index=False)
-    notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in pairs]
-    style.caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
+    return ends
 
 
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
@@ -149,14 +108,10 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
     labels = [textwrap.fill(str(variant).replace(",", ", "), LABEL_WIDTH) for variant in steps["variant"]]
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, axis="x")
+    style.name_bars(axes, labels)
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
-    figure.suptitle(f"{name}: where a step's time goes", x=0.01, ha="left", fontweight="bold")
+    style.title(figure, f"{name}: where a step's time goes")
     style.caption(
         figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
     )
@@ -168,21 +123,15 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
     below = medians - (steps["ci_low_s"] / scale).to_numpy(float)
     above = (steps["ci_high_s"] / scale).to_numpy(float) - medians
     axes.errorbar(
-        medians,
-        range(len(steps)),
-        xerr=[below, above],
-        fmt="D",
-        color=style.BLACK,
-        markersize=4.5,
-        capsize=3,
-        linewidth=1.2,
-        label="whole step, median and 95 % CI",
-    )
+        medians, range(len(steps)), xerr=[below, above], fmt="D", color=style.BLACK, markersize=4.5, capsize=3,
+        linewidth=1.2, label="whole step, median and 95 % CI",
+    )  # fmt: skip
     stacked = steps[[f"{phase}_s" for phase in PHASES]].sum(axis=1).to_numpy(float) / scale
     ends = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
     for place, (median, end) in enumerate(zip(medians, ends, strict=True)):
-        label = time_text(median * scale).replace("  ", " ")
-        axes.annotate(label, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
+        axes.annotate(
+            brief_time_text(median * scale), (end, place), xytext=(6, 0), textcoords="offset points", va="center"
+        )
     axes.set_xlim(0, max(ends) * 1.12)
 
 
@@ -195,30 +144,27 @@ def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         for panel, comparison in zip(axes, panels, strict=True):
             _planner_panel(panel, comparison)
         axes[0].set_ylabel(f"{planner}, median time")
-        figure.suptitle(f"{name}: {planner} against {BASELINE}, one dot a pair", x=0.01, ha="left", fontweight="bold")
+        style.title(figure, f"{name}: {planner} against {BASELINE}, one dot a pair")
         style.caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
 
 
 def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
-    pairs, planner = comparison.pairs, comparison.planner
-    differing = ~pairs["same_path"]
-    layers: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    planner, side, differing = comparison.planner, comparison.ratios.side, ~comparison.ratios.same
+    times, greedys = (comparison.table.times.center[comparison.table.at(name)] for name in (planner, BASELINE))
+    layers: tuple[tuple[str, Bools, dict[str, Any]], ...] = (
         ("same path", ~differing, {"facecolors": "none", "edgecolors": style.LIGHT, "s": 22}),
-        ("no difference beyond noise", differing & (pairs["side"] == 0), {"color": style.GREY, "s": 22}),
-        (f"{BASELINE} faster", differing & (pairs["side"] > 0), {"color": style.RED, "s": 34, "marker": "^"}),
-        (f"{planner} faster", differing & (pairs["side"] < 0), {"color": style.BLUE, "s": 34, "marker": "v"}),
+        ("no difference beyond noise", differing & (side == 0), {"color": style.GREY, "s": 22}),
+        (f"{BASELINE} faster", differing & (side > 0), {"color": style.RED, "s": 34, "marker": "^"}),
+        (f"{planner} faster", differing & (side < 0), {"color": style.BLUE, "s": 34, "marker": "v"}),
     )
-    for label, chosen, look in layers:
-        of_layer = pairs[chosen]
-        axes.scatter(of_layer["median_s"], of_layer["median_s_other"], label=f"{label} ({len(of_layer)})", **look)
-    both = [pairs["median_s"], pairs["median_s_other"]]
-    low, high = min(part.min() for part in both) / 1.25, max(part.max() for part in both) * 1.25
+    for label, layer, look in layers:
+        rows = comparison.rows[layer[comparison.rows]]
+        axes.scatter(greedys[rows], times[rows], label=f"{label} ({len(rows)})", **look)
+    both = np.concatenate([greedys[comparison.rows], times[comparison.rows]])
+    low, high = float(both.min()) / 1.25, float(both.max()) * 1.25
     axes.plot([low, high], [low, high], color=style.GREY, linewidth=1, linestyle="--", zorder=0)
-    for axis in (axes.xaxis, axes.yaxis):
-        style.time_axis(axis, low, high)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
+    style.square_time_axes(axes, low, high)
     axes.set_aspect("equal")
     axes.grid(visible=True)
     axes.set_xlabel(f"{BASELINE}, median time")

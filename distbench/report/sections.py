@@ -12,9 +12,9 @@ from distbench.laboratory.study_verdict import code_blocks
 from distbench.render.blocks import Block, Heading, Lines
 from distbench.render.html import Picture, Verdict
 from distbench.report import calls, collectives, steps
+from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
 from distbench.report.plots import figures_of
-from distbench.runs.header import scenario_name
 from distbench.runs.run_file import Run
 from distbench.traces.path_tables import trace_blocks
 from distbench.traces.records import traces_of
@@ -33,70 +33,59 @@ PATHS = "which path costs what in its traced steps: distbench report --paths {}"
 EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 
 
-def report_blocks(runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence[Study]) -> list[Block]:
+def report_blocks(contents: Contents) -> list[Block]:
     """The report as text has it."""
-    told = [run for study in studies for run in study.runs]
-    blocks = overview(runs, [block for study in studies for block in opening(study)], told)
+    studies = contents.studies
+    blocks = overview(contents.runs, [block for study in studies for block in opening(study)], contents.studied)
     blocks += [block for study in studies for block in story(study)]
-    for run, frame in zip(runs, frames, strict=True):
-        blocks += section(run, frame, told)
+    for run, frame in zip(contents.runs, contents.frames, strict=True):
+        blocks += _section(run, frame, contents.is_studied(run))
     return [*blocks, *(block for study in studies for block in code_blocks(study))]
 
 
-def section(run: Run, frame: "pd.DataFrame", told: Sequence[Run] = ()) -> list[Block]:
-    """One run's own tables; those of its redistributions are left out where a story tells of them.
-
-    Args:
-        run: the run.
-        frame: its cases.
-        told: runs whose redistributions a story tells of.
-    """
-    is_told = any(run is other for other in told)
+def _section(run: Run, frame: "pd.DataFrame", is_studied: bool) -> list[Block]:
+    """One run's own tables; those of its redistributions are left out where a study covers them."""
     spent = spent_line(run)
     return [
-        Heading(scenario_name(run)),
-        Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_told else []))),
+        Heading(run.scenario),
+        Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
         *collectives.tables(frame),
         *steps.tables(frame),
         *calls.tables(frame),
-        *([] if is_told else redistributions.tables(frame)),
+        *([] if is_studied else redistributions.tables(frame)),
         *([Lines((spent,))] if spent else []),
         *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
     ]
 
 
-def page_blocks(
-    runs: Sequence[Run], frames: Sequence["pd.DataFrame"], studies: Sequence[Study]
-) -> tuple[list[Block | Picture], str]:
+def page_blocks(contents: Contents) -> tuple[list[Block | Picture], str]:
     """(blocks of a page, its title): verdict, code, the story with figures, where the numbers come from."""
-    told = [run for study in studies for run in study.runs]
-    names = ", ".join(dict.fromkeys(scenario_name(run) for run in runs))
     blocks: list[Block | Picture] = []
-    for study in studies:
+    for study in contents.studies:
         blocks.append(Heading(f"Which redistribution planner to use on {study.machine}", 1))
-        blocks += [Verdict(lines.texts) for lines in opening(study) if isinstance(lines, Lines)]
+        blocks += [Verdict(lines.texts) for lines in opening(study)]
         blocks += [*code_blocks(study), *_with_figures(story(study), study)]
-    head = overview(runs, (), told)
-    if studies:
+    head = overview(contents.runs, (), contents.studied)
+    if contents.studies:
         head[0] = Heading("Where these numbers come from")
     blocks += head
-    for run, frame in zip(runs, frames, strict=True):
-        blocks += section(run, frame, told)
-        is_told = any(run is other for other in told)
-        own = frame[frame["kind"] != "redistribute"] if is_told else frame
-        blocks += [Picture(figure) for _, figure in figures_of(scenario_name(run), own)]
+    for run, frame in zip(contents.runs, contents.frames, strict=True):
+        is_studied = contents.is_studied(run)
+        blocks += _section(run, frame, is_studied)
+        own = frame[frame["kind"] != "redistribute"] if is_studied else frame
+        blocks += [Picture(figure) for _, figure in figures_of(run.scenario, own)]
         blocks += _paths_of(run)
-    return blocks, f"distbench: {names}"
+    return blocks, "distbench: " + ", ".join(dict.fromkeys(run.scenario for run in contents.runs))
 
 
 def _paths_of(run: Run) -> list[Block | Picture]:
     """What each traced step spends on which path, its timeline first."""
     traces, failed = traces_of([run])
-    blocks: list[Block | Picture] = [Lines(tuple(failed))] if failed else []
+    blocks: list[Block | Picture] = [Lines(tuple(failed))]
     for trace in traces:
-        heading, opening, *tables = trace_blocks(trace)
+        heading, first, *tables = trace_blocks(trace)
         pictures = [Picture(figure) for _, figure in timeline_figures([trace])]
-        blocks += [heading, opening, *pictures, *tables]
+        blocks += [heading, first, *pictures, *tables]
     return blocks
 
 

@@ -4,49 +4,75 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, ratio_of, side_of_one
-from distbench.render.blocks import Table, capped
+from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, ratio_of
+from distbench.compare.verdicts import noise_words
+from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import (
+    FEW_SAMPLES,
     count_text,
     error_text,
+    median_ci_text,
     ratio_text,
     size_text,
-    time_ci_text,
     time_text,
     whole_text,
+    word_text,
 )
-from distbench.runs.frame import Row
+from distbench.runs.frame import Row, measured_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS = 40
-VERDICTS = {1: "faster", -1: "slower", 0: "within noise"}
 PEAKS = ("peak_allocated_bytes", "peak_growth_bytes")
+
+
+def _speedup_text(row: Row) -> str:
+    if row["verdict"] == "baseline":
+        return "1"
+    return ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
+
+
+TIMES: TableColumns = (
+    ("<variant", lambda row: str(row["variant"])),
+    ("forward", lambda row: time_text(row["forward_s"])),
+    ("backward", lambda row: time_text(row["backward_s"])),
+    ("optimizer", lambda row: time_text(row["optimizer_s"])),
+    ("step\n95 % CI", lambda row: f"{time_text(row['median_s'])}\n{median_ci_text(row)}"),
+    ("tokens/s", lambda row: count_text(row["tokens_per_s"])),
+    ("<speed-up\n95 % CI", _speedup_text),
+    ("<verdict", lambda row: str(row["verdict"])),
+)
+CHECKS: TableColumns = (
+    ("<variant", lambda row: str(row["variant"])),
+    ("peak memory\nallocated", lambda row: size_text(row["peak_bytes"])),
+    ("loss error", lambda row: error_text(row["loss_rel_error"])),
+    ("gradient\nerror", lambda row: error_text(row["grad_rel_error"])),
+    ("<worst gradient", lambda row: word_text(row["worst_grad"])),
+    ("samples", lambda row: whole_text(row["num_samples"])),
+    ("<stopped by", lambda row: word_text(row["stop_reason"])),
+)
 
 
 def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     """The steps that were measured and right, in file order, with their speed-up against the first of them.
 
-    Added: `speedup`, `speedup_low`, `speedup_high` (95 % CI, method of `stats.ratio_of`), `verdict` ("baseline",
+    Added: `speedup`, `speedup_low`, `speedup_high` (95 % CI, method of `intervals.ratio_of`), `verdict` ("baseline",
     "faster", "slower", "within noise", "too few samples"), and `peak_bytes`. The speed-up is of tokens a second where
     both batches count tokens, else of time.
     """
-    kept = frame[(frame["kind"] == "step") & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
+    kept = measured_of(frame, "step")
     kept["peak_bytes"] = kept[PEAKS[0]].fillna(kept[PEAKS[1]])
     # A scenario without axes has one variant of no name; the scenario's own name says more than a blank.
-    names = zip(kept["variant"], kept["scenario"], strict=True)
-    kept["variant"] = [next((name for name in pair if isinstance(name, str) and name), "step") for pair in names]
+    kept["variant"] = kept["variant"].replace("", None).fillna(kept["scenario"]).replace("", None).fillna("step")
     work = (kept["num_tokens"] if kept["num_tokens"].notna().all() else kept["num_tokens"] * 0 + 1).to_numpy(float)
     work = np.where(np.isfinite(work) & (work > 0), work, 1.0)
     each = Interval(*(kept[name].to_numpy() / work for name in ("median_s", "ci_low_s", "ci_high_s")))
-    first = Interval(*(part[:1].repeat(len(part)) for part in each))
-    speedup = ratio_of(first, each)
+    speedup = ratio_of(Interval(*(part[:1] for part in each)), each)
     num_samples = kept["num_samples"].to_numpy()
     enough = (num_samples >= MIN_SAMPLES_FOR_CI) & (num_samples[:1] >= MIN_SAMPLES_FOR_CI).all()
     kept["speedup"], kept["speedup_low"], kept["speedup_high"] = speedup
-    words = np.where(enough, [VERDICTS[side] for side in side_of_one(speedup, enough).tolist()], "too few samples")
-    kept["verdict"] = ["baseline", *words.tolist()[1:]] if len(kept) else []
+    kept["verdict"] = ["baseline", *noise_words(speedup, enough).tolist()[1:]] if len(kept) else []
     return kept
 
 
@@ -55,51 +81,18 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     measured = steps_of(frame)
     if measured.empty:
         return []
-    shown: list[Row] = measured.head(MAX_ROWS).to_dict("records")
-    return [capped(_times(shown), len(measured), MAX_ROWS), capped(_checks(shown), len(measured), MAX_ROWS)]
-
-
-def _times(shown: list[Row]) -> Table:
-    phases = ("forward", "backward", "optimizer")
-    columns = ("<variant", *phases, "step\n95 % CI", "tokens/s", "<speed-up\n95 % CI", "<verdict")
-    rows = []
-    for record in shown:
-        ci = time_ci_text(record["median_s"], record["ci_low_s"], record["ci_high_s"], record["num_samples"])
-        speedup = ratio_text(record["speedup"], record["speedup_low"], record["speedup_high"])
-        is_baseline = record["verdict"] == "baseline"
-        rows.append(
-            (
-                record["variant"],
-                *(time_text(record[f"{phase}_s"]) for phase in phases),
-                f"{time_text(record['median_s'])}\n{ci}",
-                count_text(record["tokens_per_s"]),
-                "1" if is_baseline else speedup.replace(" ", "\n", 1),
-                record["verdict"],
-            )
-        )
+    rows: list[Row] = measured.to_dict("records")
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
-    if any(record["num_samples"] < MIN_SAMPLES_FOR_CI for record in shown):
-        notes.append("* fewer than 6 samples: the interval is their whole range and does not reach 95 %")
-    return Table("step time", columns, rows, notes)
+    if (measured["num_samples"] < MIN_SAMPLES_FOR_CI).any():
+        notes.append(FEW_SAMPLES)
+    times = table_of("step time", TIMES, rows, notes)
+    return [capped(times, MAX_ROWS), capped(_checks(rows), MAX_ROWS)]
 
 
-def _checks(shown: list[Row]) -> Table:
-    on_cpu = all(not np.isfinite(record[PEAKS[0]]) for record in shown)
-    peak = "peak memory\ngrowth" if on_cpu else "peak memory\nallocated"
-    columns = ("<variant", peak, "loss error", "gradient\nerror", "<worst gradient", "samples", "<stopped by")
-    rows = [
-        (
-            record["variant"],
-            size_text(record["peak_bytes"]),
-            error_text(record["loss_rel_error"]),
-            error_text(record["grad_rel_error"]),
-            record["worst_grad"] if isinstance(record["worst_grad"], str) else "-",
-            whole_text(record["num_samples"]),
-            record["stop_reason"] if isinstance(record["stop_reason"], str) else "-",
-        )
-        for record in shown
-    ]
+def _checks(rows: list[Row]) -> Table:
+    on_cpu = all(not np.isfinite(row[PEAKS[0]]) for row in rows)
     notes = ["errors are relative to the same step on one device"]
     if on_cpu and len(rows) > 1:
         notes.append("growth counts new pages only: a variant that reuses the memory of an earlier one looks small")
-    return Table("memory, and agreement with one device", columns, rows, notes)
+    columns = [(name.replace("allocated", "growth") if on_cpu else name, text) for name, text in CHECKS]
+    return table_of("memory, and agreement with one device", columns, rows, notes)

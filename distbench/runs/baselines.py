@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distbench.runs.header import facts_of
+from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value
 from distbench.runs.machine import slug
 from distbench.runs.run_file import STATUSES, Record
@@ -126,18 +126,14 @@ def load_record(path: Path) -> Record:
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
+    again = "save it again with distbench baseline save"
     if version < FORMAT_VERSION:
-        raise UserError(
-            f"baseline {path} has version {version}, without 10th percentiles; save it again: distbench baseline save"
-        )
+        raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {again}")
     if version > FORMAT_VERSION:
-        raise UserError(
-            f"baseline {path} has version {version}, this distbench reads up to {FORMAT_VERSION}; update it"
-        )
+        reads = f"this distbench reads up to {FORMAT_VERSION}"
+        raise UserError(f"baseline {path} has version {version}, {reads}; update it")
     if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
-        raise UserError(
-            f"baseline {path} is damaged (no {', '.join(lacking)}); save it again with distbench baseline save"
-        )
+        raise UserError(f"baseline {path} is damaged (no {', '.join(lacking)}); {again}")
     return record
 
 
@@ -150,7 +146,7 @@ def _launch(record: Record, index: int, source: str) -> Launch:
         started_at=float(row["started_at"]),
         variants=row["variants"],
         # A fact that the file lacks is not known, as in a run file.
-        facts={**facts_of({}, {}), **record["facts"], **row["facts"]},
+        facts={**Header().facts, **record["facts"], **row["facts"]},
         foreign_load=row["foreign_load"],
         complete=row["complete"],
         cases={
@@ -183,17 +179,8 @@ def describe(paths: Iterable[Path], folder: Path) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for path in paths:
         record = load_record(path)
-        facts = record.get("facts", {})
+        name, facts = str(path.relative_to(folder)), record["facts"]
+        numbers = str(len(record["launches"])), str(len(record["cases"]))
         commit = str(facts.get("git_commit") or "several")[:8]
-        numbers = str(len(record.get("launches", ()))), str(len(record.get("cases", ())))
-        rows.append(
-            (
-                str(path.relative_to(folder)),
-                record["scenario"],
-                str(facts.get("mesh")),
-                *numbers,
-                commit,
-                str(record.get("saved_at")),
-            )
-        )
+        rows.append((name, record["scenario"], str(facts.get("mesh")), *numbers, commit, record["saved_at"]))
     return rows

@@ -8,17 +8,19 @@ import csv
 import datetime
 import io
 import json
-import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from distbench.compare.medians import median
 from distbench.runs.launches import Launch
+from distbench.runs.nccl_tests import read_nccl_tests
 from distbench.runs.run_file import Record
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 
 NS = 1e9
+Series = dict[tuple[str, str], list[float]]
 
 
 def exported(form: str, paths: Sequence[Path]) -> str:
@@ -40,12 +42,12 @@ def exported(form: str, paths: Sequence[Path]) -> str:
     if form == "otava":
         return otava(launches)
     written = {"pytest-benchmark": pytest_benchmark, "customSmallerIsBetter": smaller_is_better, "bmf": bencher}
-    return json.dumps(written[form](series, launches), indent=1) + "\n"
+    return json.dumps(written[form](series, launches[-1]), indent=1) + "\n"
 
 
-def series_of(launches: Sequence[Launch]) -> dict[tuple[str, str], list[float]]:
+def series_of(launches: Sequence[Launch]) -> Series:
     """(scenario, case id) to the mean of each launch that measured it, seconds, in time order."""
-    series: dict[tuple[str, str], list[float]] = {}
+    series: Series = {}
     for launch in launches:
         for case_id, value in launch.cases.items():
             if value.status == "ok":
@@ -53,10 +55,9 @@ def series_of(launches: Sequence[Launch]) -> dict[tuple[str, str], list[float]]:
     return series
 
 
-def pytest_benchmark(series: dict[tuple[str, str], list[float]], launches: Sequence[Launch]) -> Record:
+def pytest_benchmark(series: Series, latest: Launch) -> Record:
     """A file as pytest-benchmark stores it: a round is a launch."""
-    facts = launches[-1].facts
-    moment = datetime.datetime.fromtimestamp(launches[-1].started_at, datetime.UTC).isoformat()
+    facts, moment = latest.facts, _moment(latest)
     return {
         "machine_info": {
             "node": facts["machine"],
@@ -83,9 +84,8 @@ def pytest_benchmark(series: dict[tuple[str, str], list[float]], launches: Seque
 
 
 def _stats(values: Sequence[float]) -> Record:
-    ordered = sorted(values)
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+    ordered, mean = sorted(values), statistics.fmean(values)
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     half = len(ordered) // 2
     low, high = (median(ordered[:half]), median(ordered[-half:])) if half else (mean, mean)
     far = 1.5 * (high - low)
@@ -113,7 +113,7 @@ def _stats(values: Sequence[float]) -> Record:
     }
 
 
-def smaller_is_better(series: dict[tuple[str, str], list[float]], launches: Sequence[Launch]) -> list[Record]:
+def smaller_is_better(series: Series, latest: Launch) -> list[Record]:
     """What github-action-benchmark reads with `tool: customSmallerIsBetter`: the median launch, in ms."""
     return [
         {
@@ -121,24 +121,23 @@ def smaller_is_better(series: dict[tuple[str, str], list[float]], launches: Sequ
             "unit": "ms",
             "value": 1e3 * median(values),
             "range": f"{1e3 * min(values):.4g} to {1e3 * max(values):.4g}",
-            "extra": f"{len(values)} launches, torch {launches[-1].facts['torch']}",
+            "extra": f"{len(values)} launches, torch {latest.facts['torch']}",
         }
         for (scenario, case_id), values in series.items()
     ]
 
 
-def bencher(series: dict[tuple[str, str], list[float]], launches: Sequence[Launch]) -> Record:
+def bencher(series: Series, _: Launch) -> Record:
     """Bencher Metric Format: latency in nanoseconds, the median launch between the fastest and the slowest."""
-    return {
-        f"{scenario}: {case_id}": {
-            "latency": {
-                "value": NS * median(values),
-                "lower_value": NS * min(values),
-                "upper_value": NS * max(values),
-            }
-        }
-        for (scenario, case_id), values in series.items()
-    }
+    found = {}
+    for (scenario, case_id), values in series.items():
+        latency = {"value": median(values), "lower_value": min(values), "upper_value": max(values)}
+        found[f"{scenario}: {case_id}"] = {"latency": {name: NS * value for name, value in latency.items()}}
+    return found
+
+
+def _moment(launch: Launch) -> str:
+    return datetime.datetime.fromtimestamp(launch.started_at, datetime.UTC).isoformat()
 
 
 def otava(launches: Sequence[Launch]) -> str:
@@ -148,10 +147,9 @@ def otava(launches: Sequence[Launch]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["time", "commit", "branch", *(f"{scenario}: {case_id}" for scenario, case_id in names)])
     for launch in launches:
-        moment = datetime.datetime.fromtimestamp(launch.started_at, datetime.UTC).isoformat()
         row = [launch.cases.get(case_id) if scenario == launch.scenario else None for scenario, case_id in names]
         cells = [repr(value.mean_s) if value and value.status == "ok" else "" for value in row]
-        writer.writerow([moment, launch.facts["git_commit"] or "", "", *cells])
+        writer.writerow([_moment(launch), launch.facts["git_commit"] or "", "", *cells])
     return text.getvalue()
 
 
@@ -161,8 +159,6 @@ def run_text(paths: Sequence[Path]) -> str:
     Raises:
         UserError: several files, or one that nccl-tests did not write.
     """
-    from distbench.runs.nccl_tests import read_nccl_tests
-
     if len(paths) != 1:
         raise UserError(f"export run takes one nccl-tests file at a time, {len(paths)} are given")
     run = read_nccl_tests(paths[0])

@@ -3,22 +3,14 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
-from distbench.runs.run_file import Record, Run, read_run
+from distbench.runs.header import Header, header_of
+from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
 
 MAX_FILE_WARNINGS = 5
 T = TypeVar("T")
-
-
-class _Head(NamedTuple):
-    """What the choice of files needs of one run file."""
-
-    started_at: float
-    name: str
-    invocation_id: str | None
-    path: Path
 
 
 def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
@@ -33,7 +25,7 @@ def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
     """
     warnings: list[str] = []
     runs = _read_named(named, warnings) if named else _read_latest(out, warnings)
-    runs.sort(key=lambda run: (_started_at(run.header), run.path.name))
+    runs.sort(key=lambda run: (run.about.started_at, run.path.name))
     return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
 
 
@@ -47,7 +39,7 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for given in named:
         if given.is_dir():
-            read = _each(run_files_in(given), read_run, warnings)
+            read = read_each(run_files_in(given), read_run, warnings)
             if not read:
                 raise UserError(
                     f"folder {given} holds no run file that can be read; give a results folder or a run file"
@@ -61,23 +53,20 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
 
 
 def _read_latest(out: Path, warnings: list[str]) -> list[Run]:
-    heads = _each(run_files_in(out), _head, warnings) if out.is_dir() else []
+    heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
-    newest = max(heads, key=lambda head: (head.started_at, head.name))
-    chosen = [head.path for head in heads if head == newest or _together(head, newest)]
-    runs = _each(chosen, read_run, warnings)
+    newest = max(heads, key=lambda head: (head[1].started_at, head[0].name))
+    together = newest[1].invocation_id
+    chosen = [path for path, about in heads if path == newest[0] or (together and about.invocation_id == together)]
+    runs = read_each(chosen, read_run, warnings)
     if not runs:
         raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
     return runs
 
 
-def _together(one: _Head, other: _Head) -> bool:
-    return one.invocation_id is not None and one.invocation_id == other.invocation_id
-
-
-def _each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
+def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
     """What `read` gave for each path; one it refuses becomes a warning, for one bad file must not hide the rest."""
     good: list[T] = []
     refused: list[str] = []
@@ -88,11 +77,11 @@ def _each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str])
             refused.append(f"left out: {error}")
     warnings += refused[:MAX_FILE_WARNINGS]
     if len(refused) > MAX_FILE_WARNINGS:
-        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for the like")
+        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for such reasons")
     return good
 
 
-def _head(path: Path) -> _Head:
+def _head(path: Path) -> tuple[Path, Header]:
     try:
         with path.open("rb") as file:
             header = json.loads(file.readline())
@@ -100,11 +89,4 @@ def _head(path: Path) -> _Head:
         raise UserError(f"{path} is no distbench run file: {error}") from error
     if not isinstance(header, dict) or header.get("type") != "run":
         raise UserError(f"{path} is no distbench run file (its first line is no run header)")
-    invocation_id = header.get("invocation_id")
-    return _Head(_started_at(header), path.name, invocation_id if isinstance(invocation_id, str) else None, path)
-
-
-def _started_at(header: Record) -> float:
-    job: Any = header.get("job")
-    value = job.get("started_at") if isinstance(job, dict) else None
-    return float(value) if isinstance(value, int | float) else 0.0
+    return path, header_of(header)

@@ -8,6 +8,7 @@ import numpy as np
 
 from distbench.compare.intervals import Floats, counts_of, summarise
 from distbench.runs.run_file import Run, busbw_factor
+from distbench.spec.mesh import format_mesh
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,6 +96,11 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     return pd.DataFrame(columns)
 
 
+def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
+    """A copy of the rows of one kind that were measured and found right."""
+    return frame[(frame["kind"] == kind) & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
+
+
 def read_columns(records: Nodes, wanted: Iterable[Column]) -> dict[str, Any]:
     """Column name to values: float arrays (nan where missing) for numbers, lists of text or None for the rest."""
     seen: dict[tuple[str, ...], Nodes] = {(): records}
@@ -128,34 +134,15 @@ def _numbers(value: object) -> Sequence[float]:
     return value if isinstance(value, list) and set(map(type, value)) <= {int, float} else ()
 
 
-def _run_columns(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    facts: dict[str, list[str | None]] = {
-        "scenario": [_scenario(run) for run in runs],
+def _run_columns(runs: Sequence[Run]) -> dict[str, Any]:
+    facts = {
+        "scenario": [run.about.scenario for run in runs],
         "run_file": [run.path.name for run in runs],
-        "machine": [_machine(run) for run in runs],
-        "mesh": [_mesh(run) for run in runs],
+        "machine": [run.about.environment.machine for run in runs],
+        "mesh": [None if run.about.mesh is None else format_mesh(run.about.mesh) for run in runs],
     }
     counts = [len(run.cases) for run in runs]
-    return {
-        name: [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
-        for name, values in facts.items()
-    }
-
-
-def _scenario(run: Run) -> str | None:
-    job = run.header.get("job")
-    return _as_texts([job.get("scenario")])[0] if isinstance(job, dict) else None
-
-
-def _mesh(run: Run) -> str | None:
-    job = run.header.get("job")
-    mesh = job.get("mesh") if isinstance(job, dict) else None
-    return ",".join(f"{name}={size}" for name, size in mesh.items()) if isinstance(mesh, dict) else None
-
-
-def _machine(run: Run) -> str | None:
-    environment = run.header.get("environment")
-    return _as_texts([environment.get("machine")])[0] if isinstance(environment, dict) else None
+    return {name: np.repeat(np.array(values, dtype=object), counts) for name, values in facts.items()}
 
 
 def _bandwidths(columns: dict[str, Any]) -> tuple[Floats, Floats]:

@@ -1,40 +1,108 @@
 """The header of a run file: what was run, where, and which of it must agree before two launches are compared."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from distbench.runs.run_file import Run
+from distbench.spec.mesh import Mesh, format_mesh
 
 # A number measured under another value of one of these is another number.
 MUST_AGREE = (
-    "machine",
-    "cpu_model",
-    "num_cpus",
-    "device",
-    "device_name",
-    "backend",
-    "mesh",
-    "world_size",
-    "num_hosts",
-    "num_threads",
-    "scheduler",
-    "pipelined",
-    "passes",
+    *("machine", "cpu_model", "num_cpus", "device", "device_name", "backend", "mesh", "world_size", "num_hosts"),
+    *("num_threads", "scheduler", "pipelined", "passes"),
 )
-
-
 # These may be the very thing that is compared.
 SHOWN = ("torch", "nccl", "cuda", "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
+Number = int | float
 
 
-def facts_of(job: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field of MUST_AGREE and SHOWN, None where the file does not say."""
+@dataclass(frozen=True)
+class Environment:
+    """Where a run was made; None for what its header does not say, or says as something else than its type here.
+
+    Args:
+        load_per_cpu: the load average of the minute before the run began, over the CPUs.
+    """
+
+    machine: str | None = None
+    cpu_model: str | None = None
+    num_cpus: Number | None = None
+    memory_bytes: Number | None = None
+    num_devices: Number | None = None
+    device_name: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    world_size: Number | None = None
+    num_hosts: Number | None = None
+    scheduler: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    load_per_cpu: Number | None = None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a run file's first line says, as far as anyone reads it; made by `header_of`, whatever the line holds.
+
+    Args:
+        run_id: unique.
+        invocation_id: what the runs of one `distbench run` share.
+        scenario: its name.
+        mesh: mesh dim to size; None where the line does not say.
+        device: as asked for; what was used is the environment's.
+        settings: how samples were taken.
+        profile: file of the machine's profile.
+        started_at: seconds since the epoch, or 0 where the line does not say.
+        variants: the scenario's parameters.
+        environment: where it ran.
+        facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
+    """
+
+    run_id: str | None = None
+    invocation_id: str | None = None
+    scenario: str | None = None
+    mesh: Mesh | None = None
+    device: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    profile: str | None = None
+    started_at: Number = 0.0
+    variants: Any = None
+    environment: Environment = Environment()
+    facts: dict[str, Any] = field(default_factory=lambda: _facts({}, {}))
+
+
+def header_of(record: Mapping[str, Any]) -> Header:
+    """The header that a run file's first line is."""
+    job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
+    return Header(
+        run_id=_of_type(record, "run_id", str),
+        invocation_id=_of_type(record, "invocation_id", str),
+        scenario=_of_type(job, "scenario", str),
+        mesh=_of_type(job, "mesh", dict),
+        device=_of_type(job, "device", str),
+        settings=_mapping(job.get("settings")),
+        profile=_of_type(job, "profile", str),
+        started_at=_of_type(job, "started_at", Number) or 0.0,
+        variants=job.get("variants"),
+        environment=_environment(environment),
+        facts=_facts(job, environment),
+    )
+
+
+def _environment(record: dict[str, Any]) -> Environment:
+    found = Environment(**{one.name: _of_type(record, one.name, one.type) for one in fields(Environment)})
+    load = record.get("load_at_start")
+    if not (found.num_cpus and isinstance(load, list) and load and isinstance(load[0], Number)):
+        return found
+    return replace(found, load_per_cpu=load[0] / found.num_cpus)
+
+
+def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
-    given, mesh = job.get("settings"), job.get("mesh")
-    settings = dict(given) if isinstance(given, dict) else {}
-    mesh = mesh if isinstance(mesh, dict) else {}
-    facts["mesh"] = ",".join(f"{name}={size}" for name, size in mesh.items()) or None
+    settings = dict(_mapping(job.get("settings")))
+    facts["mesh"] = format_mesh(_mapping(job.get("mesh"))) or None
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
     facts["passes"] = settings.pop("passes", 1)
@@ -43,7 +111,11 @@ def facts_of(job: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str
     return facts
 
 
-def scenario_name(run: Run) -> str:
-    """The run's scenario; its file's name where the header does not say."""
-    job = run.header.get("job")
-    return str((job.get("scenario") if isinstance(job, dict) else None) or Path(run.path).stem)
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _of_type(record: Mapping[str, Any], name: str, kind: Any) -> Any:
+    """The value of that name where it is of that type; else None."""
+    value = record.get(name)
+    return value if isinstance(value, kind) else None

@@ -6,11 +6,12 @@ independent ones. So a launch gives one mean and one 10th percentile a case, and
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from distbench.runs.header import facts_of
+from distbench.runs.header import Environment
 from distbench.runs.run_file import Record, Run
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
@@ -64,23 +65,21 @@ class Launch:
 
 def launch_of(run: Run) -> Launch:
     """What a gate needs of one run file."""
-    job = _mapping(run.header.get("job"))
-    environment = _mapping(run.header.get("environment"))
+    about = run.about
     cases: dict[str, Value] = {}
     for record in run.cases:
         value, case_id = value_of(record), record["case"]["id"]
         # A case recorded twice, the second time by the parent when the launch broke: the failure is what counts.
         if case_id not in cases or cases[case_id].status == "ok":
             cases[case_id] = value
-    started_at = job.get("started_at")
     return Launch(
-        run_id=str(run.header.get("run_id", run.path.name)),
+        run_id=about.run_id or run.path.name,
         source=str(run.path),
-        scenario=str(job.get("scenario", run.path.stem)),
-        started_at=float(started_at) if isinstance(started_at, int | float) else 0.0,
-        variants=json.dumps(job.get("variants"), sort_keys=True),
-        facts=facts_of(job, environment),
-        foreign_load=foreign_load(environment, run.footer or {}),
+        scenario=run.scenario,
+        started_at=float(about.started_at),
+        variants=json.dumps(about.variants, sort_keys=True),
+        facts=about.facts,
+        foreign_load=foreign_load(about.environment, run.footer or {}),
         complete=run.footer is not None and run.footer.get("status") == "complete",
         cases=cases,
     )
@@ -102,14 +101,10 @@ def tenth_percentile(samples: Sequence[float]) -> float:
 
     The minimum would be lower the more samples there are, and varied twice as much between launches of a quiet machine.
     """
-    ordered = sorted(samples)
-    place = 0.1 * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return statistics.quantiles(samples, n=10, method="inclusive")[0] if len(samples) > 1 else samples[0]
 
 
-def foreign_load(environment: Record, footer: Record) -> float | None:
+def foreign_load(environment: Environment, footer: Record) -> float | None:
     """How busy others kept this host's CPUs, as a share of them.
 
     A footer that says so (`foreign_cpu`, measured over the launch) is believed. Otherwise it is the load average of the
@@ -119,11 +114,4 @@ def foreign_load(environment: Record, footer: Record) -> float | None:
     told = footer.get("foreign_cpu")
     if isinstance(told, int | float):
         return float(told)
-    load, num_cpus = environment.get("load_at_start"), environment.get("num_cpus")
-    if isinstance(load, list) and load and isinstance(num_cpus, int) and num_cpus > 0:
-        return float(load[0]) / num_cpus if isinstance(load[0], int | float) else None
-    return None
-
-
-def _mapping(value: Any) -> Record:
-    return value if isinstance(value, dict) else {}
+    return environment.load_per_cpu

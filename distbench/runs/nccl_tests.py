@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from distbench.runs.run_file import SCHEMA_VERSION, Record, Run
+from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, Record, Run
 from distbench.spec.errors import UserError
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
@@ -106,27 +106,20 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
     usable = all(isinstance(time, int | float) and math.isfinite(time) and time > 0 for time in times_us)
     status = "wrong" if is_wrong else "ok" if usable else "raised"
     errors = {"wrong": f"{wrong:g} elements are wrong" if is_wrong else "", "raised": "a time is no number"}
-    return {
-        "type": "case",
-        "case": {
-            "id": f"collective/{dtype}[{row['count']}]/{'/'.join(how)}",
-            "kind": "collective",
-            "params": {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": row["size"]},
-        },
-        "status": status,
-        "samples_s": [time * 1e-6 for time in times_us] if usable else [],
-        "phases_s": {},
-        "rank_median_s": [],
-        "payload_bytes": row["size"],
-        "wire_bytes": None,
-        "group_size": num_ranks,
-        "mesh_dim": MESH_DIM,
-        "backend": "nccl",
-        "backend_op": op,
-        "stop_reason": None,
-        "counters": {"placement": placement, "reported_busbw_gb_per_s": body.get("bus_bw")},
-        "error": errors.get(status),
-    }
+    params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": row["size"]}
+    result = CaseResult(
+        Case(f"collective/{dtype}[{row['count']}]/{'/'.join(how)}", "collective", params),
+        status,
+        [time * 1e-6 for time in times_us] if usable else [],
+        payload_bytes=row["size"],
+        group_size=num_ranks,
+        mesh_dim=MESH_DIM,
+        backend="nccl",
+        backend_op=op,
+        counters={"placement": placement, "reported_busbw_gb_per_s": body.get("bus_bw")},
+        error=errors.get(status),
+    )
+    return result.to_record()
 
 
 def _footer(data: Record) -> Record | None:

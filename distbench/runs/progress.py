@@ -1,4 +1,4 @@
-"""What the ranks tell the parent while they work: one JSON line an event in the log folder, written by rank 0.
+"""What the ranks report to the parent while they work: one JSON line an event in the log folder, written by rank 0.
 
 Events: plan (num_cases), case (index, id, kind, params), samples (count), tracing, done (id, status, spent_s), end
 (spent_s).
@@ -15,10 +15,10 @@ SAMPLES_EVERY_S = 0.25
 
 
 class ProgressWriter:
-    """Rank 0's end. Events of a case's samples are thinned, so that telling never costs what is being measured.
+    """Rank 0's end. Events of a case's samples are thinned, so that writing them never disturbs what is being measured.
 
     Args:
-        path: the file, or None on ranks that tell nothing.
+        path: the file, or None on ranks that report nothing.
     """
 
     def __init__(self, path: Path | None) -> None:

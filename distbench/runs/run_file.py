@@ -8,13 +8,17 @@ History of schema_version:
     1: first version.
 """
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from distbench.runs.header import Header, header_of
 from distbench.spec.errors import UserError
 
 SCHEMA_VERSION = 1
@@ -88,7 +92,7 @@ class Run:
 
     Args:
         path: the file.
-        header: its first line.
+        header: its first line, as it stands; `about` has it typed.
         cases: one record a case, in file order, each with the fields of CaseResult.
         footer: its last line, or None when the run was interrupted.
         warnings: sentences about lines that could not be read.
@@ -102,6 +106,16 @@ class Run:
     footer: Record | None
     warnings: list[str]
     traces: list[Record] = field(default_factory=list)
+
+    @cached_property
+    def about(self) -> Header:
+        """The header, with a default in the place of whatever is missing or of another type."""
+        return header_of(self.header)
+
+    @property
+    def scenario(self) -> str:
+        """The scenario's name; the file's where the header does not say."""
+        return self.about.scenario or self.path.stem
 
 
 def append(path: Path, record: Record) -> None:
@@ -154,6 +168,18 @@ def read_run(path: Path) -> Run:
         )
     traces = [record for record in records if record.get("type") == "trace"]
     return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For reading many records: they hold no cycles, and looking for some again and again doubles the time it takes."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _records(path: Path, warnings: list[str]) -> Iterator[Record]:

@@ -1,20 +1,18 @@
 """The files of one side of a comparison to its launches, whatever kind each file is."""
 
-import gc
 from collections.abc import Iterable
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from distbench.runs.baselines import read_baseline
-from distbench.runs.find import run_files_in
+from distbench.runs.find import read_each, run_files_in
 from distbench.runs.launches import Launch, launch_of
 from distbench.runs.nccl_tests import read_nccl_tests
-from distbench.runs.run_file import read_run
+from distbench.runs.run_file import no_garbage_collection, read_run
 from distbench.spec.errors import UserError
 
 SNIFFED_BYTES = 512
-
-
-MAX_FILE_WARNINGS = 5
 
 
 def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Launch]:
@@ -29,54 +27,27 @@ def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Lau
         UserError: a path does not exist, or a named file is none of these.
     """
     launches: dict[str, Launch] = {}
-    # Records hold no cycles; looking for some again and again as they come in takes a fifth longer.
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with no_garbage_collection():
         for path in paths:
             launches.update({launch.run_id: launch for launch in _read_path(path, side, warnings)})
-    finally:
-        if was_on:
-            gc.enable()
     return sorted(launches.values(), key=lambda launch: (launch.started_at, launch.source))
 
 
 def _read_path(path: Path, side: str, warnings: list[str]) -> list[Launch]:
     if path.is_dir():
-        return _in_folder(path, warnings)
+        files = [*run_files_in(path), *sorted(one for one in path.rglob("*.json") if one.is_file() and _sniffed(one))]
+        return list(chain.from_iterable(read_each(files, partial(_read_file, warnings=warnings), warnings)))
     if not path.exists():
         raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")
-    return read_file(path, warnings)
+    return _read_file(path, warnings)
 
 
-def _in_folder(folder: Path, warnings: list[str]) -> list[Launch]:
-    files = run_files_in(folder)
-    files += sorted(path for path in folder.rglob("*.json") if path.is_file() and _sniffed(path))
-    launches: list[Launch] = []
-    refused = []
-    for path in files:
-        try:
-            launches += read_file(path, warnings)
-        except UserError as error:
-            refused.append(f"left out: {error}")
-    warnings += refused[:MAX_FILE_WARNINGS]
-    if len(refused) > MAX_FILE_WARNINGS:
-        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for the like")
-    return launches
-
-
-def read_file(path: Path, warnings: list[str]) -> list[Launch]:
-    """The launches that one file holds: one of a run file, several of a baseline.
-
-    Raises:
-        UserError: it cannot be read, or is none of the kinds that a gate reads.
-    """
+def _read_file(path: Path, warnings: list[str]) -> list[Launch]:
+    """The launches that one file holds: one of a run file, several of a baseline."""
     kind = _sniffed(path)
     if kind == "baseline":
         return read_baseline(path)
-    if kind == "nccl-tests":
-        return [launch_of(read_nccl_tests(path))]
-    run = read_run(path)
+    run = read_nccl_tests(path) if kind == "nccl-tests" else read_run(path)
     warnings += run.warnings
     return [launch_of(run)]
 

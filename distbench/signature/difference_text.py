@@ -33,8 +33,8 @@ def markdown(found: Compared) -> str:
     num_sentences = sum(map(len, found.changed.values()))
     if num_sentences > MAX_SENTENCES:
         lines += ["", f"... {num_sentences - MAX_SENTENCES} more: {TOOL} --signature --format json"]
-    told = (*found.uncompared, *found.shown)
-    lines += ["", *(f"- {sentence}" for sentence in told)] if told else []
+    notes = [f"- {sentence}" for sentence in (*found.uncompared, *found.shown)]
+    lines += ["", *notes] if notes else []
     return "\n".join(lines)
 
 
@@ -55,7 +55,7 @@ def junit_text(found: Compared) -> str:
 
 def github(found: Compared) -> str:
     """GitHub's annotations: an error for each difference and each file that could not be compared."""
-    told = [(name, sentence) for name, sentences in found.changed.items() for sentence in sentences]
-    told += [("not compared", sentence) for sentence in found.uncompared]
-    lines = annotations({"error": told})
+    errors = [(name, sentence) for name, sentences in found.changed.items() for sentence in sentences]
+    errors += [("not compared", sentence) for sentence in found.uncompared]
+    lines = annotations({"error": errors})
     return "\n".join(lines if found.num_paths else [annotation("error", TOOL, found.headline), *lines])

@@ -65,13 +65,11 @@ def compare(base: Path, new: Path) -> Compared:
 def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -> Compared:
     changed, uncompared, same, num_paths = {}, list(alone), [], 0
     for name, (before, after) in pairs.items():
-        reason = incomparable(before, after)
-        if reason:
+        if reason := incomparable(before, after):
             uncompared.append(f"{name}: not comparable: {reason}")
             continue
         num_paths += sum(map(len, before.cases.values())) + sum(map(len, after.cases.values()))
-        found = differences(before, after)
-        if found:
+        if found := differences(before, after):
             changed[name] = found
         else:
             same.append(name)

@@ -1,4 +1,4 @@
-"""Jobs to their signatures: one child process runs each case once with ranks that do not exist."""
+"""Jobs to their signatures: one child process runs each case once on a fake process group."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +13,6 @@ TIMEOUT_S = 600.0
 def signatures_of(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[tuple[Signature, dict[str, str]]]:
     """What the cases of each job communicate, and those that cannot run: case id to what it raises; in the jobs' order.
 
-    Args:
-        jobs: one scenario's each.
-        timeout_s: seconds after which the process is given up.
-
     Raises:
         UserError: a scenario cannot work, none of its cases runs, or the process failed or did not end.
     """
@@ -26,14 +22,10 @@ def signatures_of(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[tup
         timeout_s=timeout_s,
         failure=f"{_none_of(*jobs)}: {{why}}; see whether distbench run runs it, or give --quick",
     )
-    told = [
-        f"{_none_of(job)}: {answer['user_error']}"
-        for job, answer in zip(jobs, answers, strict=True)
-        if "user_error" in answer
-    ]
-    if told:
-        raise UserError("; ".join(told))
-    return [(_signature(job, answer), answer["left_out"]) for job, answer in zip(jobs, answers, strict=True)]
+    answered = list(zip(jobs, answers, strict=True))
+    if errors := [f"{_none_of(job)}: {answer['user_error']}" for job, answer in answered if "user_error" in answer]:
+        raise UserError("; ".join(errors))
+    return [(_signature(job, answer), answer["left_out"]) for job, answer in answered]
 
 
 def _signature(job: Job, answer: Mapping[str, Any]) -> Signature:

@@ -7,13 +7,13 @@ redistribution. Layers of one stack are one owner (`layers.*.attention`), and ho
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path as FilePath
 from typing import Any
 
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, parse_mesh
-from distbench.spec.names import folded
+from distbench.spec.parallel import folded
 
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
@@ -59,7 +59,7 @@ class Signature:
     Args:
         scenario: its name.
         mesh: mesh dim names to ranks, outermost first.
-        torch: torch's version; told, never compared.
+        torch: torch's version; shown, never compared.
         cases: case id to how often each path is taken.
         peaks: case id to the predicted peak of all tensors alive, bytes; cases without a model have none.
     """
@@ -88,27 +88,18 @@ def _order(path: Path) -> tuple[Any, ...]:
 
 def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
     """Communications as `worker.attribution.Communication` has them, counted by path."""
-    found: Counter[Path] = Counter()
-    for record in communications:
-        owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
-        kept = ("phase", "source", "kind", "mesh_dim", "group_size", "dtype", "payload_bytes")
-        found[
-            Path(
-                **{name: record[name] for name in kept},
-                owner=owner,
-                redistribution=record["redistribution"],
-                explicit=record["explicit"],
-            )
-        ] += 1
-    return found
+    names = [one.name for one in fields(Path)]
+    return Counter(
+        Path(**{name: record[name] for name in names} | {"owner": _owner(record)}) for record in communications
+    )
+
+
+def _owner(record: dict[str, Any]) -> str:
+    return folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
 
 
 def parse(text: str, where: str) -> Signature:
-    """Read what `Signature.to_text` wrote.
-
-    Args:
-        text: the file's content.
-        where: the file's name, for messages.
+    """Read what `Signature.to_text` wrote; messages name the file as `where`.
 
     Raises:
         UserError: it is no signature, or one of a newer distbench.
@@ -138,12 +129,12 @@ def parse(text: str, where: str) -> Signature:
         raise UserError(f"{where} lacks its line {error}; write the file anew") from error
 
 
-def _path(fields: dict[str, Any]) -> Path:
-    fields.pop("count")
-    said = fields.pop("explicit")
+def _path(found: dict[str, Any]) -> Path:
+    del found["count"]
     for name in ("group_size", "payload_bytes"):
-        fields[name] = int(fields[name])
-    return Path(**{**fields, "redistribution": fields["redistribution"] or ""}, explicit=said and said == "explicit")
+        found[name] = int(found[name])
+    explicit = found["explicit"] and found["explicit"] == "explicit"
+    return Path(**found | {"redistribution": found["redistribution"] or "", "explicit": explicit})
 
 
 def load(file: FilePath) -> Signature:

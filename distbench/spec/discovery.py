@@ -40,7 +40,7 @@ class Entry:
 
 
 def scenario_folder() -> Path:
-    """The shipped scenarios: beside the package in a checkout, inside it when installed as a wheel."""
+    """The shipped scenarios: next to the package in a checkout, inside it when installed as a wheel."""
     inside = PACKAGE / "scenarios"
     return inside if inside.is_dir() else PACKAGE.parent / "scenarios"
 
@@ -66,15 +66,15 @@ def find(target: str) -> list[Entry]:
         file = Path(path)
         if not file.is_file():
             raise UserError(f"scenario file {path!r} does not exist; give a path to a .py file, or a name")
-        entries, place = read_entries(file), f"in {path}"
+        entries, where = read_entries(file), f"in {path}"
         name = name or "*"
     else:
-        entries, place, name = list_entries(), "among the shipped scenarios", target
+        entries, where, name = list_entries(), "among the shipped scenarios", target
     chosen = [entry for entry in entries if name in ("*", entry.name)]
     if not chosen:
         names = [entry.name for entry in entries]
         hint = nearest(name, names) if name != "*" else "decorate a function with @scenario(mesh={...})"
-        raise UserError(f"no scenario {name!r} {place} ({hint}); `distbench list` shows all")
+        raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
     return chosen
 
 
@@ -88,7 +88,7 @@ def read_entries(file: Path) -> list[Entry]:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except SyntaxError as error:
         where = f"{file}, line {error.lineno}"
-        raise UserError(f"scenario file {where} is not valid Python: {error.msg}; mend that line") from error
+        raise UserError(f"scenario file {where} is not valid Python: {error.msg}; fix that line") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"scenario file {file} cannot be read: {error}; give a Python file") from error
     return list(_entries_of(tree, file))
@@ -146,11 +146,8 @@ def _header(decorator: ast.Call, where: str) -> dict[str, Any]:
 
 
 def _is_mesh(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(name, str) and type(size) is int and size > 0 for name, size in value.items())
-    )
+    sizes = value.items() if isinstance(value, dict) else ()
+    return bool(sizes) and all(isinstance(name, str) and type(size) is int and size > 0 for name, size in sizes)
 
 
 def _is_axes(value: Any) -> bool:

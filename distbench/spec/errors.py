@@ -1,4 +1,4 @@
-"""The one error a user can mend. The CLI prints its message and exits with 2; nothing else is caught there."""
+"""The one error a user can fix. The CLI prints its message and exits with 2; nothing else is caught there."""
 
 import difflib
 from collections.abc import Iterable

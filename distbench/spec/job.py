@@ -12,6 +12,10 @@ from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 
 Variant = dict[str, Any]
+# The backend that moves a device's tensors.
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+# The environment variable in which a process names itself to the processes that it starts.
+PARENT_PID = "DISTBENCH_PARENT_PID"
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,12 @@ class Settings:
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
         budget_s: seconds of timed iterations that the cases of a launch share: with many cases, each ends sooner.
-        target_ci: width of the median's 95 % confidence interval, as a share of the median, that ends a case.
+        target_ci: width of the median's 95 % confidence interval, as a share of the median, at which a case ends.
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
         max_relaunches: new launches at most, after cases that killed or hung a rank.
         passes: times that all cases are gone through, each time taking this share of a case's samples and seconds: what
-            comes and goes on the machine then falls on all cases alike.
+            else the machine does then affects all cases alike.
     """
 
     warmup_iterations: int = 3
@@ -85,7 +89,7 @@ class Job:
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads, or None.
         done_ids: cases that an earlier launch of this job has recorded in the run file; not run again.
-        note: what a person is told before it starts, or "".
+        note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
     """
 
@@ -110,7 +114,7 @@ class Job:
     trace_paths: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """As plain JSON data, ordered as declared."""
+        """As plain data for JSON, ordered as declared."""
         return asdict(self)
 
     @classmethod
@@ -186,6 +190,7 @@ def _typed(name: str, text: str, default: Any) -> Any:
     except (ValueError, SyntaxError):
         value = text
     wanted = type(default)
-    if default is not None and not isinstance(value, wanted) and not (wanted is float and isinstance(value, int)):
+    allowed = (float, int) if wanted is float else wanted
+    if default is not None and not isinstance(value, allowed):
         raise UserError(f"--set {name}={text}: {name} takes {wanted.__name__} values such as {default!r}")
     return value

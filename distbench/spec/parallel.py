@@ -90,7 +90,7 @@ class ShardParam:
 
     Args:
         tensor_dim: the tensor dim to shard; the product of the mesh dims must divide it.
-        mesh_dims: which of the plan's `tp_dim` to shard it over, cut in the mesh's order; it is replicated over the
+        mesh_dims: which of the plan's `tp_dim` to shard it over, in the mesh's order; it is replicated over the
             others. A parameter that several patterns match is sharded by all of them, over different mesh dims.
     """
 
@@ -125,7 +125,7 @@ class ParallelPlan:
         checkpoint: glob patterns over modules whose activations are computed again in backward.
         compile: torch.compile, or None.
         fsdp: FSDP2, or None.
-        microbatches: parts that a rank's batch is cut into; gradients accumulate over them before the optimizer.
+        microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
     """
 
     shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
@@ -142,3 +142,8 @@ class ParallelPlan:
     def tp_dims(self) -> tuple[str, ...]:
         """`tp_dim` as a tuple."""
         return (self.tp_dim,) if isinstance(self.tp_dim, str) else self.tp_dim
+
+
+def folded(name: str) -> str:
+    """A module's name with the numbers of layers left out: `layers.3.wq` is `layers.*.wq`."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -11,8 +11,6 @@ from typing import Any
 from distbench.spec.parallel import ParallelPlan
 
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
-# torch's two, and ours: the cheapest path under a profile, and one exchange without a path.
-PLANNERS = ("greedy", "min_cost", "calibrated", "direct")
 LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
 

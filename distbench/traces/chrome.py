@@ -31,11 +31,7 @@ PAUSE_S = 1e-3
 
 
 def chrome_events(trace: Trace) -> list[Event]:
-    """All traced steps of all ranks, one after another, metadata first; times begin at 0.
-
-    Args:
-        trace: a trace whose phases are timed.
-    """
+    """All steps of all ranks of a trace with times, one after another, metadata first; times begin at 0."""
     starts = _starts(trace)
     events: list[Event] = []
     for rank in trace.ranks:
@@ -61,16 +57,14 @@ def chrome_events(trace: Trace) -> list[Event]:
 
 def _starts(trace: Trace) -> dict[int, float]:
     """Seconds at which each step is put, so that nothing comes before 0 and no step reaches into the next."""
-    starts, at = {}, 0.0
-    for step in trace.steps:
-        phases = trace.phases[trace.phases["step"] == step]
-        rows = trace.rows[trace.rows["step"] == step]
-        first = min(phases["start_s"].min(), rows["issued_s"].min()) if len(rows) else phases["start_s"].min()
-        last = max(phases["end_s"].max(), rows["completed_s"].max()) if len(rows) else phases["end_s"].max()
-        first, last = (value if known(value) else 0.0 for value in (float(first), float(last)))
-        starts[step] = at - first
-        at += last - first + PAUSE_S
-    return starts
+    import pandas as pd
+
+    names = ["step", "start_s", "end_s"]
+    collectives = trace.rows[["step", "issued_s", "completed_s"]].set_axis(names, axis=1)
+    spans = pd.concat([trace.phases[names], collectives]).groupby("step").agg({"start_s": "min", "end_s": "max"})
+    lengths = (spans["end_s"] - spans["start_s"]).fillna(0.0) + PAUSE_S
+    starts = lengths.cumsum() - lengths - spans["start_s"].fillna(0.0)
+    return dict(zip(starts.index.tolist(), starts.tolist(), strict=True))
 
 
 def _named(rank: int, what: str, thread: int, name: str, place: int) -> list[Event]:

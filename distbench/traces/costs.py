@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from distbench.runs.frame import PHASES
 from distbench.traces.records import Trace
 from distbench.traces.spans import left_of
 
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PATH = ("phase", "source", "kind", "mesh_dim")
-PHASES = ("forward", "backward", "optimizer")
 SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
 COSTS = (*SUMMED, "straggler_share", "exposed_share")
 
@@ -26,7 +26,7 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     of phase, then the longest first.
 
     Args:
-        trace: the trace.
+        trace: where the rows are from.
         keys: columns of `Trace.rows`; none for one row on everything.
         only: which of the rows count; all of them if it is not given.
     """
@@ -41,28 +41,21 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
         each = sums[name].unstack("step").reindex(columns=trace.steps)
         found[name] = each.where(counts.notna(), 0.0).median(axis=1)
     for name, part in (("straggler_share", "straggler_s"), ("exposed_share", "exposed_s")):
-        found[name] = _share(rows, part, by)
-    ordered = found.reset_index().drop(columns="in_steps")
-    order = [*(["phase"] if "phase" in by else []), "time_s", "payload_bytes"]
-    is_up = [name == "phase" for name in order]
-    ordered = ordered.sort_values(order, ascending=is_up, key=_phase_first, kind="stable").reset_index(drop=True)
+        known = rows.assign(whole=rows["time_s"].where(rows[part].notna())).groupby(by, sort=False, dropna=False)
+        found[name] = (known[part].sum(min_count=1) / known["whole"].sum(min_count=1)).replace(
+            [np.inf, -np.inf], np.nan
+        )
+    ordered = largest_first(found.reset_index().drop(columns="in_steps"), "time_s", "payload_bytes")
     return ordered if keys else ordered.drop(columns="everything")
 
 
-def _share(rows: "pd.DataFrame", part: str, by: list[str]) -> "pd.Series[float]":
-    """The part's share of the time of the rows on which it is known."""
-    is_known = rows[part].notna()
-    parts = rows[part].groupby([rows[name] for name in by], sort=False, dropna=False).sum(min_count=1)
-    time = rows["time_s"].where(is_known)
-    times = time.groupby([rows[name] for name in by], sort=False, dropna=False).sum(min_count=1)
-    return (parts / times).replace([np.inf, -np.inf], np.nan)
-
-
-def _phase_first(column: "pd.Series[str]") -> "pd.Series[float]":
-    if column.name != "phase":
-        return column  # type: ignore[return-value]
-    places = {phase: place for place, phase in enumerate(PHASES)}
-    return column.map(lambda phase: float(places.get(phase, len(PHASES))))
+def largest_first(frame: "pd.DataFrame", *columns: str) -> "pd.DataFrame":
+    """By phase in the order of a step, where there is such a column; then the largest values of columns first."""
+    phases = {phase: place for place, phase in enumerate(PHASES)}
+    phase = frame["phase"].map(phases).fillna(len(PHASES)) if "phase" in frame else 0
+    keys = {f"_{name}": -frame[name].abs() for name in columns}
+    ordered = frame.assign(_phase=phase, **keys).sort_values(["_phase", *keys], kind="stable")
+    return ordered[frame.columns].reset_index(drop=True)
 
 
 def step_of(trace: Trace) -> float:
@@ -95,7 +88,7 @@ def doubts(trace: Trace) -> list[str]:
     said = []
     silent = sorted(set(trace.ranks) - set(rows["rank"].tolist()))
     if silent and len(rows):
-        said.append(f"rank {', '.join(map(str, silent))} told of no collective: all counts are means over it too")
+        said.append(f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too")
     same = rows.groupby(["step", "group", "seq"], sort=False)
     num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind"].nunique()
     if alone := int((num_ranks != sizes).sum()):

@@ -1,21 +1,19 @@
 """Two traces against each other, as one sentence, a list by path and tables."""
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from distbench.render.blocks import Block, Heading, Lines, Table, capped
-from distbench.render.units import known, size_text, time_text
-from distbench.runs.header import scenario_name
+from distbench.compare.verdicts import WITHIN_NOISE
+from distbench.render.blocks import Block, Heading, Lines, Table, TableColumn, capped, key_columns, table_of
+from distbench.render.units import NOTHING, brief_time_text, known, size_text, time_text
+from distbench.runs.frame import Row
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
-from distbench.traces.diff import StepChange, cautions, difference, mesh_of, names_of, sizes, step_change
+from distbench.traces.diff import StepChange, cautions, difference, names_of, sizes, step_change
 from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
 from distbench.traces.records import Trace
 
-Row = dict[Hashable, Any]
 MAX_ROWS = 40
 MAX_OWNERS = 10
-SIDES = ("count\nA", "count\nB", "payload\nA", "payload\nB", "time\nA", "time\nB")
 WHOLE = ("mesh_dim", "kind")
 
 
@@ -79,7 +77,7 @@ def step_text(one: Trace, other: Trace) -> str:
     if change is None:
         return "step: not compared (a side has fewer than 6 right samples)"
     text = f"step {_percent(change.ratio)} [{_percent(change.low)}, {_percent(change.high)}]"
-    return f"{text}, within noise" if change.is_noise else text
+    return text if change.side else f"{text}, {WITHIN_NOISE}"
 
 
 def _percent(ratio: float) -> str:
@@ -94,7 +92,7 @@ def _time_more(row: Row) -> str:
     more = row["time_s_more"]
     if not known(more) or not more:
         return ""
-    return f", {'-' if more < 0 else '+'}{time_text(abs(more)).replace('  ', ' ')}"
+    return f", {'-' if more < 0 else '+'}{brief_time_text(abs(more))}"
 
 
 def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
@@ -109,47 +107,47 @@ def _most_first(rows: Sequence[Row]) -> list[Row]:
 
 
 def _side(trace: Trace) -> str:
-    mesh = format_mesh(mesh_of(trace.run))
-    return f"{scenario_name(trace.run)} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
+    mesh = format_mesh(trace.run.about.mesh or {})
+    return f"{trace.run.scenario} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
+
+
+def _side_column(heading: str, column: str, side: str, text: Callable[[float], str]) -> TableColumn:
+    """One side's figure; a dash where that side has none of it."""
+    name = f"{heading}\n{side.upper()}"
+    return name, lambda row: text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
+
+
+SIDES = tuple(
+    _side_column(heading, column, side, text)
+    for heading, column, text in (
+        ("count", "count", number_text),
+        ("payload", "payload_bytes", lambda size: size_text(whole_bytes(size))),
+        ("time", "time_s", time_text),
+    )
+    for side in ("a", "b")
+)
 
 
 def _paths_table(one: Trace, other: Trace) -> Table:
     rows: list[Row] = difference(one, other).to_dict("records")
-    cells = [(*(str(row[key]) for key in PATH), *_both(row)) for row in rows[:MAX_ROWS]]
-    breaks = frozenset(at for at in range(1, len(cells)) if cells[at][0] != cells[at - 1][0])
+    breaks = [at for at in range(1, len(rows)) if rows[at]["phase"] != rows[at - 1]["phase"]]
     notes = _step_notes(step_change(one, other))
-    columns = ("<phase", "<source", "<kind", "<mesh dim", *SIDES)
-    table = Table("by path, a rank and step", columns, cells, notes, breaks)
-    return capped(table, len(rows), MAX_ROWS)
+    columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
+    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks), MAX_ROWS)
 
 
 def _step_notes(change: StepChange | None) -> list[str]:
     notes = ["times here are of traced steps, the median of them and the mean over ranks"]
     if change is not None:
-        one, other = (time_text(seconds).replace("  ", " ") for seconds in (change.one_s, change.other_s))
+        one, other = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
         notes.append(f"a step without tracing takes {one} (A) against {other} (B), the medians of the cases' samples")
     return notes
 
 
 def _owners_table(one: Trace, other: Trace) -> Table:
     found = difference(one, other, ("path_owner",))
-    rows = [(str(row["path_owner"]), *_both(row)) for row in found.head(MAX_OWNERS).to_dict("records")]
+    rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
     title = "by owner, those whose time changed most first"
     if len(found) > len(rows):
         title = f"the {len(rows)} of {len(found)} owners whose time changed most"
-    return Table(title, ("<owner", *SIDES), rows)
-
-
-def _both(row: Row) -> tuple[str, ...]:
-    """Cells under SIDES; nothing but a dash where a side has none of it."""
-    sides = [
-        (
-            number_text(row[f"count_{side}"]),
-            size_text(whole_bytes(row[f"payload_bytes_{side}"])),
-            time_text(row[f"time_s_{side}"]),
-        )
-        if row[f"count_{side}"]
-        else ("-", "-", "-")
-        for side in ("a", "b")
-    ]
-    return tuple(cell for pair in zip(*sides, strict=True) for cell in pair)
+    return table_of(title, (("<owner", lambda row: str(row["path_owner"])), *SIDES), rows)

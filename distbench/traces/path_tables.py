@@ -1,27 +1,61 @@
 """What a trace says, as headings, sentences and tables."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distbench.render.blocks import Block, Heading, Lines, Table, capped
-from distbench.render.units import known, percent_text, size_text, time_text
+from distbench.render.blocks import (
+    Block,
+    Heading,
+    Lines,
+    Table,
+    TableColumn,
+    TableColumns,
+    capped,
+    key_columns,
+    table_of,
+)
+from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
+from distbench.runs.frame import Row
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
 from distbench.traces.records import NOBODY, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Row = dict[Hashable, Any]
 MAX_PATHS = 40
 MAX_OWNERS = 10
 MAX_DIFFERENCES = 5
 # More of a step than this twice in collectives is overlap, and not the difference of two medians.
 OVERLAP = 0.02
 ASKED_FOR: dict[Any, str] = {True: "explicit", False: "implicit"}
-COST_COLUMNS = ("count", "payload", "wire", "time", "of\nstep", "strag-\ngler", "exposed")
-
-
 IMPLICIT = "implicit: an operator needed other placements than it was given, so DTensor moved the tensor by itself"
+
+
+def whole_bytes(mean: float) -> float:
+    """A mean over ranks as whole bytes."""
+    return float(round(mean)) if known(mean) else mean
+
+
+def share_text(share: float, otherwise: str = NOTHING) -> str:
+    """`12 %`, below ten with a decimal, `otherwise` where it is not known."""
+    if not known(share):
+        return otherwise
+    return percent_text(share) if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+def number_text(count: float) -> str:
+    """A count that is whole where ranks do the same: `12`, else `12.5`."""
+    return f"{count:.1f}".removesuffix(".0") if known(count) else NOTHING
+
+
+COUNT: TableColumn = ("count", lambda row: number_text(row["count"]))
+PAYLOAD: TableColumn = ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"])))
+WIRE: TableColumn = ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"])))
+TIME: TableColumn = ("time", lambda row: time_text(row["time_s"]))
+SHARE: TableColumn = ("of\nstep", lambda row: share_text(row["share_of_step"]))
+STRAGGLER: TableColumn = ("strag-\ngler", lambda row: share_text(row["straggler_share"]))
+EXPOSED: TableColumn = ("exposed", lambda row: share_text(row["exposed_share"], "n/a"))
+COST_COLUMNS = (COUNT, PAYLOAD, WIRE, TIME, SHARE, STRAGGLER, EXPOSED)
 
 
 def trace_blocks(trace: Trace) -> list[Block]:
@@ -37,21 +71,9 @@ def trace_blocks(trace: Trace) -> list[Block]:
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
     """What a step spends on each combination of some columns of the rows."""
     keys = tuple(dict.fromkeys(by))
-    found = costs(trace, keys)
-    rows = [
-        (*(_key_text(record[key]) for key in keys), *cost_cells(record))
-        for record in found.head(MAX_PATHS).to_dict("records")
-    ]
-    table = Table(
-        f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}",
-        (*(f"<{key}" for key in keys), *COST_COLUMNS),
-        rows,
-    )
-    return capped(table, len(found), MAX_PATHS)
-
-
-def _key_text(value: Any) -> str:
-    return f"{value:g}" if known(value) else str(value) if isinstance(value, str | bool) else "-"
+    title = f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}"
+    found: list[Row] = costs(trace, keys).to_dict("records")
+    return capped(table_of(title, (*key_columns(keys), *COST_COLUMNS), found), MAX_PATHS)
 
 
 def _opening(trace: Trace) -> tuple[str, ...]:
@@ -59,7 +81,7 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     if trace.rows.empty:
         return (case, "this step communicates nothing")
     (whole,) = costs(trace, ()).to_dict("records")
-    step = time_text(step_of(trace)).replace("  ", " ")
+    step = brief_time_text(step_of(trace))
     spent = f"a traced step takes {step} on {len(trace.ranks)} ranks"
     if known(busy := busy_share(trace)):
         spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
@@ -75,25 +97,31 @@ def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
 
 
 def _paths_table(trace: Trace) -> Table:
-    found = costs(trace, PATH)
     executed = _executed(trace)
-    rows: list[tuple[str, ...]] = []
+    marks = {kind: f"{kind}^" for kind, _ in executed}
+    found = costs(trace, PATH)
+    rows: list[Row] = []
     breaks: list[int] = []
     for phase in costs(trace, ("phase",)).to_dict("records"):
         breaks.append(len(rows))
-        rows.append((str(phase["phase"]), "", "", *cost_cells(phase)))
-        of_phase: list[Row] = found[found["phase"] == phase["phase"]].head(MAX_PATHS).to_dict("records")
-        rows += [(*_named(record, executed), *cost_cells(record)) for record in of_phase]
+        rows.append({**phase, "source": phase["phase"], "kind": "", "mesh_dim": ""})
+        for path in found[found["phase"] == phase["phase"]].head(MAX_PATHS).to_dict("records"):
+            rows.append({**path, "source": f" {path['source']}", "kind": marks.get(path["kind"], path["kind"])})
     (whole,) = costs(trace, ()).to_dict("records")
-    rows.append(("whole step", "", "", *cost_cells(whole)))
+    rows.append({**whole, "source": "whole step", "kind": "", "mesh_dim": ""})
     notes = [f"^ {kind} runs as {ran} on {backend}" for (kind, ran), backend in executed.items()]
     if trace.record.get("exposed_reason"):
         notes.append(f"no exposed share: {trace.record['exposed_reason']}")
     notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
     if whole["share_of_step"] > busy_share(trace) + OVERLAP:
         notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
-    columns = ("<phase,\n source", "<kind", "<mesh dim", *COST_COLUMNS)
-    return Table(f"by path, {_per_step(trace)}", columns, rows, notes, frozenset([*breaks[1:], len(rows) - 1]))
+    columns = (
+        ("<phase,\n source", lambda row: str(row["source"])),
+        ("<kind", lambda row: str(row["kind"])),
+        ("<mesh dim", lambda row: str(row["mesh_dim"])),
+        *COST_COLUMNS,
+    )
+    return table_of(f"by path, {_per_step(trace)}", columns, rows, notes, [*breaks[1:], len(rows) - 1])
 
 
 def _executed(trace: Trace) -> dict[tuple[str, str], str]:
@@ -104,57 +132,22 @@ def _executed(trace: Trace) -> dict[tuple[str, str], str]:
     return {(str(kind), str(ran)): backend for kind, ran in pairs}
 
 
-def _named(record: Row, executed: dict[tuple[str, str], str]) -> tuple[str, ...]:
-    mark = "^" if record["kind"] in {kind for kind, _ in executed} else ""
-    return f" {record['source']}", f"{record['kind']}{mark}", str(record["mesh_dim"])
-
-
-def cost_cells(record: Row) -> tuple[str, ...]:
-    """Cells under COST_COLUMNS."""
-    return (
-        number_text(record["count"]),
-        size_text(whole_bytes(record["payload_bytes"])),
-        size_text(whole_bytes(record["wire_bytes"])),
-        time_text(record["time_s"]),
-        share_text(record["share_of_step"], "-"),
-        share_text(record["straggler_share"], "-"),
-        share_text(record["exposed_share"], "n/a"),
-    )
-
-
-def whole_bytes(mean: float) -> float:
-    """A mean over ranks as whole bytes."""
-    return float(round(mean)) if known(mean) else mean
-
-
-def share_text(share: float, otherwise: str) -> str:
-    """`12 %`, below ten with a decimal, `otherwise` where it is not known."""
-    if not known(share):
-        return otherwise
-    return percent_text(share) if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
-
-
-def number_text(count: float) -> str:
-    """A count that is whole where ranks do the same: `12`, else `12.5`."""
-    return f"{count:.1f}".removesuffix(".0") if known(count) else "-"
-
-
 def _owners_table(trace: Trace) -> Table:
-    found = costs(trace, ("path_owner",))
-    parts = costs(trace, ("path_owner", *PATH))
-    rows = []
-    for record in found.head(MAX_OWNERS).to_dict("records"):
-        of_owner = _costliest_first(parts[parts["path_owner"] == record["path_owner"]])
-        said = [f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner]
-        cells = cost_cells(record)
-        rows.append((str(record["path_owner"]), *cells[:2], *cells[3:6], _first_of(said)))
-    columns = ("<owner", "count", "payload", "time", "of\nstep", "strag-\ngler", "<most of it")
+    found, parts = costs(trace, ("path_owner",)), costs(trace, ("path_owner", *PATH))
+
+    def most(row: Row) -> str:
+        of_owner = _costliest_first(parts[parts["path_owner"] == row["path_owner"]])
+        return _first_of([f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner])
+
+    owner: TableColumn = ("<owner", lambda row: str(row["path_owner"]))
+    columns = (owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
+    rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
     title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
     owned = trace.rows["owner_known"].astype(bool)
     notes = [f"owner known for {int(owned.sum())} of {len(owned)} collectives ({percent_text(owned.mean())})"]
     if not owned.all():
         notes.append(f"{NOBODY}: no module was at work that we know of")
-    return Table(title, columns, rows, notes)
+    return table_of(title, columns, rows, notes)
 
 
 def _costliest_first(found: "pd.DataFrame") -> list[Row]:
@@ -172,20 +165,22 @@ def _redistributions_table(trace: Trace) -> Table | None:
     if not moved.any():
         return None
     named = ("redistribution", "explicit", "mesh_dim", "kind")
-    found = costs(trace, named, moved)
     owners = costs(trace, (*named, "path_owner"), moved)
-    rows = []
-    for record in _costliest_first(found)[:MAX_OWNERS]:
-        same = (owners[list(named)] == [record[name] for name in named]).all(axis=1)
-        cells = cost_cells(record)
-        whose = _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
-        asked = ASKED_FOR.get(record["explicit"], "-")
-        placed = (str(record["redistribution"]), asked, f"{record['mesh_dim']} {record['kind']}")
-        rows.append((*placed, cells[0], cells[1], cells[3], whose))
-    columns = ("<redistribution", "<asked for", "<collective", "count", "payload", "time", "<mostly of")
-    notes = [IMPLICIT] if any(row[1] == "implicit" for row in rows) else []
-    title = "where it came from a redistribution of DTensor"
-    return capped(Table(title, columns, rows, notes), len(found), MAX_OWNERS)
+
+    def mostly_of(row: Row) -> str:
+        same = (owners[list(named)] == [row[name] for name in named]).all(axis=1)
+        return _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
+
+    columns: TableColumns = (
+        ("<redistribution", lambda row: str(row["redistribution"])),
+        ("<asked for", lambda row: ASKED_FOR.get(row["explicit"], NOTHING)),
+        ("<collective", lambda row: f"{row['mesh_dim']} {row['kind']}"),
+        *(COUNT, PAYLOAD, TIME),
+        ("<mostly of", mostly_of),
+    )
+    rows = _costliest_first(costs(trace, named, moved))
+    notes = [IMPLICIT] if any(row["explicit"] is False for row in rows[:MAX_OWNERS]) else []
+    return capped(table_of("where it came from a redistribution of DTensor", columns, rows, notes), MAX_OWNERS)
 
 
 def _evidence(trace: Trace) -> tuple[str, ...]:
@@ -231,7 +226,5 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
     reason = memory.get("reason") or "it could not be predicted"
     if not known(predicted):
         return (f"peak memory of a rank: {of_measured}{by}; no prediction: {reason}",)
-    beside = f"; {memory['reason']}" if memory.get("reason") else ""
-    return (
-        f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{beside}",
-    )
+    more = f"; {memory['reason']}" if memory.get("reason") else ""
+    return (f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{more}",)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from distbench.runs.run_file import Record, Run
-from distbench.spec.names import folded
+from distbench.spec.parallel import folded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,6 @@ class Trace:
     """What one step case communicates, with times.
 
     Args:
-        run: the run it is of.
         record: its line of the run file.
         case: the measured case's record; None where the run file has none.
         rows: one row a collective, traced step and rank: the record's columns and those of `rows_of`.

@@ -1,16 +1,15 @@
 """One traced step as a picture: what each rank computes, and what it sends over each mesh dim, side by side in time."""
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distbench.render import plot_style as style
-from distbench.render.units import time_scale, time_text
-from distbench.traces.costs import PHASES, step_of
+from distbench.render.units import brief_time_text, time_scale
+from distbench.runs.frame import PHASES
+from distbench.traces.costs import step_of
 from distbench.traces.records import Trace
 from distbench.traces.spans import Stretch, left_of
 
@@ -41,8 +40,7 @@ def median_step(trace: Trace) -> int:
 
 def lanes(trace: Trace) -> list[str]:
     """A rank's lanes, top down: compute, then each mesh dim in the order of the mesh."""
-    job: Any = trace.run.header.get("job")
-    mesh = list((job.get("mesh") or {}) if isinstance(job, dict) else {})
+    mesh = list(trace.run.about.mesh or {})
     found = dict.fromkeys(trace.rows["mesh_dim"].astype(str))
     return [COMPUTE, *sorted(found, key=lambda name: (name not in mesh, mesh.index(name) if name in mesh else 0, name))]
 
@@ -53,7 +51,7 @@ def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
     names = [trace.name for trace in timed]
     for trace, name in zip(timed, names, strict=True):
         stem = name if names.count(name) == 1 else f"{name}-{trace.run.path.stem}"
-        yield re.sub(r"[^A-Za-z0-9._-]+", "-", f"timeline-{stem}"), timeline(trace)
+        yield f"timeline-{stem}", timeline(trace)
 
 
 def timeline(trace: Trace) -> "Figure":
@@ -70,7 +68,7 @@ def timeline(trace: Trace) -> "Figure":
         panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
     axes[-1].set_xlabel(f"time since the step began ({unit})")
-    figure.suptitle(_title(trace, step), x=0.01, ha="left", fontweight="bold")
+    style.title(figure, _title(trace, step))
     _legend(axes[0], rows)
     _caption(figure, trace)
     return figure
@@ -95,7 +93,7 @@ def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Se
 
 
 def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
-    """Each collective cut in two: what this rank waited for the slowest of its group, and the rest. Seconds."""
+    """Each collective in two parts: what this rank waited for the slowest of its group, and the rest. Seconds."""
     begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
     cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
     return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
@@ -110,8 +108,7 @@ def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, sc
 def _title(trace: Trace, step: int) -> str:
     times = trace.record.get("steps_s") or ()
     taken = times[step] if step < len(times) else step_of(trace)
-    spent = time_text(taken).replace("  ", " ")
-    return f"{trace.name}: where each rank's time goes in one step ({spent})"
+    return f"{trace.name}: where each rank's time goes in one step ({brief_time_text(taken)})"
 
 
 def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
@@ -128,15 +125,9 @@ def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
     pairs = [pair for column in zip_longest(own.items(), kinds.items()) for pair in column]
     patches = [Patch(facecolor=pair[1], label=pair[0]) if pair else Patch(alpha=0.0, label=" ") for pair in pairs]
     axes.legend(
-        handles=patches,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.02),
-        ncols=len(pairs) // 2,
-        borderaxespad=0.2,
-        handlelength=1,
-        columnspacing=1.4,
-        fontsize=9,
-    )
+        handles=patches, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=len(pairs) // 2, borderaxespad=0.2,
+        handlelength=1, columnspacing=1.4, fontsize=9,
+    )  # fmt: skip
 
 
 def _caption(figure: "Figure", trace: Trace) -> None:
@@ -146,16 +137,3 @@ def _caption(figure: "Figure", trace: Trace) -> None:
     if not trace.record.get("clock_shared"):
         said.append("ranks share no clock: each one's time counts from its own start")
     style.caption(figure, "; ".join(said))
-
-
-def draw_timelines(traces: Sequence[Trace], folder: Path) -> list[Path]:
-    """The timeline of each trace, PNG and SVG; the files written.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    written = []
-    with style.styled():
-        for name, figure in timeline_figures(traces):
-            written += style.save(figure, folder, name)
-    return written

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distbench.runs.header import scenario_name
 from distbench.spec.errors import UserError, nearest
 from distbench.traces.costs import costs
 from distbench.traces.records import Trace
@@ -36,7 +35,7 @@ def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.Data
             if name not in GROUPABLE:
                 raise UserError(f"--group-by {name}: a trace has no such column to sum by ({nearest(name, GROUPABLE)})")
         rows = costs(trace, tuple(dict.fromkeys(by))) if by else trace.rows.copy()
-        where = (("scenario", scenario_name(trace.run)), ("run_file", trace.run.path.name), ("case_id", trace.case_id))
+        where = (("scenario", trace.run.scenario), ("run_file", trace.run.path.name), ("case_id", trace.case_id))
         for place, (name, value) in enumerate(where):
             rows.insert(place, name, value)
         parts.append(rows)

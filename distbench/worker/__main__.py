@@ -1,4 +1,4 @@
-"""`python -m distbench.worker JOB.json`, started by torchrun (or by whoever set the rank variables)."""
+"""`python -m distbench.worker JOB.json`, started by torchrun (or by another launcher that set the rank variables)."""
 
 import faulthandler
 import os
@@ -31,8 +31,8 @@ def main(job_path: str) -> NoReturn:
     try:
         _run(job)
     except (UserError, StorageFailed, RankFailed) as error:
-        kinds: dict[type[Exception], str] = {UserError: "user", StorageFailed: "storage"}
-        report_failure(log_dir, rank, kinds.get(type(error), "raised"), str(error))
+        kind = {UserError: "user", StorageFailed: "storage"}.get(type(error), "raised")
+        report_failure(log_dir, rank, kind, str(error))
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         report_failure(log_dir, rank, "raised", one_line(error))

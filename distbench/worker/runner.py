@@ -1,7 +1,6 @@
-"""Runs cases one after another: open, warm up, time, check, and append a line; one bad case never costs the others."""
+"""Runs cases one after another: open, warm up, time, check, and append a line; bad cases do not affect others."""
 
 import contextlib
-import datetime
 import math
 import os
 import traceback
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from distbench.runs.progress import ProgressWriter
 from distbench.runs.run_file import CaseResult, append
 from distbench.spec import Settings, UserError
+from distbench.worker.rank.agreement import Agreement
 from distbench.worker.rank.clocks import CudaClock, HostClock
 from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
 from distbench.worker.rank.measure import Meter, RankGroup, Samples
@@ -25,19 +24,16 @@ from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
 from distbench.worker.tracing.trace import Tracing
 
-AGREEMENT_TIMEOUT = datetime.timedelta(seconds=5)
-GONE = "distbench/gone"
-
 
 class Runner:
     """One rank's part in measuring a list of cases.
 
     Args:
         context: this rank's context.
-        store: the launch's key-value store, through which ranks agree on failures.
+        agreement: tells failures of all ranks from failures of one.
         settings: when to stop sampling.
         run_file: where rank 0 appends results.
-        progress: where rank 0 tells its progress.
+        progress: where rank 0 reports progress.
         stopwatch: where this rank's time is counted.
         trace_paths: whether cases that can be traced are, each after its row is on the disk.
     """
@@ -45,7 +41,7 @@ class Runner:
     def __init__(
         self,
         context: RankContext,
-        store: dist.TCPStore | dist.PrefixStore,
+        agreement: Agreement,
         settings: Settings,
         run_file: Path,
         progress: ProgressWriter,
@@ -53,7 +49,7 @@ class Runner:
         trace_paths: bool = False,
     ) -> None:
         self._context = context
-        self._store = store
+        self._agreement = agreement
         self._run_file = run_file
         self._progress = progress
         self._stopwatch = stopwatch
@@ -66,7 +62,7 @@ class Runner:
         self._earlier: dict[str, list[torch.Tensor]] = {}
         self._tracing: Tracing | None = None
         if trace_paths:
-            self._tracing = Tracing(Forwarding(context.mesh), shared, alive=partial(progress.tell, "tracing"))
+            self._tracing = Tracing(Forwarding(context.mesh), shared, on_progress=partial(progress.tell, "tracing"))
 
     def run(self, case_specs: Sequence[CaseSpec]) -> None:
         """Measure every case, in order.
@@ -78,13 +74,14 @@ class Runner:
         """
         waiting = list(enumerate(case_specs))
         for number in range(self._passes):
-            waiting = [(index, case_spec) for index, case_spec in waiting if not self._ended(index, case_spec, number)]
+            is_last = number == self._passes - 1
+            waiting = [(index, case_spec) for index, case_spec in waiting if not self._ended(index, case_spec, is_last)]
 
-    def _ended(self, index: int, case_spec: CaseSpec, number: int) -> bool:
+    def _ended(self, index: int, case_spec: CaseSpec, is_last: bool) -> bool:
         """One pass over a case; whether it has its row now: after the last pass, or where it failed."""
         case = case_spec.case
         self._progress.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
-        result = self._outcome(index, case_spec, is_last=number == self._passes - 1)
+        result = self._result(index, case_spec, is_last)
         if result is None:
             return False
         self._progress.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
@@ -103,12 +100,12 @@ class Runner:
         except OSError as error:
             raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
 
-    def _record(self, result: CaseResult) -> CaseResult:
+    def _save_row(self, result: CaseResult) -> CaseResult:
         result.backend = self._context.backend
         self.save(result.to_record())
         return result
 
-    def _outcome(self, index: int, case_spec: CaseSpec, is_last: bool) -> CaseResult | None:
+    def _result(self, index: int, case_spec: CaseSpec, is_last: bool) -> CaseResult | None:
         """Run a case and append its row; its trace follows, where one is wanted. None before the last pass."""
         try:
             if is_last:
@@ -119,37 +116,25 @@ class Runner:
             raise
         except Unsupported as reason:
             status, message = reason.status, str(reason)
+            self._agreement.require_all_failed(str(index), message)
         except Exception as error:
             traceback.print_exc()
             status, message = "raised", one_line(error)
-        self._agree(str(index), message)
-        if status == "raised":
-            self._meet_again(message)
-        return self._record(CaseResult(case_spec.case, status, error=message))
+            self._require_harmless(str(index), message)
+        return self._save_row(CaseResult(case_spec.case, status, error=message))
 
-    def _meet_again(self, message: str) -> None:
-        """Return when every group still works: ranks that raised amid a collective may have left half of one behind.
+    def _require_harmless(self, what: str, message: str) -> None:
+        """Return when all ranks raised and every group still works: half of a collective may have been left behind.
 
-        Where it does not, this case breaks the launch, and not the innocent one after it.
+        Raises:
+            RankFailed: this case breaks the launch, and not the innocent one after it.
         """
+        self._agreement.require_all_failed(what, message)
         try:
-            sound = [self._context.meets(mesh_dim) for mesh_dim in self._context.mesh_dims]
+            works = [self._context.group_works(mesh_dim) for mesh_dim in self._context.mesh_dims]
         except RuntimeError as error:
             raise RankFailed(message) from error
-        if self._context.any(not all(sound)):
-            raise RankFailed(message)
-
-    def _agree(self, what: str, message: str) -> None:
-        """Return when every rank failed this too; a rank that failed alone must end the launch."""
-        self._store.set(f"distbench/failed/{what}/{self._context.rank}", message)
-        keys = [f"distbench/failed/{what}/{rank}" for rank in range(dist.get_world_size())]
-        try:
-            self._store.wait(keys, AGREEMENT_TIMEOUT)
-        except RuntimeError as error:
-            self._store.set(GONE, str(self._context.rank))
-            raise RankFailed(message) from error
-        if self._store.check([GONE]):
-            # Not a failure of this rank's own: the rank that failed alone has left, and broke its connections.
+        if self._context.any(not all(works)):
             raise RankFailed(message)
 
     @contextlib.contextmanager
@@ -169,26 +154,25 @@ class Runner:
         self._earlier.setdefault(case_spec.case.id, []).append(stamps)
 
     def _measure(self, index: int, case_spec: CaseSpec) -> CaseResult:
-        watch = self._stopwatch
+        """The last pass: samples, the check and the row."""
         with self._warm(case_spec) as (opened_case, estimate_s):
             earlier = self._earlier.pop(case_spec.case.id, [])
             samples = self._meter.measure(opened_case.call, opened_case.phases, estimate_s, earlier)
-            watch.add("timed", sum(samples.samples_s) * self._repeats)
-            with watch.on("checking"):
+            self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)
+            with self._stopwatch.on("checking"):
                 wrong = self._check(opened_case)
-            result = self._result(case_spec, opened_case, samples, wrong)
-            if self._tracing is not None and opened_case.trace is not None:
-                # The row first: whatever becomes of the trace, what was measured stays.
-                self._record(result)
-                with watch.on("tracing"):
-                    self._trace(
-                        index, case_spec.case.id, partial(opened_case.trace.record, self._tracing, result.counters)
-                    )
-                return result
-        return self._record(result)
+            result = _result_of(case_spec, opened_case, samples, wrong)
+            if self._tracing is None or opened_case.trace is None:
+                return self._save_row(result)
+            # The row first: whatever becomes of the trace, what was measured stays.
+            self._save_row(result)
+            with self._stopwatch.on("tracing"):
+                trace = partial(opened_case.trace.record, self._tracing, result.counters)
+                self._trace(f"trace-{index}", case_spec.case.id, trace)
+            return result
 
-    def _trace(self, index: int, case_id: str, trace: Callable[[], dict[str, Any]]) -> None:
-        """Append a case's trace; one that fails says so in its record, and costs only itself where all ranks failed."""
+    def _trace(self, what: str, case_id: str, trace: Callable[[], dict[str, Any]]) -> None:
+        """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
         self._progress.tell("tracing")
         record = {"type": "trace", "case_id": case_id}
         try:
@@ -199,18 +183,9 @@ class Runner:
             traceback.print_exc()
             message = one_line(error)
             try:
-                self._agree(f"trace-{index}", message)
-                self._meet_again(message)
+                self._require_harmless(what, message)
             finally:
-                self.save(record | {"error": self._first_to_fail(f"trace-{index}", message)})
-
-    def _first_to_fail(self, what: str, message: str) -> str:
-        """What the rank said that failed alone and left, where one did; else what this rank says."""
-        if not self._store.check([GONE]):
-            return message
-        rank = self._store.get(GONE).decode()
-        key = f"distbench/failed/{what}/{rank}"
-        return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
+                self.save(record | {"error": self._agreement.first_message(what, message)})
 
     def _check(self, opened_case: OpenedCase) -> str | None:
         message = opened_case.check()
@@ -219,27 +194,28 @@ class Runner:
         found = enumerate(self._context.gather(message))
         return next(f"rank {rank}: {message}" for rank, message in found if message)
 
-    def _result(self, case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
-        fields = dict(opened_case.fields)
-        counters = {
-            **fields.pop("counters", {}),
-            "entry_skew_s": samples.entry_skew_s,
-            "isolated_s": samples.isolated_s,
-            **opened_case.after(),
-        }
-        # JSON has no infinity: an error beyond all bounds is told by the status and its sentence.
-        counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
-        return CaseResult(
-            case=case_spec.case,
-            status="wrong" if wrong else "ok",
-            error=wrong,
-            samples_s=samples.samples_s,
-            phases_s=samples.phases_s,
-            rank_median_s=samples.rank_median_s,
-            stop_reason=samples.stop_reason,
-            counters=counters,
-            **fields,
-        )
+
+def _result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
+    fields = dict(opened_case.fields)
+    counters = {
+        **fields.pop("counters", {}),
+        "entry_skew_s": samples.entry_skew_s,
+        "isolated_s": samples.isolated_s,
+        **opened_case.after(),
+    }
+    # JSON has no infinity: for an unbounded error there are the status and its sentence.
+    counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
+    return CaseResult(
+        case=case_spec.case,
+        status="wrong" if wrong else "ok",
+        error=wrong,
+        samples_s=samples.samples_s,
+        phases_s=samples.phases_s,
+        rank_median_s=samples.rank_median_s,
+        stop_reason=samples.stop_reason,
+        counters=counters,
+        **fields,
+    )
 
 
 def _unbounded(value: object) -> bool:

@@ -2,12 +2,15 @@
 
 import contextlib
 import datetime
+import hashlib
 import importlib.util
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +22,31 @@ from distbench.costmodel.profile import load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import SCHEMA_VERSION
 from distbench.spec import Job, Scenario, UserError
-from distbench.spec.job import Variant
+from distbench.spec.job import BACKENDS, Variant
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
+from distbench.worker.rank.agreement import Agreement, Store, require_same
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.opened_case import CaseSpec
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import RankContext, gather_objects
+from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
-from distbench.worker.rank.torch_facts import torch_facts
 from distbench.worker.runner import Runner
-
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 @dataclass(frozen=True)
 class ConnectedRanks:
-    """The launch's ranks, connected.
-
-    Args:
-        context: this rank's context.
-        store: the launch's key-value store.
-    """
+    """This rank's context among connected ranks, and the job's key-value store."""
 
     context: RankContext
-    store: dist.TCPStore | dist.PrefixStore
+    store: Store
 
 
 def run_session(job: Job, stopwatch: Stopwatch) -> None:
     """Measure every case of the job that has no row yet.
 
     Raises:
-        UserError: the scenario or its plan is declared wrongly.
+        UserError: the scenario or its plan is declared wrongly, or not alike on all ranks.
         RankFailed: this rank failed alone.
         StorageFailed: a result could not be written.
     """
@@ -62,8 +59,10 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         progress.tell("connected")
         with stopwatch.on("set-up"):
             case_specs = all_cases(job, function, context)
+            require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
-            runner = Runner(context, ranks.store, settings, Path(job.run_file), progress, stopwatch, job.trace_paths)
+            agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
+            runner = Runner(context, agreement, settings, Path(job.run_file), progress, stopwatch, job.trace_paths)
             if not job.done_ids:
                 runner.save(header_of(job, context))
         progress.tell("plan", num_cases=len(case_specs))
@@ -90,14 +89,18 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; mend it") from error
+        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; fix it") from error
     function: Callable[..., Scenario] = getattr(module, name)
     return function
 
 
 @contextlib.contextmanager
 def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
-    """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves)."""
+    """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves).
+
+    Raises:
+        UserError: the ranks were not given the same job.
+    """
     profile = load_profile(Path(job.profile)) if job.profile else None
     device = torch.device("cpu")
     if job.device == "cuda":
@@ -106,15 +109,32 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     backend = BACKENDS[job.device]
     timeout = datetime.timedelta(seconds=max(job.timeout_s, 1) * 4 + 60)
     store, rank, world_size = next(dist.rendezvous("env://"))
+    # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
+    store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
     default = "gloo" if job.device == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(default, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     control = control_group(job.device, timeout)
+    require_same(_must_agree(job), partial(gather_objects, control))
+    mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     yield ConnectedRanks(RankContext(rank, device, mesh, backend, control, job.settings.seed, profile), store)
-    # Without the barrier a rank that leaves early can abort one that is still speaking (SIGABRT).
+    # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
+
+
+def _must_agree(job: Job) -> dict[str, str]:
+    """What decides which collectives a rank issues; under another launcher each rank has its own job and files."""
+    asked = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths)
+    return {
+        "the scenario file": _digest(Path(job.file).read_bytes()),
+        "the profile": _digest(Path(job.profile).read_bytes()) if job.profile else "",
+        "what to run": json.dumps(asked, default=repr),
+    }
+
+
+def _digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup:
@@ -137,11 +157,10 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
     """
     found: dict[str, CaseSpec] = {}
     for variant in job.variants:
-        label = variant_label(job, variant)
         scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
         if not isinstance(scenario, Scenario):
             raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
-        for case_spec in cases_of(scenario, label, context):
+        for case_spec in cases_of(scenario, variant_label(job, variant), context):
             found.setdefault(case_spec.case.id, case_spec)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
@@ -157,7 +176,7 @@ def variant_label(job: Job, variant: Variant) -> str:
 def header_of(job: Job, context: RankContext) -> dict[str, Any]:
     """The run file's first line."""
     record = job.to_record()
-    environment = {**record.pop("environment"), **torch_facts(context)}
+    environment = {**record.pop("environment"), **_torch_facts(context)}
     return {
         "type": "run",
         "schema_version": SCHEMA_VERSION,
@@ -165,4 +184,22 @@ def header_of(job: Job, context: RankContext) -> dict[str, Any]:
         "invocation_id": job.invocation_id,
         "job": record,
         "environment": environment,
+    }
+
+
+def _torch_facts(context: RankContext) -> dict[str, Any]:
+    """torch, CUDA and NCCL versions, devices, backend, ranks and threads."""
+    cuda = context.device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()) if cuda else None,
+        "device": context.device.type,
+        "device_name": torch.cuda.get_device_name(context.device) if cuda else None,
+        "num_devices": torch.cuda.device_count() if cuda else 0,
+        "backend": context.backend,
+        "world_size": dist.get_world_size(),
+        "num_hosts": len(set(context.gather(os.uname().nodename))),
+        "num_threads": torch.get_num_threads(),
+        "scheduler": policy_name(),
     }

@@ -21,6 +21,9 @@ class Model(nn.Module):
         rank = int(os.environ["RANK"])
         if self.misdeed == "raise_everywhere":
             raise ValueError("every rank refuses")
+        if self.misdeed == "raise_apart":
+            time.sleep(6.5 * rank)
+            raise ValueError("every rank refuses in its own time")
         if rank == 1 and self.misdeed == "raise":
             raise ValueError("rank one refuses")
         if rank == 1 and self.misdeed == "hang":

@@ -1,1 +1,1 @@
-"""How often the gate cries wolf and how often it finds a slowdown, on launches of unchanged code."""
+"""The gate's rates of false alarms and of slowdowns found, on launches of unchanged code."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from distbench.compare.log_differences import Floats
 from distbench.runs.find import run_files_in
-from distbench.runs.launches import launch_of
-from distbench.runs.run_file import read_run
+from distbench.runs.launches import Launch, launch_of
+from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
 
 MIN_LAUNCHES = 10
@@ -42,20 +42,35 @@ class RecordedSeries:
 def recorded(folder: Path) -> RecordedSeries:
     """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
 
+    Run files of one `distbench run` are one launch, whose cases are those of all its scenarios.
+
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
     """
-    runs = [run for run in map(read_run, run_files_in(folder)) if run.footer is not None]
-    runs.sort(key=lambda run: launch_of(run).started_at)
-    if len(runs) < MIN_LAUNCHES:
-        raise UserError(f"{folder} holds {len(runs)} launches; record at least {MIN_LAUNCHES}, better 60")
-    measured = [
-        {record["case"]["id"]: np.array(record["samples_s"]) for record in run.cases if record["status"] == "ok"}
-        for run in runs
-    ]
-    ids = tuple(case_id for case_id in measured[0] if all(case_id in launch for launch in measured))
-    if not ids:
-        raise UserError(f"no case was measured by every launch below {folder}")
-    facts = launch_of(runs[0]).facts
+    invocations: dict[str, list[tuple[Launch, Run]]] = {}
+    for run in map(read_run, run_files_in(folder)):
+        invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
+    whole = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
+    whole.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
+    if len(whole) < MIN_LAUNCHES:
+        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(whole)) else ""
+        raise UserError(f"{folder} holds {len(whole)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
+    measured = [_samples(runs) for runs in whole]
+    keys = [key for key in measured[0] if all(key in launch for launch in measured)]
+    if not keys:
+        raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
+    several = len({scenario for scenario, _ in keys}) > 1
+    ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
+    facts = whole[0][0][0].facts
     origin = json.dumps({name: facts[name] for name in ORIGIN})
-    return RecordedSeries(folder.name, ids, [[launch[case_id] for launch in measured] for case_id in ids], origin)
+    return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
+
+
+def _samples(runs: Sequence[tuple[Launch, Run]]) -> dict[tuple[str, str], Floats]:
+    """(scenario, case id) to the samples of each case that was measured and right."""
+    return {
+        (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
+        for launch, run in runs
+        for record in run.cases
+        if record["status"] == "ok"
+    }

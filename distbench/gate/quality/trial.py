@@ -1,4 +1,4 @@
-"""Comparisons cut out of a series of unchanged launches, a slowdown put into one case: what the gate makes of them.
+"""Comparisons made of a series of unchanged launches, a slowdown put into one case: what the gate says of them.
 
 Windows of consecutive launches are taken as `distbench ab` would have launched them (A B, B A, A B ...), from every
 start and with either side as the candidate. So what drifts, and what a launch leaves behind for the next one, is in
@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distbench.compare.log_differences import Floats
 from distbench.compare.options import Options
+from distbench.compare.verdicts import PASS, REGRESSION
 from distbench.gate.compare_sides import gate
+from distbench.gate.outcome import Gated
 from distbench.gate.quality.recorded_launches import RecordedSeries
-from distbench.gate.verdict import Gated
-from distbench.runs.header import facts_of
+from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value, value_of
 
-OURS = "distbench gate"
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
 CHANGES: dict[str, float | None] = {"none": 1.0, "+10 %": 1.1, "+20 %": 1.2, "+50 %": 1.5, "tail": None}
-Rule = Callable[[Floats, Floats], "np.ndarray"]
-Judge = Callable[[Sequence[Launch], Sequence[Launch]], Gated]
+# Each case's verdict, and how many pairs of launches were judged in the end.
+Judged = tuple[NDArray[np.str_], int]
 
 
 @dataclass
@@ -33,8 +34,8 @@ class Rates:
         num_comparisons: comparisons made.
         false_jobs: comparisons in which any unchanged case was called slower.
         found: comparisons in which the changed case was called slower.
-        passed: comparisons in which the changed case was called a pass (ours only).
-        num_pairs: pairs of launches that were judged in the end, summed (ours only).
+        passed: comparisons in which the changed case was called a pass.
+        num_pairs: pairs of launches that were judged in the end, summed.
     """
 
     num_comparisons: int = 0
@@ -43,6 +44,16 @@ class Rates:
     passed: int = 0
     num_pairs: int = 0
 
+    def add(self, window: "Window", verdicts: NDArray[np.str_], num_pairs: int) -> None:
+        """Count one comparison."""
+        slower = verdicts == REGRESSION
+        is_unchanged = (np.arange(len(slower)) != window.changed) | (window.factor == 1.0)
+        self.num_comparisons += 1
+        self.false_jobs += bool((slower & is_unchanged).any())
+        self.found += bool(slower[window.changed])
+        self.passed += bool(verdicts[window.changed] == PASS)
+        self.num_pairs += num_pairs
+
 
 @dataclass(frozen=True)
 class Window:
@@ -50,7 +61,7 @@ class Window:
 
     Args:
         baseline: indexes of launches, in time order.
-        candidate: likewise; each beside its partner in time.
+        candidate: likewise; each next to its partner in time.
         changed: row of the changed case.
         factor: what its candidate samples are multiplied by; None for a tail.
         seed: which samples a tail hits.
@@ -74,12 +85,7 @@ class Window:
 
 @dataclass
 class QualityTrial:
-    """A series with what is computed of it once.
-
-    Args:
-        series: the series.
-        values: [case][launch] to what the gate keeps of its samples.
-    """
+    """A series with what is computed of it once: [case][launch] to what the gate keeps of its samples."""
 
     series: RecordedSeries
     values: list[list[Value]] = field(init=False)
@@ -102,88 +108,58 @@ class QualityTrial:
         seed = int(draw.integers(1 << 30))
         return Window((first + 1 - is_second).tolist(), (first + is_second).tolist(), changed, factor, seed)
 
-    def launches(self, window: Window, candidate: bool) -> list[Launch]:
-        """One side of a window as the gate takes it."""
-        return [
-            self._launch(window, index, candidate) for index in (window.candidate if candidate else window.baseline)
-        ]
+    def sides(self, window: Window) -> tuple[list[Launch], list[Launch]]:
+        """Both sides of a window as the gate takes them."""
+        baseline = [self._launch(window, index, False) for index in window.baseline]
+        return baseline, [self._launch(window, index, True) for index in window.candidate]
 
     def _launch(self, window: Window, index: int, candidate: bool) -> Launch:
         cases = {case_id: self.values[row][index] for row, case_id in enumerate(self.series.case_ids)}
         if candidate and window.factor != 1.0:
             changed = window.slowed(window.changed, index, np.asarray(self.series.samples_s[window.changed][index]))
             cases[self.series.case_ids[window.changed]] = _value(changed)
-        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", facts_of({}, {}), None, True, cases)
+        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", Header().facts, None, True, cases)
 
-    def pooled(self, window: Window, candidate: bool) -> Floats:
-        """One side's samples of each case, launches forgotten: [cases, samples], equally many of each launch."""
-        indexes = window.candidate if candidate else window.baseline
-        rows = range(len(self.series.case_ids))
-        fewest = min(len(self.series.samples_s[row][index]) for row in rows for index in indexes)
+    def judged(self, gated: Gated) -> Judged:
+        """A comparison's verdicts in the order of the series' cases, and its pairs."""
+        verdicts = {case.case_id: case.verdict for case in gated.cases}
+        return np.array([verdicts[case_id] for case_id in self.series.case_ids]), gated.num_baseline
 
-        def side_of(row: int, index: int) -> Floats:
-            samples = np.asarray(self.series.samples_s[row][index])[:fewest]
-            return window.slowed(row, index, samples) if candidate else samples
 
-        return np.array([np.concatenate([side_of(row, index) for index in indexes]) for row in rows])
+Rule = Callable[[QualityTrial, Window], Judged]
 
 
 def _value(samples_s: Floats) -> Value:
     return value_of({"status": "ok", "samples_s": samples_s.tolist()})
 
 
-def judged_once(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options | None = None) -> Gated:
+def gate_rule(trial: QualityTrial, window: Window, options: Options | None = None) -> Judged:
     """All pairs at once, as `distbench gate` does; usual terms unless given others."""
-    return gate(baseline, candidate, options or Options())
+    return trial.judged(gate(*trial.sides(window), options or Options()))
 
 
 def rates(
-    trial: QualityTrial,
-    num_pairs: int,
-    change: str,
-    num_comparisons: int,
-    seed: int,
-    peers: "dict[str, Rule] | None" = None,
-    judge: Judge = judged_once,
-) -> dict[str, Rates]:
-    """Rule to its rates.
+    trial: QualityTrial, num_pairs: int, change: str, num_comparisons: int, seed: int, rule: Rule = gate_rule
+) -> Rates:
+    """What a rule does in many comparisons.
 
     Args:
         trial: the series.
         num_pairs: pairs of launches in each comparison.
         change: one of CHANGES.
         num_comparisons: comparisons to make; more than there are windows change another case in the same launches.
-        seed: of which case is changed.
-        peers: other rules to ask on the same samples, by name.
-        judge: baseline and candidate to verdicts; it may leave out the last pairs.
+        seed: of which case is changed; every rule sees the same comparisons.
+        rule: what judges; it may leave out the last pairs.
     """
     draw = np.random.default_rng(seed)
-    found = {name: Rates() for name in (OURS, *(peers or {}))}
+    found = Rates()
     step = _coprime_step(trial.num_windows(num_pairs))
     for number in range(num_comparisons):
         window = trial.window(number * step, num_pairs, CHANGES[change], draw)
-        gated = judge(trial.launches(window, False), trial.launches(window, True))
-        verdicts = {case.case_id: case.verdict for case in gated.cases}
-        ours = np.array([verdicts[case_id] == "regression" for case_id in trial.series.case_ids])
-        _count(found[OURS], ours, window)
-        found[OURS].num_pairs += gated.num_baseline
-        found[OURS].passed += verdicts[trial.series.case_ids[window.changed]] == "pass"
-        if peers:
-            left, right = trial.pooled(window, False), trial.pooled(window, True)
-            for name, rule in peers.items():
-                _count(found[name], rule(left, right), window)
+        found.add(window, *rule(trial, window))
     return found
 
 
 def _coprime_step(count: int) -> int:
     """A stride that visits all of `count` windows, far apart from one to the next."""
     return next(step for step in range(max(int(0.618 * count), 1), 0, -1) if np.gcd(step, count) == 1)
-
-
-def _count(counted: Rates, slower: "np.ndarray", window: Window) -> None:
-    unchanged = slower.copy()
-    if window.factor != 1.0:
-        unchanged[window.changed] = False
-    counted.num_comparisons += 1
-    counted.false_jobs += bool(unchanged.any())
-    counted.found += bool(slower[window.changed])

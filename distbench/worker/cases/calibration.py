@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.planning import parse_state, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Laboratory, Scenario, UserError
-from distbench.spec.scenario import LABORATORY_SUITES, PLANNERS
+from distbench.spec.planner_names import PLANNERS
+from distbench.spec.scenario import LABORATORY_SUITES
 from distbench.worker.cases.laboratory_moves import Experiment, open_backward, open_forward
 from distbench.worker.cases.laboratory_pairs import Pair, groups_of, sample
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text

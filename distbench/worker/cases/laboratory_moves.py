@@ -30,7 +30,7 @@ class Experiment:
 
     Args:
         pair: what is redistributed.
-        planner: a name out of `spec.plan.PLANNERS`.
+        planner: a name out of `spec.planner_names.PLANNERS`.
         dtype: a name out of `spec.plan.DTYPES`.
         native: on CPU, run all-to-alls as such.
         context: this rank's context, asked for when the case opens.

@@ -10,7 +10,7 @@ from distbench.costmodel.profile import Profile
 from distbench.planning import Problem, State, least_received_bytes, parse_state
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Redistributions, Scenario, UserError
-from distbench.spec.scenario import PLANNERS
+from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
@@ -18,7 +18,6 @@ from distbench.worker.redistribute.expected_shards import cut, parse_placement, 
 from distbench.worker.redistribute.planners import PlannedRedistribution, planned_redistribution
 
 Placements = tuple[str, ...]
-TORCHS = ("greedy", "min_cost")
 
 
 def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
@@ -42,7 +41,7 @@ def planners_of(sweep: Redistributions, source: Placements, profile: Profile | N
     if sweep.planners:
         return list(sweep.planners)
     ours = [] if profile is None else ["calibrated", "direct"]
-    return [*TORCHS, *(name for name in ours if name != "direct" or not _has_partial(source))]
+    return [*TORCH_PLANNERS, *(name for name in ours if name != "direct" or not _has_partial(source))]
 
 
 def _has_partial(placements: Placements) -> bool:

@@ -1,1 +1,1 @@
-"""What a process of its own answers about torch or a plan: no rank is started for it."""
+"""Child processes that answer questions about torch or a plan; no rank is started for them."""

@@ -1,26 +1,19 @@
 """`python -m distbench.worker.children.cross_check`: do two methods see the same collectives, on a fake process group?
 
-
-Reads jobs as a JSON list on stdin; its last line of output is a JSON list, for each job one entry a step:
-{"case_id": id, "num_rows": collectives, "num_owned": those with a known owner, "counts": {"mesh dim and kind": number},
-"differences": sentences}, or {"case_id": id} with "skipped" or "failed": why.
+For each job it answers with one entry a step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known
+owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or "failed"
+with a reason.
 """
 
-import contextlib
-import json
-import sys
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from distbench.spec import Job, Settings, UserError
+from distbench.spec import Job, UserError
 from distbench.worker.cases.step import step_cases
+from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
@@ -40,9 +33,7 @@ def answers(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
     for shape in dict.fromkeys(meshes):
         with fake_ranks(dict(shape)) as mesh:
-            assert dist.group.WORLD is not None
-            context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, jobs[0].settings.seed)
-            forwarding = Forwarding(mesh)
+            context, forwarding = rank_0_of(mesh, jobs[0]), Forwarding(mesh)
             for index in [index for index, other in enumerate(meshes) if other == shape]:
                 found[index] = [*_of_job(jobs[index], context, forwarding)]
     return [found[index] for index in range(len(jobs))]
@@ -65,9 +56,9 @@ def _of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
     try:
         with case_spec.open() as opened_case:
             assert isinstance(opened_case.trace, StepTrace)
-            _, [told] = opened_case.trace.forwarded(forwarding, 1)
+            _, [traced] = opened_case.trace.forwarded(forwarding, 1)
             dispatched = opened_case.trace.dispatched()
-            forwarded = [row.what for row in told.rows]
+            forwarded = [row.what for row in traced.rows]
             found = opened_case.trace.differing(forwarded, dispatched)
     except Skipped as reason:
         return {"skipped": str(reason)}
@@ -79,20 +70,5 @@ def _of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Answer for every job on stdin."""
-    torch.set_num_threads(1)
-    found: Any
-    # What a scenario prints or torch warns of is not the answer.
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in json.load(sys.stdin)]
-            found = answers(jobs)
-        except UserError as error:
-            found = {"user_error": str(error)}
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    answer_jobs(answers)

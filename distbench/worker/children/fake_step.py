@@ -1,4 +1,4 @@
-"""One step of a plan on ranks that do not exist, on shapes alone: what only shows when the model runs, and where."""
+"""One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where."""
 
 import contextlib
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import NeedsValues, ShapesOnly, Skipped, Unsupported
 
-# A model of no more parameters that fails on shapes alone is run again with values: it may fail for want of them.
+# A model of no more parameters that fails on shapes alone is run again with values: it may need them.
 MAX_REPEATED = 20_000_000
 
 
@@ -38,23 +38,19 @@ class Rehearsal:
 
 
 def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
-    """Apply the plan, then run forward, loss and backward as rank 0 would.
-
-    Args:
-        scenario: model, batch, loss and plan; the plan has been checked against the mesh.
-        context: rank 0 of a fake group.
+    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
 
     Raises:
         Skipped: a part of the plan has nothing to do on this machine.
     """
     shapes, missing = _shapes()
+    assert scenario.build_model is not None
 
     def without_memory(model: nn.Module, context: RankContext, *_: object) -> None:
         if shapes is not None:
             with shapes.on():
                 model.to_empty(device=context.device)
 
-    assert scenario.build_model is not None
     built = blueprint(scenario.build_model, context.seed)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:
@@ -84,30 +80,25 @@ def _shapes() -> tuple[ShapesOnly | None, str]:
 
 def _tried(step: TrainingStep, on: contextlib.AbstractContextManager[None]) -> tuple[tuple[str, ...], str | None]:
     """The problems of one step, and why it could not be tried."""
-    trail = _ForwardTracker(step.model, step.plan)
+    tracker = _ForwardTracker(step.model, step.plan)
     # Compiling takes longer than all the rest, and its time belongs to the run.
     stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
     try:
         with on, stance:
-            step.forward_backward(trail.stamp)
+            step.forward_backward(tracker.stamp)
     except Skipped:
         raise
     except NeedsValues as reason:
-        return (), f"{trail.where()} {reason}, and the model is too large to be tried with values"
+        return (), f"{tracker.where()} {reason}, and the model is too large to be tried with values"
     except (Unsupported, UserError) as error:
-        return (f"{trail.where()} cannot run: {error}",), None
+        return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
-        return (f"{trail.where()} cannot run: {one_line(error)}",), None
-    return tuple(trail.problems), None
+        return (f"{tracker.where()} cannot run: {one_line(error)}",), None
+    return tuple(tracker.problems), None
 
 
 class _ForwardTracker:
-    """Which module is at work and what it was given; nothing is undone when it raises, so that it can be asked where.
-
-    Args:
-        model: the model under its plan.
-        plan: the plan.
-    """
+    """Which module runs and what it was given; it keeps its state when the model raises, to say where."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
         self.problems: list[str] = []
@@ -131,8 +122,8 @@ class _ForwardTracker:
         under = f" under {type(style).__name__}" if style is not None else ""
         given = [_text(one) for one in inputs] + [f"{key}={_text(one)}" for key, one in keywords.items()]
         self._at.append(f"{name or 'the root'}{under}, given {' and '.join(given) or 'nothing'},")
-        opened_case = getattr(style, "prepare_module_input", style)
-        for key in getattr(opened_case, "input_kwarg_layouts", None) or ():
+        inner = getattr(style, "prepare_module_input", style)
+        for key in getattr(inner, "input_kwarg_layouts", None) or ():
             if key not in keywords:
                 self.problems.append(
                     f"{name or 'the root'}{under} has a layout for input {key!r}, which is not passed by that name; "

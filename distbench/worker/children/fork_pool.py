@@ -1,10 +1,11 @@
-"""The same question of several jobs, each in a process of its own that has torch imported and nothing else done.
+"""The same question for several jobs, each in a process of its own that has torch imported and nothing else done.
 
 Importing torch takes longer than most answers, and a second job in the same process would find what the first left
 behind: DTensor keeps what it planned for a mesh and serves it to an equal mesh, whatever groups that one has.
 """
 
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,14 +20,10 @@ Answer = dict[str, Any]
 
 
 def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_once: int) -> list[Answer]:
-    """What the function says of each job, in the jobs' order.
+    """What the function answers for each job, in the jobs' order.
 
-    Where it raises, the answer is {"user_error": one sentence}. This process must have done no work in torch before.
-
-    Args:
-        function: to call in each new process.
-        jobs: one process each.
-        num_at_once: processes at the same time, at most.
+    Where it raises, the answer is {"user_error": one sentence}. At most `num_at_once` processes run at the same time.
+    This process must have done no work in torch before.
     """
     answers: list[Answer] = [{} for _ in jobs]
     waiting = list(enumerate(jobs))
@@ -46,7 +43,7 @@ def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_on
 def _started(function: Callable[[Job], Answer], job: Job) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(function, job, sender))
+    process = context.Process(target=_send_answer, args=(function, job, sender, os.getpid()))
     process.start()
     # While this process holds the sending end too, a child that dies would never be noticed.
     sender.close()
@@ -54,23 +51,23 @@ def _started(function: Callable[[Job], Answer], job: Job) -> tuple[Connection, B
 
 
 def _received(connection: Connection, process: BaseProcess) -> Answer:
-    try:
-        answer: Answer = connection.recv()
-    except EOFError:
-        process.join()
-        answer = {"user_error": f"its process ended with exit code {process.exitcode}, saying nothing"}
-    process.join()
-    connection.close()
+    with connection:
+        try:
+            answer: Answer = connection.recv()
+            process.join()
+        except EOFError:
+            process.join()
+            answer = {"user_error": f"its process ended with exit code {process.exitcode} and without an answer"}
     return answer
 
 
-def _tell(function: Callable[[Job], Answer], job: Job, sender: Connection) -> None:
-    die_with_parent()
+def _send_answer(function: Callable[[Job], Answer], job: Job, sender: Connection, parent_pid: int) -> None:
+    die_with_parent(parent_pid)
     try:
         answer = function(job)
     except (UserError, Unsupported) as error:
         answer = {"user_error": str(error)}
     except (Exception, SystemExit) as error:
-        told = f"it raises {one_line(error)}, on ranks that do not exist; see whether distbench run runs it"
-        answer = {"user_error": told}
+        reason = f"it raises {one_line(error)}, on a fake process group; see whether distbench run runs it"
+        answer = {"user_error": reason}
     sender.send(answer)

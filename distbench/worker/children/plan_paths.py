@@ -1,8 +1,8 @@
 """`python -m distbench.worker.children.plan_paths`: which paths torch's own planners take, for `distbench plan`.
 
-Reads one JSON object from stdin: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and
+It reads one JSON object from stdin: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and
 budget_s. Prints one as the last line: torch's version, and for each planner one answer a pair. An answer is
-{"path": torch's own notation} or {"error": why there is none}; null where the time was up before.
+{"path": torch's own notation} or {"error": why there is none}; null where the time was up.
 """
 
 import json
@@ -15,19 +15,15 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.planning import State, parse_state
+from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.torch_internals import Unsupported, fake_mesh, path_between, planner
 
-PLANNERS = ("greedy", "min_cost")
 Answer = dict[str, str] | None
 
 
 def paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Every pair's path by each planner, those that the time allows.
-
-    Args:
-        request: as in the module's docstring; pairs are asked in random order, so that what the time does not allow is
-            a random part.
+    """Every pair's path by each planner; pairs are asked in random order, so that a timeout omits a random part.
 
     Raises:
         Unsupported: torch's planners are not the ones we know.
@@ -38,8 +34,8 @@ def paths(request: dict[str, Any]) -> dict[str, Any]:
     deadline = time.monotonic() + request["budget_s"]
     answers: dict[str, list[Answer]] = {}
     with fake_mesh(request["mesh_shape"], request["devices_per_host"]) as mesh:
-        # The quick planner goes first, so that a slow one never costs its answers.
-        for name in PLANNERS:
+        # The quick planner goes first, so that a slow one never takes its time.
+        for name in TORCH_PLANNERS:
             answers[name] = [None] * len(pairs)
             with planner(name):
                 for number in order:

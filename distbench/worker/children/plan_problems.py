@@ -1,21 +1,15 @@
 """`python -m distbench.worker.children.plan_problems`: whether plans can work, on a fake process group in one process.
 
-Reads jobs as a JSON list on stdin; its last line of output is a JSON list, one entry a variant, or
-{"user_error": sentence}.
+For each job it answers with one entry a variant.
 """
 
-import contextlib
-import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from distbench.spec import Job, Scenario, Settings, UserError, format_mesh
+from distbench.spec import Job, Scenario, UserError, format_mesh
 from distbench.spec.job import Variant
+from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
@@ -37,23 +31,16 @@ def answers(job: Job) -> Iterator[dict[str, Any]]:
         yield {"label": variant_label(job, variant), **_of_variant(function, variant, job)}
 
 
-@contextlib.contextmanager
-def _first_of(mesh: dict[str, int], job: Job) -> Iterator[RankContext]:
-    with fake_ranks(mesh) as devices:
-        assert dist.group.WORLD is not None
-        yield RankContext(0, torch.device(job.device), devices, "gloo", dist.group.WORLD, job.settings.seed)
-
-
 def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = function(**variant)
         if not isinstance(scenario, Scenario):
             return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
-        with _first_of(job.mesh, job) as context:
-            answer = _answer(scenario, context)
-        if answer.pop("step_fails", False) and (mesh := _mesh_that_works(scenario, job)):
-            answer["problems"] = [f"{problem}; --mesh {format_mesh(mesh)} works" for problem in answer["problems"]]
+        with fake_ranks(job.mesh) as mesh:
+            answer = _answer(scenario, rank_0_of(mesh, job, job.device))
+        if answer.pop("step_fails", False) and (other := _mesh_that_works(scenario, job)):
+            answer["problems"] = [f"{problem}; --mesh {format_mesh(other)} works" for problem in answer["problems"]]
         return answer
     except UserError as error:
         return {"problems": [str(error)]}
@@ -84,27 +71,12 @@ def _mesh_that_works(scenario: Scenario, job: Job) -> dict[str, int] | None:
     """The mesh with the most tensor parallel ranks, fewer than there are, on which the step runs."""
     for name in reversed([name for name in scenario.plan.tp_dims if job.mesh.get(name, 1) > 1]):
         for size in range(job.mesh[name] - 1, 0, -1):
-            mesh = {**job.mesh, name: size}
             if job.mesh[name] % size == 0:
-                with _first_of(mesh, job) as context:
-                    if not _answer(scenario, context)["problems"]:
-                        return mesh
+                with fake_ranks({**job.mesh, name: size}) as mesh:
+                    if not _answer(scenario, rank_0_of(mesh, job, job.device))["problems"]:
+                        return {**job.mesh, name: size}
     return None
 
 
-def main() -> None:
-    """Answer for every job on stdin, or say why that cannot be."""
-    records = json.load(sys.stdin)
-    jobs = [Job(**{**record, "settings": Settings(**record["settings"])}) for record in records]
-    found: Any
-    # What a scenario prints is not the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            found = [[*answers(job)] for job in jobs]
-        except UserError as error:
-            found = {"user_error": str(error)}
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    answer_jobs(lambda jobs: [[*answers(job)] for job in jobs])

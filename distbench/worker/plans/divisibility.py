@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from distbench.spec.mesh import format_mesh
 from distbench.worker.rank.rank_context import RankContext
 
 LARGEST_SIZE = 64
@@ -25,7 +26,7 @@ def mesh_that_works(number: int, mesh_dims: Sequence[str], context: RankContext)
     for name in mesh_dims:
         chosen[name] = max(size for size in range(1, chosen[name] + 1) if left % size == 0)
         left //= chosen[name]
-    return "--mesh " + ",".join(f"{name}={size}" for name, size in chosen.items()) + " works"
+    return f"--mesh {format_mesh(chosen)} works"
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext) -> str:

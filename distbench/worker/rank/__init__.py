@@ -1,1 +1,1 @@
-"""What one rank is made of: its context, clocks, samples, failures. No plan and no model is known here."""
+"""What every rank needs: its context, clocks, samples, failures. Nothing here knows of plans or models."""

@@ -2,19 +2,8 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
-
-
-class Clock(Protocol):
-    """Stamps moments while the timed code runs, and gives them as seconds when it has ended."""
-
-    def stamp(self) -> None:
-        """Mark this moment."""
-
-    def read(self) -> list[float]:
-        """Seconds of every moment since the last read, in order; forgets them."""
 
 
 class HostClock:
@@ -57,3 +46,6 @@ class CudaClock:
             return []
         events[-1].synchronize()
         return [events[0].elapsed_time(event) / 1e3 for event in events]
+
+
+Clock = HostClock | CudaClock

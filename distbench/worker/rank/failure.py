@@ -1,4 +1,4 @@
-"""How a rank that cannot go on says why: a file of its own that the parent reads when the launch has ended."""
+"""How a rank that cannot go on reports why: a file of its own that the parent reads when the launch has ended."""
 
 import json
 import time
@@ -19,7 +19,7 @@ def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
     Args:
         log_dir: where each rank's log is.
         rank: this rank.
-        kind: "user" for what the user can mend, "storage" for a full disk, "raised" for anything else.
+        kind: "user" for what the user can fix, "storage" for a full disk, "raised" for anything else.
         message: one sentence.
     """
     record = {"rank": rank, "kind": kind, "message": message, "at": time.time()}

@@ -48,7 +48,7 @@ class RankGroup:
         self._device = device
         self.world_size = dist.get_world_size(control)
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Return when every rank has called this and the device is idle."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -61,6 +61,7 @@ class RankGroup:
         return torch.stack(gathered)
 
 
+@dataclass(frozen=True)
 class Meter:
     """Measures calls with one clock and one set of settings.
 
@@ -72,24 +73,16 @@ class Meter:
         on_batch: called on every rank after each batch with the number of samples so far.
     """
 
-    def __init__(
-        self,
-        ranks: RankGroup,
-        clock: Clock,
-        settings: Settings,
-        shared_clock: bool,
-        on_batch: Callable[[int], None] = lambda count: None,
-    ) -> None:
-        self._ranks = ranks
-        self._clock = clock
-        self._settings = settings
-        self._shared_clock = shared_clock
-        self._on_batch = on_batch
+    ranks: RankGroup
+    clock: Clock
+    settings: Settings
+    shared_clock: bool
+    on_batch: Callable[[int], None] = lambda count: None
 
     def warm_up(self, call: Call) -> float:
         """Run the warm-up iterations of this very call; seconds that an iteration takes on the slowest rank."""
-        stamps = self._iterate(call, self._settings.warmup_iterations)
-        return float(_durations(stamps)[:, -1].max()) / self._settings.iterations_per_sample
+        stamps = self._iterate(call, self.settings.warmup_iterations)
+        return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
     def measure(
         self, call: Call, phases: tuple[str, ...], estimate_s: float, earlier: Sequence[torch.Tensor] = ()
@@ -106,16 +99,10 @@ class Meter:
         return self._summary(torch.cat([*earlier, stamps], dim=1), phases, reason)
 
     def sample(self, call: Call, estimate_s: float) -> tuple[torch.Tensor, str]:
-        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended.
-
-        Args:
-            call: runs one iteration; stamps the end of every phase.
-            estimate_s: seconds an iteration takes, as warm_up returned it.
-        """
-        settings = self._settings
+        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended; as `measure`."""
+        settings = self.settings
         batches: list[torch.Tensor] = []
-        timed_s, samples = 0.0, torch.empty(0)
-        reason = None
+        timed_s, samples, reason = 0.0, torch.empty(0), None
         while reason is None:
             count = self._batch_size(estimate_s, len(samples), timed_s)
             batches.append(self._iterate(call, count))
@@ -123,32 +110,32 @@ class Meter:
             samples = torch.cat([samples, slowest / settings.iterations_per_sample])
             timed_s += float(slowest.sum())
             reason = stop_reason(samples.tolist(), timed_s, settings)
-            self._on_batch(len(samples))
+            self.on_batch(len(samples))
         return torch.cat(batches, dim=1), reason
 
     def _batch_size(self, estimate_s: float, taken: int, timed_s: float) -> int:
-        sample_s = max(estimate_s, 1e-7) * self._settings.iterations_per_sample
+        sample_s = max(estimate_s, 1e-7) * self.settings.iterations_per_sample
         count = min(max(int(BATCH_S / sample_s), BATCH_MIN), BATCH_MAX)
-        wanted = max(self._settings.min_samples - taken, 0)
-        affordable = max(int((self._settings.max_case_s - timed_s) / sample_s), wanted, 1)
-        return min(count, affordable, self._settings.max_samples - taken)
+        wanted = max(self.settings.min_samples - taken, 0)
+        affordable = max(int((self.settings.max_case_s - timed_s) / sample_s), wanted, 1)
+        return min(count, affordable, self.settings.max_samples - taken)
 
     def _iterate(self, call: Call, count: int) -> torch.Tensor:
         rows = []
-        repeats = range(self._settings.iterations_per_sample)
-        stamp = self._clock.stamp
-        self._clock.read()  # a case that raised may have left moments behind
+        repeats = range(self.settings.iterations_per_sample)
+        stamp = self.clock.stamp
+        self.clock.read()  # a case that raised may have left moments behind
         for _ in range(count):
-            self._ranks.meet()
+            self.ranks.wait_for_all()
             stamp()
             for _ in repeats:
                 call(stamp)
             stamp()
-            rows.append(self._clock.read())
-        return self._ranks.gather(torch.tensor(rows, dtype=torch.float64))
+            rows.append(self.clock.read())
+        return self.ranks.gather(torch.tensor(rows, dtype=torch.float64))
 
     def _summary(self, stamps: torch.Tensor, phases: tuple[str, ...], reason: str) -> Samples:
-        repeats = self._settings.iterations_per_sample
+        repeats = self.settings.iterations_per_sample
         durations = _durations(stamps) / repeats
         parts = stamps.diff(dim=2)[:, :, :-1]
         # A phase that is named twice (one a micro-batch) is the sum of its turns.
@@ -162,7 +149,7 @@ class Meter:
             rank_median_s=[median(row) for row in durations.tolist()],
             stop_reason=reason,
         )
-        if self._shared_clock:
+        if self.shared_clock:
             starts, ends = stamps[:, :, 0], stamps[:, :, -1]
             last_in = starts.max(dim=0).values
             result.entry_skew_s = median((last_in - starts.min(dim=0).values).tolist())
@@ -170,18 +157,16 @@ class Meter:
         return result
 
 
+def no_stamp() -> None:
+    """The stamp of a call that is not timed."""
+
+
 def _durations(stamps: torch.Tensor) -> torch.Tensor:
     return stamps[:, :, -1] - stamps[:, :, 0]
 
 
 def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
-    """Why sampling ends now, or None to go on.
-
-    Args:
-        samples: seconds, so far.
-        timed_s: seconds of timed iterations, so far.
-        settings: the caps and the precision wanted.
-    """
+    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to go on."""
     if len(samples) < settings.min_samples:
         return None
     ordered = sorted(samples)

@@ -25,7 +25,7 @@ class PeakMemory:
 
     def read(self) -> dict[str, Any]:
         """Bytes: `peak_allocated_bytes` and `peak_reserved_bytes` on CUDA; `peak_growth_bytes` on CPU, None where
-        the system does not tell."""
+        the system does not report it."""
         if self._device.type == "cuda":
             return {
                 "peak_allocated_bytes": torch.cuda.max_memory_allocated(self._device),

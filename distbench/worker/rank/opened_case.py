@@ -13,7 +13,7 @@ class Traceable(Protocol):
     """Traces what a case communicates."""
 
     def record(self, tracing: Any, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together."""
+        """The fields of the case's trace record; collective."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class OpenedCase:
         phases: names of the phases that `call` stamps.
         fields: fields of CaseResult that are known beforehand.
         after: fields of `counters` that are known only when the timed iterations are over.
-        trace: traces what the case communicates; None where it has no parts to tell apart.
+        trace: traces what the case communicates; None where it has no parts.
     """
 
     call: Call
@@ -39,7 +39,7 @@ class OpenedCase:
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case, and the context in which it can be measured; opening it is a collective act of all ranks."""
+    """One case, and what opens it for measuring; all ranks open it together."""
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]

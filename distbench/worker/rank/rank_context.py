@@ -1,4 +1,4 @@
-"""Where a rank stands: its device, its coordinate on the mesh, and the groups it speaks in."""
+"""What a rank needs to know: its device, its coordinate on the mesh, and its process groups."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -68,14 +68,19 @@ class RankContext:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flags.item())
 
-    def meets(self, mesh_dim: str) -> bool:
-        """Whether this rank's group of a mesh dim still adds up what it is given. Never inside timed iterations."""
+    def group_works(self, mesh_dim: str) -> bool:
+        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations."""
         ones = torch.ones(1, device=self.device)
         dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
         return ones.item() == self.size(mesh_dim)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
-        gathered: list[Any] = [None] * dist.get_world_size(self.control)
-        dist.all_gather_object(gathered, value, group=self.control)
-        return gathered
+        return gather_objects(self.control, value)
+
+
+def gather_objects(group: dist.ProcessGroup, value: Any) -> list[Any]:
+    """The value of every rank of a group, on every rank, in rank order."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered

@@ -1,4 +1,4 @@
-"""Ranks that share CPUs: keep the kernel from taking the CPU away from whichever of them is at work."""
+"""Ranks that share CPUs: keep the kernel from preempting whichever of them runs."""
 
 import os
 

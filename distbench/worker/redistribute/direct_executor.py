@@ -47,7 +47,7 @@ class DirectRedistribution:
     @property
     def received_numel(self) -> int:
         """Elements that this rank receives."""
-        return self.exchange.received(self.position)
+        return self.exchange.received[self.position]
 
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
         """Redistribute; every rank of the group must call it.

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from distbench.compare.medians import median
-from distbench.costmodel.profile import DIRECT, NATIVE_ALL_TO_ALL, Profile, measured_cost
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
+from distbench.costmodel.mesh_costs import measured_cost
+from distbench.costmodel.profile import Profile
 from distbench.planning import NotHandled, State, forget_prices, parse_state, plan_exchange
 from distbench.runs.run_file import busbw_factor
 from distbench.spec import UserError
@@ -71,7 +73,7 @@ def planned_redistribution(
     """Plan a redistribution, and keep what it needs switched on until it has been timed.
 
     Args:
-        name: one of `spec.plan.PLANNERS`.
+        name: one of `spec.planner_names.PLANNERS`.
         source: the DTensor to move.
         target: target placements, one a mesh dim.
         context: this rank's context.
@@ -156,8 +158,7 @@ def exchange_between(
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()
     exchange = direct.exchange
-    positions = range(len(exchange.source_boxes))
-    sent_bytes = max(map(exchange.sent, positions)) * itemsize
+    sent_bytes = max(exchange.sent) * itemsize
     ops = ("all_to_all",) if exchange.transfers else ()
     return PlannedRedistribution(
         call=lambda: direct(local),
@@ -168,7 +169,7 @@ def exchange_between(
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
         predicted_s=predicted_exchange_seconds(*exchange.load(), itemsize, context),
-        facts={"received_bytes": max(map(exchange.received, positions)) * itemsize},
+        facts={"received_bytes": max(exchange.received) * itemsize},
     )
 
 

@@ -5,7 +5,7 @@ is recorded as such.
 """
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
-from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective
+from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective, kind_of
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.dtensor_planners import (
     OrderedPlacements,
@@ -40,46 +40,3 @@ from distbench.worker.torch_internals.native import native_all_to_all
 from distbench.worker.torch_internals.peak import tracked_peak_bytes
 from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
 from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
-
-__all__ = [
-    "BACKEND_OPS",
-    "CollectiveCall",
-    "Forwarding",
-    "Internal",
-    "Issued",
-    "Label",
-    "Labels",
-    "NeedsValues",
-    "OrderedPlacements",
-    "OrderedTensor",
-    "PathStep",
-    "Probe",
-    "ShapesOnly",
-    "Skipped",
-    "Unsupported",
-    "autograd_position",
-    "calibrated_planning",
-    "clear_redistribution_caches",
-    "context_parallel",
-    "each_collective",
-    "fake_mesh",
-    "fake_ranks",
-    "flatten_mesh",
-    "hybrid_mesh",
-    "is_strided_shard",
-    "labelled_communication",
-    "native_all_to_all",
-    "next_autograd_position",
-    "partition",
-    "path_between",
-    "plan_only",
-    "plan_path",
-    "planner",
-    "probe",
-    "ranks_by_group_name",
-    "require",
-    "require_kernel",
-    "strided_shard",
-    "tracked_peak_bytes",
-    "whole_sequence",
-]

@@ -1,9 +1,10 @@
-"""DTensor plans by a profile: our cheapest path in the place of torch's, in one method, inside one context."""
+"""DTensor plans by a profile: our cheapest path instead of torch's, in one method, inside one context."""
 
 import contextlib
 import inspect
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel.profile import Profile, load_profile, measured_cost
+from distbench.costmodel.mesh_costs import MeshCost, TorchCost, measured_cost
+from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
-from distbench.planning.models import MeshCost, TorchCost
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import clear_redistribution_caches, layout_of
@@ -33,7 +34,7 @@ class PlanCounts:
 
     def __init__(self) -> None:
         self.ours = 0
-        self.left_to_torch: dict[str, int] = {}
+        self.left_to_torch: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def count(self, reason: str | None) -> None:
@@ -42,7 +43,7 @@ class PlanCounts:
             if reason is None:
                 self.ours += 1
             else:
-                self.left_to_torch[reason] = self.left_to_torch.get(reason, 0) + 1
+                self.left_to_torch[reason] += 1
 
 
 @contextlib.contextmanager
@@ -105,7 +106,7 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
 
 
 def require_known_planner() -> None:
-    """Raise unless torch's planner has the shape that we replace.
+    """Check that torch's planner has the shape that we replace.
 
     Raises:
         Unsupported: with what is missing.
@@ -125,13 +126,12 @@ def require_known_planner() -> None:
 
 
 def _method(original: Any, model_of: ModelOf, counts: PlanCounts) -> Any:
-    def find_min_cost_path(self: Any, src_state: Any, dst_state: Any) -> list[Any]:
+    def find_min_cost_path(self: Any, src_state: Any, dst_state: Any) -> Any:
         try:
             path = _our_path(self, src_state, dst_state, model_of)
         except (NotHandled, NoPath) as reason:
             counts.count(str(reason))
-            torchs: list[Any] = original(self, src_state, dst_state)
-            return torchs
+            return original(self, src_state, dst_state)
         counts.count(None)
         return path
 
@@ -143,18 +143,13 @@ def _our_path(planner: Any, source: Any, target: Any, model_of: ModelOf) -> list
     if any(placement.is_partial() for placement in target.placements):
         raise NotHandled("a target with Partial")
     start, end = _state_of(source, len(meta.shape)), _state_of(target, len(meta.shape))
-    problem = _problem_of(planner)
+    problem = Problem(tuple(planner.device_mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
     model = model_of(planner.device_mesh)
     if model is None:
         raise NotHandled("a mesh that the profile does not cover")
     route = cheapest_route(problem, model, start, end)
     state_class: Any = type(source)
     return [_dist_state(state_class, state) for state in route.states]
-
-
-def _problem_of(planner: Any) -> Problem:
-    meta, mesh = planner.dtensor_meta, planner.device_mesh
-    return Problem(tuple(mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
 
 
 @lru_cache(maxsize=65536)

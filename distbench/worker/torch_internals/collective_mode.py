@@ -12,38 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from distbench.worker.torch_internals.probe import require
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
-KINDS = {
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
-    "all_reduce_coalesced_": "all_reduce",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "shard_dim_alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcast_": "broadcast",
-    "reduce_": "reduce",
-    "gather_": "gather",
-    "scatter_": "scatter",
-    "recv_": "recv",
-}
-# Bookkeeping in the same namespaces: nothing travels.
+FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
+# In the same namespaces, but these communicate nothing.
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
 
@@ -56,7 +27,7 @@ class CollectiveCall:
         kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name.
         op: as torch dispatches it, e.g. "c10d._allgather_base_".
         ranks: global ranks of its group.
-        dtype: of what travels.
+        dtype: of what is sent.
         payload_numel: elements of nccl-tests' size S: the full gathered or scattered buffer, else the input.
     """
 
@@ -67,22 +38,33 @@ class CollectiveCall:
     payload_numel: int
 
 
+def kind_of(name: str) -> str:
+    """One name for each of torch's and kineto's: "_allgather_base_" and "all_gather_into_tensor" are "all_gather".
+
+    A name of no collective that we know is returned as it is.
+    """
+    for kind in FAMILIES:
+        if kind.replace("_", "") in name.replace("_", ""):
+            return kind
+    return name.strip("_") if name.strip("_") in OTHERS else name
+
+
 @contextlib.contextmanager
-def each_collective(tell: Callable[[CollectiveCall], None]) -> Iterator[None]:
-    """Call `tell` just before each collective of this thread (and of the backward that it runs) is issued.
+def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
+    """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued.
 
     Raises:
         Unsupported: this torch dispatches collectives elsewhere.
     """
     require("collectives seen at dispatch")
-    with _Mode(tell):
+    with _Mode(on_issue):
         yield
 
 
 class _Mode(TorchDispatchMode):
-    def __init__(self, tell: Callable[[CollectiveCall], None]) -> None:
+    def __init__(self, on_issue: Callable[[CollectiveCall], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._on_issue = on_issue
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A DTensor's own dispatch first, then what it issues comes back here with plain tensors.
@@ -91,7 +73,7 @@ class _Mode(TorchDispatchMode):
         if func.namespace in NAMESPACES:
             call = _call_of(func, args, kwargs or {})
             if call is not None:
-                self._tell(call)
+                self._on_issue(call)
         return func(*args, **(kwargs or {}))
 
 
@@ -101,7 +83,7 @@ def _call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
         return None
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     tensors = flat_tensors(next(given[name] for name in INPUTS if name in given))
-    ranks, kind = _ranks_of(given), KINDS.get(name, name)
+    ranks, kind = _ranks_of(given), kind_of(name)
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind == "all_gather" else 1)
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel)
 

@@ -1,4 +1,4 @@
-"""Context parallel on CUDA as torch has it, and on CPU with torch's ring template round the CPU flash kernel."""
+"""Context parallel on CUDA as torch has it, and on CPU with torch's ring template around the CPU flash kernel."""
 
 import contextlib
 from collections.abc import Iterator
@@ -51,17 +51,11 @@ def context_parallel(
     module.set_rotate_method(rotate)
     options.enable_load_balance = load_balance
     try:
-        with contextlib.ExitStack() as entered:
-            entered.enter_context(
-                module.context_parallel(
-                    mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
-                )
-            )
-            if mesh.device_type == "cpu":
-                entered.enter_context(_ring_attention_on_cpu(mesh))
-            elif kernel is not None:
-                entered.enter_context(sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])))
-            # torch 2.11 puts nothing back where an exception leaves its context, so torch is not told of any.
+        sharded = module.context_parallel(
+            mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
+        )
+        with sharded, _attention_by(kernel, mesh):
+            # torch 2.11 puts nothing back where an exception leaves its context, so torch sees none.
             raised = None
             try:
                 yield
@@ -71,6 +65,12 @@ def context_parallel(
             raise raised
     finally:
         options.enable_load_balance, options.rotate_method = saved
+
+
+def _attention_by(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
+    if mesh.device_type == "cpu":
+        return _ring_attention_on_cpu(mesh)
+    return sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])) if kernel is not None else contextlib.nullcontext()
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
@@ -103,7 +103,7 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
 
 
 class _WholeSequence(torch.autograd.Function):
-    """An all-gather and the load balance undone; backwards a cut, without communication."""
+    """An all-gather and the load balance undone; backward takes a chunk, without communication."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
@@ -152,7 +152,7 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
 
 
 class _RingAttention(torch.autograd.Function):
-    """torch's ring-attention template round the CPU flash kernel; q, k, v are (batch, heads, local sequence, head)."""
+    """torch's ring-attention template around the CPU flash kernel; q, k, v are (batch, heads, local sequence, head)."""
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, group: Any, is_causal: bool, scale: float | None) -> Any:

@@ -4,11 +4,12 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.planning import State
 from distbench.worker.torch_internals.probe import require
@@ -45,13 +46,8 @@ class OrderedTensor:
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
         require("explicit shard orders")
-        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-        placements, shard_order = layout_of(state)
-        meta = TensorMeta(full.shape, full.stride(), full.dtype)
-        self._local = local
-        self._spec = DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order)
-        self.placements, self.shape, self.ndim, self.dtype = placements, full.shape, full.ndim, full.dtype
+        self._local, self._spec = local, _spec_of(mesh, state, full)
+        self.placements, self.shape, self.ndim, self.dtype = self._spec.placements, full.shape, full.ndim, full.dtype
 
     def to_local(self) -> torch.Tensor:
         """This rank's shard."""
@@ -97,7 +93,7 @@ class PathStep:
     """One step of a redistribution path on this rank.
 
     Args:
-        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local cut.
+        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one.
         group_size: ranks in the group that takes the step.
         logical_numel: elements of the tensor as it is before this mesh dim shards it.
         mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
@@ -112,7 +108,7 @@ class PathStep:
 
     @property
     def payload_numel(self) -> int:
-        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local cut copies."""
+        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local step copies."""
         return self.logical_numel // (self.group_size if self.op in ("all_to_all", None) else 1)
 
     @property
@@ -122,12 +118,7 @@ class PathStep:
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
-    """The path DTensor would take now: in torch's own notation, and step by step.
-
-    Args:
-        dtensor: the source DTensor.
-        placements: target placements, one a mesh dim.
-    """
+    """The path DTensor would take now: in torch's own notation, and step by step."""
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
     steps, held = [], dtensor.to_local().numel()
@@ -150,28 +141,15 @@ def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Ten
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
     """The path DTensor would take now, in torch's own notation, for a tensor that nobody holds; shard orders count.
 
-    Args:
-        mesh: the device mesh.
-        shape: of the full tensor, contiguous.
-        dtype: of its elements.
-        source: where it would be.
-        target: where it shall be.
+    The full tensor has this shape, and is contiguous.
     """
     require("redistribution paths")
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
-    meta = TensorMeta(empty.shape, empty.stride(), dtype)
-    specs = []
-    for state in (source, target):
-        placements, shard_order = layout_of(state)
-        specs.append(DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order))
-    return _planned(*specs)[1]
+    full = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
 
 
 def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """torch's placements and shard order of one of our states."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 
     placements: list[Any] = [Replicate()] * state.mesh_ndim
@@ -188,9 +166,16 @@ def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
     """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
     from torch.distributed.tensor import _redistribute as module
 
-    source = dtensor._spec
-    target = _spec(source, placements)
-    return lambda: module._gen_transform_infos(source, target)
+    return partial(module._gen_transform_infos, dtensor._spec, _spec(dtensor._spec, placements))
+
+
+def _spec_of(mesh: DeviceMesh, state: State, full: torch.Tensor) -> Any:
+    """torch's spec of a full tensor in one of our states."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    placements, shard_order = layout_of(state)
+    meta = TensorMeta(full.shape, full.stride(), full.dtype)
+    return DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order)
 
 
 def _spec(source: Any, placements: Sequence[Any]) -> Any:
@@ -220,29 +205,28 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
 
 def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
     """The path in torch's notation, shard order left out."""
-    current = list(placements)
-    states = [list(current)]
+    current = list(map(str, placements))
+    texts = ["".join(current)]
     for info in infos:
-        current[info.mesh_dim] = info.src_dst_placements[1]
-        states.append(list(current))
-    return "->".join("".join(str(placement) for placement in state) for state in states)
+        current[info.mesh_dim] = str(info.src_dst_placements[1])
+        texts.append("".join(current))
+    return "->".join(texts)
 
 
 def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
     """A step from a local tensor of `held` elements.
 
     Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
-    path's beginning, whatever has been cut since.
+    path's beginning, whatever has been sharded since.
     """
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
     names = group_mesh.mesh_dim_names
-    num_copies = sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements)
     return PathStep(
         op=info._comm_type_key(),
         group_size=group_mesh.size(info.mesh_dim),
         logical_numel=numel,
         mesh_dim=names[info.mesh_dim] if names else "",
-        num_copies=num_copies,
+        num_copies=sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements),
     )

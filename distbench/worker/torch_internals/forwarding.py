@@ -1,4 +1,4 @@
-"""Process groups that pass each collective on to a gloo backend of their own, and tell when it began and ended.
+"""Process groups that pass each collective on to a gloo backend of their own, and record when it began and ended.
 
 The mesh stays the same object: two equal meshes share DTensor's caches. Only what its groups' names resolve to changes.
 """
@@ -13,41 +13,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.worker.torch_internals.collective_mode import CollectiveCall, flat_tensors
+from distbench.worker.torch_internals.collective_mode import CollectiveCall, flat_tensors, kind_of
 from distbench.worker.torch_internals.probe import require
 
 BACKEND = "distbench_traced"
 CPU = torch.device("cpu")
-# Method of a process group to the kind of collective, the position of its input among the arguments, and the method of
-# a backend that does it: backends know the old names only, and nothing coalesced of a single buffer. torch 2.11 calls
-# the old names, 2.13 the new ones.
-METHODS: dict[str, tuple[str, int, str]] = {
-    "allgather": ("all_gather", 1, "allgather"),
-    "allgather_coalesced": ("all_gather", 1, "allgather_coalesced"),
-    "all_gather_single": ("all_gather", 1, "_allgather_base"),
-    "_allgather_base": ("all_gather", 1, "_allgather_base"),
-    "allreduce": ("all_reduce", 0, "allreduce"),
-    "allreduce_coalesced": ("all_reduce", 0, "allreduce_coalesced"),
-    "reduce_scatter": ("reduce_scatter", 1, "reduce_scatter"),
-    "reduce_scatter_single": ("reduce_scatter", 1, "_reduce_scatter_base"),
-    "_reduce_scatter_base": ("reduce_scatter", 1, "_reduce_scatter_base"),
-    "all_to_all_single": ("all_to_all", 1, "alltoall_base"),
-    "alltoall_base": ("all_to_all", 1, "alltoall_base"),
-    "alltoall": ("all_to_all", 1, "alltoall"),
-    "broadcast": ("broadcast", 0, "broadcast"),
-    "reduce": ("reduce", 0, "reduce"),
-    "gather": ("gather", 1, "gather"),
-    "scatter": ("scatter", 1, "scatter"),
-    "send": ("send", 0, "send"),
-    "recv": ("recv", 0, "recv"),
-}
-# The same with lists of buffers, which a backend takes one by one.
-COALESCED: dict[str, tuple[str, str]] = {
-    "all_gather_single_coalesced": ("all_gather", "_allgather_base"),
-    "allgather_into_tensor_coalesced": ("all_gather", "_allgather_base"),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", "_reduce_scatter_base"),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", "_reduce_scatter_base"),
-}
+# Methods of a process group, by the position of their input among the arguments.
+INPUT_FIRST = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv")
+INPUT_SECOND = (
+    *("allgather", "allgather_coalesced", "all_gather_single", "_allgather_base", "gather", "scatter"),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("alltoall", "all_to_all_single", "alltoall_base"),
+)
+# Those with lists of buffers, which a backend takes one by one.
+COALESCED = (
+    *("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+)
+# Backends know the old names only, and nothing coalesced of a single buffer; torch 2.11 calls those, 2.13 the new ones.
+SINGLE = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base", "all_to_all": "alltoall_base"}
 
 
 @dataclass(slots=True)
@@ -65,11 +49,11 @@ class Issued:
     completed_s: float | None = None
 
 
-Tell = Callable[[Issued], None]
+OnIssue = Callable[[Issued], None]
 
 
 class ForwardingGroup(dist.ProcessGroup):
-    """A process group that forwards to a backend; `tell` is told of each collective, None tells nobody.
+    """A process group that forwards to a backend, and calls `on_issue`, where there is one, for each collective.
 
     It calls the backend itself: the base class would dispatch the collective again, to this very group.
     """
@@ -77,33 +61,27 @@ class ForwardingGroup(dist.ProcessGroup):
     def __init__(self, backend: Any, rank: int, size: int, ranks: tuple[int, ...]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.backend = backend
-        # Whatever is not forwarded still arrives, untold.
+        # Whatever is not forwarded still arrives, unrecorded.
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
         self.ranks = ranks
-        self.tell: Tell | None = None
+        self.on_issue: OnIssue | None = None
 
     def getBackendName(self) -> str:
         """The backend's name, as C++ asks for it."""
         return str(self.backend.name())
 
     def barrier(self, *args: Any, **kwargs: Any) -> Any:
-        """Nothing travels, so nothing is told."""
+        """Communicates nothing, so it is not recorded."""
         return self.backend.barrier(*args, **kwargs)
 
-    def issue(self, name: str, kind: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]]) -> Any:
-        """Start a collective and tell of it.
-
-        Args:
-            name: the method that was called.
-            kind: as in CollectiveCall.
-            tensors: what this rank puts in.
-            start: has the backend start it; its works.
-        """
-        if self.tell is None or not tensors:
+    def issue(self, name: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]]) -> Any:
+        """Have the backend start the collective of a method with this rank's input, and report it."""
+        if self.on_issue is None or not tensors:
             return _joined(start())
+        kind = kind_of(name)
         numel = sum(tensor.numel() for tensor in tensors) * (len(self.ranks) if kind == "all_gather" else 1)
         issued = Issued(CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel), time.monotonic())
-        self.tell(issued)
+        self.on_issue(issued)
         works = start()
         return _timed(works[0] if len(works) == 1 else _joined(works), issued)
 
@@ -142,29 +120,33 @@ def _joined(works: list[Any]) -> Any:
     )
 
 
-def _forward(name: str, kind: str, position: int, method: str) -> Callable[..., Any]:
+def _forward(name: str, position: int) -> Callable[..., Any]:
+    method = SINGLE[kind_of(name)] if name.endswith("_single") else name
+
     def forward(self: ForwardingGroup, *args: Any, **kwargs: Any) -> Any:
         given = flat_tensors(args[position])
-        return self.issue(name, kind, given, lambda: [getattr(self.backend, method)(*args, **kwargs)])
+        return self.issue(name, given, lambda: [getattr(self.backend, method)(*args, **kwargs)])
 
     return forward
 
 
-def _forward_each(name: str, kind: str, method: str) -> Callable[..., Any]:
+def _forward_each(name: str) -> Callable[..., Any]:
+    method = SINGLE[kind_of(name)]
+
     def forward(self: ForwardingGroup, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         def start() -> list[Any]:
             do = getattr(self.backend, method)
             return [do(output, given, *args, **kwargs) for output, given in zip(outputs, inputs, strict=True)]
 
-        return self.issue(name, kind, list(inputs), start)
+        return self.issue(name, list(inputs), start)
 
     return forward
 
 
-for _name, (_kind, _position, _method) in METHODS.items():
-    setattr(ForwardingGroup, _name, _forward(_name, _kind, _position, _method))
-for _name, (_kind, _method) in COALESCED.items():
-    setattr(ForwardingGroup, _name, _forward_each(_name, _kind, _method))
+for _name in (*INPUT_FIRST, *INPUT_SECOND):
+    setattr(ForwardingGroup, _name, _forward(_name, 0 if _name in INPUT_FIRST else 1))
+for _name in COALESCED:
+    setattr(ForwardingGroup, _name, _forward_each(_name))
 
 
 @dataclass
@@ -201,17 +183,17 @@ class Forwarding:
             self._register({name: plain for name, (plain, _) in self._groups.items()})
 
     @contextlib.contextmanager
-    def told(self, tell: Tell) -> Iterator[None]:
-        """Have `tell` called just before each collective of a forwarding group is issued; inside `on`."""
+    def observed(self, on_issue: OnIssue) -> Iterator[None]:
+        """Have `on_issue` called just before each collective of a forwarding group is issued; inside `on`."""
         # torch's table of groups is also what keeps them alive: C++ alone would hold them without their Python half.
         groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, ForwardingGroup)]
         for group in groups:
-            group.tell = tell
+            group.on_issue = on_issue
         try:
             yield
         finally:
             for group in groups:
-                group.tell = None
+                group.on_issue = None
 
     def _make_missing(self, plain_world: Any) -> None:
         root: Any = self.mesh._get_root_mesh()
@@ -237,7 +219,7 @@ def _forwarding_to_own_backend(plain: Any) -> ForwardingGroup:
 
 
 def _created(given: Any, _: Any) -> ForwardingGroup:
-    """What torch calls for a new group; one of ranks that do not exist has no connections."""
+    """What torch calls for a new group; one of a fake process group has no connections."""
     world: Any = dist.group.WORLD
     of_world = world.backend if isinstance(world, ForwardingGroup) else world._get_backend(CPU)
     rank, size = given.group_rank, given.group_size

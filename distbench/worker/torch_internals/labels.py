@@ -1,4 +1,4 @@
-"""Who issues communication just now: FSDP for which module, or DTensor for which redistribution."""
+"""Who issues communication now: FSDP for which module, or DTensor for which redistribution."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from distbench.worker.torch_internals.probe import require
 
 @dataclass(frozen=True)
 class Label:
-    """Who is at work.
+    """Who communicates.
 
     Args:
         source: "fsdp" or "redistribute".
@@ -28,7 +28,7 @@ class Label:
 
 
 class Labels:
-    """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor is at work."""
+    """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor communicates."""
 
     def __init__(self) -> None:
         self.stack: list[Label] = []
@@ -40,7 +40,7 @@ class Labels:
 
     @property
     def owner(self) -> str | None:
-        """The module for which FSDP is at work, also where it has DTensor redistribute; None where it is not."""
+        """The module for which FSDP communicates, also through DTensor; None where it does not."""
         return next((label.owner for label in reversed(self.stack) if label.source == "fsdp"), None)
 
     @contextlib.contextmanager
@@ -69,43 +69,39 @@ def labelled_communication() -> Iterator[Labels]:
     labels = Labels()
     with contextlib.ExitStack() as undo:
         for name in ("unshard", "post_backward"):
-            _replace(undo, FSDPParamGroup, name, _fsdp(labels, getattr(FSDPParamGroup, name), _group_owner))
-        name = "_get_grad_inner_tensor"
-        _replace(undo, FSDPParam, name, _fsdp(labels, getattr(FSDPParam, name), _parameter_owner))
+            _replace(undo, FSDPParamGroup, name, _fsdp(labels, lambda group: group._module_fqn or ""))
+        _replace(undo, FSDPParam, "_get_grad_inner_tensor", _fsdp(labels, _module_of_parameter))
         for module in (_api, _dispatch, _redistribute):
-            plain = module.redistribute_local_tensor
-            _replace(undo, module, "redistribute_local_tensor", _dtensor(labels, plain, module is not _dispatch))
+            _replace(undo, module, "redistribute_local_tensor", _dtensor(labels, module is not _dispatch))
         yield labels
 
 
-def _replace(undo: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
-    undo.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, label: Callable[..., Any]) -> None:
+    """Put a function that runs under `label(*args)` in the place of `owner.name`, until `undo` is closed."""
+    plain = getattr(owner, name)
+
+    def labelled(*args: Any, **kwargs: Any) -> Any:
+        with label(*args):
+            return plain(*args, **kwargs)
+
+    undo.callback(setattr, owner, name, plain)
+    setattr(owner, name, labelled)
 
 
-def _fsdp(labels: Labels, method: Callable[..., Any], owner: Callable[[Any], str]) -> Callable[..., Any]:
-    def labelled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with labels.on(Label("fsdp", owner(self))):
-            return method(self, *args, **kwargs)
-
-    return labelled
+def _fsdp(labels: Labels, owner: Callable[[Any], str]) -> Callable[..., Any]:
+    return lambda of, *_: labels.on(Label("fsdp", owner(of)))
 
 
-def _group_owner(group: Any) -> str:
-    return group._module_fqn or ""
-
-
-def _parameter_owner(parameter: Any) -> str:
+def _module_of_parameter(parameter: Any) -> str:
     return (parameter._param_fqn or "").rpartition(".")[0]
 
 
-def _dtensor(labels: Labels, function: Callable[..., Any], explicit: bool) -> Callable[..., Any]:
-    def redistribute_local_tensor(local: Any, current: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        texts = ["".join(map(_placement_text, spec.placements)) for spec in (current, target)]
-        with labels.on(Label("redistribute", "", "->".join(texts), explicit)):
-            return function(local, current, target, *args, **kwargs)
+def _dtensor(labels: Labels, explicit: bool) -> Callable[..., Any]:
+    def label(local: Any, *specs: Any) -> Any:
+        texts = ["".join(map(_placement_text, spec.placements)) for spec in specs[:2]]
+        return labels.on(Label("redistribute", "", "->".join(texts), explicit))
 
-    return redistribute_local_tensor
+    return label
 
 
 def _placement_text(placement: Any) -> str:

@@ -1,4 +1,4 @@
-"""Mesh and placement facts that torch keeps to itself."""
+"""Facts of meshes and placements that torch has no public names for."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
 
 
 def is_strided_shard(placement: object) -> bool:
-    """Whether a placement is the one FSDP2 gives a tensor dim that TP has already sharded (TP's cut comes first)."""
+    """Whether a placement is the one FSDP2 gives a tensor dim that TP has sharded before."""
     return type(placement).__name__ == "_StridedShard"
 
 
@@ -60,8 +60,19 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 
 @contextlib.contextmanager
+def _fake_group(world_size: int) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
-    """A CPU device mesh whose other ranks do not exist; this is rank 0. What is sent goes nowhere.
+    """A CPU device mesh over torch's fake process group; this is rank 0, and what it sends goes nowhere.
 
     One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
 
@@ -71,22 +82,20 @@ def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     Raises:
         Unsupported: torch has no fake process group.
     """
-    require("ranks that are not there")
+    require("fake process group")
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh.values()))
     try:
-        yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+        with _fake_group(math.prod(mesh.values())):
+            yield init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
-        dist.destroy_process_group()
         # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.
         _clear_sharding_prop_cache()
 
 
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
-    """A CPU device mesh whose other ranks do not exist: plans can be asked for, values mean nothing.
+    """The same without names, for torch's planners: values mean nothing.
 
     Args:
         mesh_shape: ranks along each mesh dim.
@@ -95,17 +104,15 @@ def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[Devi
     Raises:
         Unsupported: torch has no fake process group, or counts the devices of a host elsewhere.
     """
-    require("ranks that are not there")
+    require("fake process group")
     from torch.distributed.tensor import _collective_utils
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
     costs: Any = _collective_utils
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=math.prod(mesh_shape))
     costs._mesh_resources.num_devices_per_host = lambda device_type: devices_per_host
     costs.MeshTopoInfo.build_from_mesh.cache_clear()
     try:
-        yield init_device_mesh("cpu", tuple(mesh_shape))
+        with _fake_group(math.prod(mesh_shape)):
+            yield init_device_mesh("cpu", tuple(mesh_shape))
     finally:
         del costs._mesh_resources.num_devices_per_host
         costs.MeshTopoInfo.build_from_mesh.cache_clear()
-        dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""DTensor's all-to-all on CPU as an all-to-all: torch runs it there as an all-gather of everything, and a cut."""
+"""DTensor's all-to-all on CPU as an all-to-all: torch runs it there as an all-gather, and keeps a chunk."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from distbench.worker.torch_internals.probe import require
 def native_all_to_all(enabled: bool = True) -> Iterator[None]:
     """Let DTensor use the backend's own all-to-all on CPU meshes too; other meshes use it already.
 
-    torch's stand-in dates from when gloo had none. Enter and leave it on all ranks alike: a rank that gathers waits
-    for ever for ranks that exchange.
+    torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
+    waits for ever for ranks that exchange.
 
     Args:
         enabled: False changes nothing.

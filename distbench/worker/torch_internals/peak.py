@@ -14,7 +14,7 @@ _NO_HANDLE = RemovableHandle(OrderedDict())
 
 
 def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int | None:
-    """Bytes of all tensors alive at the worst moment of one call, the model's and others' included.
+    """Bytes of all tensors alive at the peak of one call, the model's and others' included.
 
     It counts tensors, so it is the same every time, and less than what an allocator holds. None where torch's tracker
     fails.

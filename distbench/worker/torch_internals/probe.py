@@ -11,7 +11,8 @@ REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 SPEC = "torch.distributed.tensor._dtensor_spec"
 COSTS = "torch.distributed.tensor._collective_utils"
-FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+C10D = "torch.distributed.distributed_c10d"
+MEMORY = "torch.distributed._tools.mem_tracker"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -52,140 +53,133 @@ class Probe:
     missing: str | None
 
 
-INTERNALS = (
-    Internal("redistribution planners", REDISTRIBUTE, "_gen_transform_infos", ("src_spec", "dst_spec")),
-    Internal("redistribution planners", REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
-    Internal("redistribution planners", REDISTRIBUTE, "clear_redistribute_planner_cache"),
-    Internal("redistribution planners", REDISTRIBUTE, "use_min_cost_redistribution_plan", ("enabled",)),
-    Internal(
-        "redistribution planners",
-        REDISTRIBUTE,
-        "_optimize_transform_infos",
-        ("transform_infos", "device_mesh", "src_placements", "dst_placements"),
-    ),
-    Internal(
-        "redistribution paths",
-        REDISTRIBUTE,
-        "DTensorRedistributePlanner.stringify_transform_infos",
-        ("mesh", "transform_infos", "src_placement", "src_shard_order"),
-    ),
-    Internal(
-        "calibrated planning",
-        REDISTRIBUTE,
-        "DTensorRedistributePlanner.find_min_cost_path",
-        ("self", "src_state", "dst_state"),
-    ),
-    Internal("calibrated planning", REDISTRIBUTE, "DTensorRedistributePlanner.get_next_state"),
-    Internal("calibrated planning", REDISTRIBUTE, "DTensorRedistributePlanner.DistState"),
-    Internal("calibrated planning", REDISTRIBUTE, "disable_redistribute_transform_optimization"),
-    Internal("calibrated planning", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
-    Internal(
-        "native all-to-all on CPU",
-        PLACEMENTS,
-        "shard_dim_alltoall",
-        ("input", "gather_dim", "shard_dim", "mesh", "mesh_dim"),
-    ),
-    Internal("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
-    Internal("redistribution planners", SPEC, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
-    Internal("redistribution paths", SPEC, "DTensorSpec.__init__", ("shard_order",)),
-    Internal("redistribution paths", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
-    Internal(
-        "explicit shard orders",
-        REDISTRIBUTE,
-        "redistribute_local_tensor",
-        ("local_tensor", "current_spec", "target_spec", "is_explicit"),
-    ),
-    Internal("explicit shard orders", SPEC, "DTensorSpec.__init__", ("shard_order",)),
-    Internal("explicit shard orders", SPEC, "ShardOrderEntry", ("tensor_dim", "mesh_dims")),
-    Internal("collectives seen at dispatch", "torch.utils._python_dispatch", "TorchDispatchMode"),
-    Internal("collectives seen at dispatch", "torch.distributed.distributed_c10d", "_resolve_process_group"),
-    Internal("collectives seen at dispatch", "torch.distributed", "ProcessGroup.unbox"),
-    Internal("process groups that forward", "torch", "_C._distributed_c10d._register_process_group"),
-    Internal("process groups that forward", "torch", "_C._distributed_c10d._unregister_process_group"),
-    Internal("process groups that forward", "torch", "_C._distributed_c10d.PythonCallbackWork"),
-    Internal("process groups that forward", "torch.distributed", "ProcessGroup._register_backend"),
-    Internal(
-        "process groups that forward", "torch.distributed", "Backend.register_backend", ("name", "func", "devices")
-    ),
-    Internal("process groups that forward", "torch.distributed.distributed_c10d", "_resolve_process_group"),
-    Internal("process groups that forward", "torch.distributed.distributed_c10d", "_update_default_pg"),
-    Internal("process groups that forward", "torch.distributed.distributed_c10d", "_world.pg_map"),
-    Internal("process groups that forward", "torch.distributed.device_mesh", "DeviceMesh._get_root_mesh"),
-    Internal("communication labels", FSDP, "FSDPParamGroup.unshard", ("self", "async_op")),
-    Internal("communication labels", FSDP, "FSDPParamGroup.post_backward"),
-    Internal("communication labels", FSDP.removesuffix("_group"), "FSDPParam._get_grad_inner_tensor"),
-    *(
-        Internal(
-            "communication labels",
-            f"torch.distributed.tensor.{module}",
-            "redistribute_local_tensor",
-            ("local_tensor", "current_spec", "target_spec"),
+# Feature to modules of torch to dotted names in them, each with the parameters that it must take.
+NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
+    "redistribution planners": {
+        REDISTRIBUTE: (
+            "_gen_transform_infos(src_spec, dst_spec)",
+            "_gen_transform_infos.cache_clear",
+            "clear_redistribute_planner_cache",
+            "use_min_cost_redistribution_plan(enabled)",
+            "_optimize_transform_infos(transform_infos, device_mesh, src_placements, dst_placements)",
+        ),
+        SPEC: ("DTensorSpec(mesh, placements, tensor_meta)", "TensorMeta"),
+    },
+    "redistribution paths": {
+        REDISTRIBUTE: (
+            "DTensorRedistributePlanner.stringify_transform_infos"
+            "(mesh, transform_infos, src_placement, src_shard_order)",
+        ),
+        SPEC: ("DTensorSpec.__init__(shard_order)", "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    },
+    "calibrated planning": {
+        REDISTRIBUTE: (
+            "DTensorRedistributePlanner.find_min_cost_path(self, src_state, dst_state)",
+            "DTensorRedistributePlanner.get_next_state",
+            "DTensorRedistributePlanner.DistState",
+            "disable_redistribute_transform_optimization",
+        ),
+        SPEC: ("ShardOrderEntry(tensor_dim, mesh_dims)",),
+    },
+    "native all-to-all on CPU": {
+        PLACEMENTS: ("shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)",),
+        "torch": ("ops._dtensor.shard_dim_alltoall",),
+    },
+    "explicit shard orders": {
+        REDISTRIBUTE: ("redistribute_local_tensor(local_tensor, current_spec, target_spec, is_explicit)",),
+        SPEC: ("DTensorSpec.__init__(shard_order)", "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    },
+    "collectives seen at dispatch": {
+        "torch.utils._python_dispatch": ("TorchDispatchMode",),
+        C10D: ("_resolve_process_group",),
+        "torch.distributed": ("ProcessGroup.unbox",),
+    },
+    "process groups that forward": {
+        "torch": (
+            "_C._distributed_c10d._register_process_group",
+            "_C._distributed_c10d._unregister_process_group",
+            "_C._distributed_c10d.PythonCallbackWork",
+        ),
+        "torch.distributed": ("ProcessGroup._register_backend", "Backend.register_backend(name, func, devices)"),
+        C10D: ("_resolve_process_group", "_update_default_pg", "_world.pg_map"),
+        "torch.distributed.device_mesh": ("DeviceMesh._get_root_mesh",),
+    },
+    "communication labels": {
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group": (
+            "FSDPParamGroup.unshard(self, async_op)",
+            "FSDPParamGroup.post_backward",
+        ),
+        "torch.distributed.fsdp._fully_shard._fsdp_param": ("FSDPParam._get_grad_inner_tensor",),
+        "torch.distributed.tensor._api": ("redistribute_local_tensor(local_tensor, current_spec, target_spec)",),
+        "torch.distributed.tensor._dispatch": ("redistribute_local_tensor(local_tensor, current_spec, target_spec)",),
+        REDISTRIBUTE: ("redistribute_local_tensor(local_tensor, current_spec, target_spec)",),
+    },
+    "predicted peak memory": {
+        MEMORY: (
+            "MemTracker.track_external",
+            "MemTracker.get_tracker_snapshot",
+            "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)",
+            "MemTracker._pre_fw_hook(module, inputs)",
         )
-        for module in ("_api", "_dispatch", "_redistribute")
-    ),
-    Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.track_external"),
-    Internal("predicted peak memory", "torch.distributed._tools.mem_tracker", "MemTracker.get_tracker_snapshot"),
-    Internal(
-        "predicted peak memory",
-        "torch.distributed._tools.mem_tracker",
-        "MemTracker._track_module_params_and_buffers",
-        ("module", "install_grad_hooks"),
-    ),
-    Internal(
-        "predicted peak memory",
-        "torch.distributed._tools.mem_tracker",
-        "MemTracker._pre_fw_hook",
-        ("module", "inputs"),
-    ),
-    Internal("autograd sequence numbers", "torch", "_C._current_autograd_node"),
-    Internal("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
-    *(
-        Internal("tensors without values", "torch._subclasses.fake_tensor", name)
-        for name in (
+    },
+    "autograd sequence numbers": {"torch": ("_C._current_autograd_node",), "torch.autograd": ("_get_sequence_nr",)},
+    "tensors without values": {
+        "torch._subclasses.fake_tensor": (
             "FakeTensorMode",
             "DataDependentOutputException",
             "DynamicOutputShapeException",
             "UnsupportedFakeTensorException",
             "UnsupportedOperatorException",
         )
-    ),
-    Internal("ranks that are not there", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
-    Internal("ranks that are not there", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
-    Internal("ranks that are not there", COSTS, "_mesh_resources.num_devices_per_host", ("device_type",)),
-    Internal("ranks that are not there", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
-    Internal("redistribution planners", SPEC, "TensorMeta"),
-    Internal(
-        "partition to Partial",
-        "torch.distributed.tensor",
-        "Partial._partition_value",
-        ("tensor", "mesh", "mesh_dim"),
-    ),
-    Internal("process groups by name", "torch.distributed.distributed_c10d", "_world.pg_map"),
-    Internal("2-D parameter shards", PLACEMENTS, "_StridedShard"),
-    Internal("context parallel", CP, "context_parallel", ("mesh", "buffers", "buffer_seq_dims")),
-    Internal("context parallel", CP, "set_rotate_method", ("rotate_method",)),
-    Internal("context parallel", CP, "_cp_options.enable_load_balance"),
-    Internal("context parallel", CP, "_cp_options.rotate_method"),
-    Internal(
-        "context parallel outputs", CP, "context_parallel_unshard", ("mesh", "buffers", "seq_dims", "load_balancer")
-    ),
-    Internal("context parallel outputs", CP, "_context_parallel_buffers", ("mesh", "buffers", "load_balancer")),
-    Internal("context parallel outputs", CP, "_create_default_load_balancer", ("seq_length", "world_size", "device")),
-    Internal(
-        "context parallel on CPU",
-        CP,
-        "_templated_ring_attention",
-        ("group", "seq_dim", "op", "query", "key", "value", "is_causal"),
-    ),
-    Internal(
-        "context parallel on CPU",
-        CP,
-        "_templated_ring_attention_backward",
-        ("group", "seq_dim", "op", "grad_out", "grad_out_name", "query", "key", "value", "out", "logsumexp"),
-    ),
-    Internal("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu"),
-    Internal("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
-    Internal("mesh dims flattened for FSDP", "torch.distributed.device_mesh", "DeviceMesh._flatten"),
+    },
+    "fake process group": {
+        "torch.testing._internal.distributed.fake_pg": ("FakeStore",),
+        "torch.distributed.tensor.debug": ("_clear_sharding_prop_cache",),
+        COSTS: ("_mesh_resources.num_devices_per_host(device_type)", "MeshTopoInfo.build_from_mesh.cache_clear"),
+    },
+    "partition to Partial": {"torch.distributed.tensor": ("Partial._partition_value(tensor, mesh, mesh_dim)",)},
+    "process groups by name": {C10D: ("_world.pg_map",)},
+    "2-D parameter shards": {PLACEMENTS: ("_StridedShard",)},
+    "context parallel": {
+        CP: (
+            "context_parallel(mesh, buffers, buffer_seq_dims)",
+            "set_rotate_method(rotate_method)",
+            "_cp_options.enable_load_balance",
+            "_cp_options.rotate_method",
+        )
+    },
+    "context parallel outputs": {
+        CP: (
+            "context_parallel_unshard(mesh, buffers, seq_dims, load_balancer)",
+            "_context_parallel_buffers(mesh, buffers, load_balancer)",
+            "_create_default_load_balancer(seq_length, world_size, device)",
+        )
+    },
+    "context parallel on CPU": {
+        CP: (
+            "_templated_ring_attention(group, seq_dim, op, query, key, value, is_causal)",
+            "_templated_ring_attention_backward(group, seq_dim, op, grad_out, grad_out_name, query, key, value, out, "
+            "logsumexp)",
+        ),
+        "torch": (
+            "ops.aten._scaled_dot_product_flash_attention_for_cpu",
+            "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
+        ),
+    },
+    "mesh dims flattened for FSDP": {"torch.distributed.device_mesh": ("DeviceMesh._flatten",)},
+}
+
+
+def _internal(feature: str, module: str, text: str) -> Internal:
+    name, _, parameters = text.rstrip(")").partition("(")
+    return Internal(feature, module, name, tuple(parameters.split(", ")) if parameters else ())
+
+
+INTERNALS = tuple(
+    _internal(feature, module, text)
+    for feature, modules in NEEDED.items()
+    for module, texts in modules.items()
+    for text in texts
 )
 
 

@@ -15,7 +15,7 @@ class NeedsValues(Unsupported):
 
 
 class ShapesOnly:
-    """torch's fake tensors: what is made while `on()` is open has a shape, dtype and device, but no memory.
+    """torch's fake tensors: what is created while `on()` is open has a shape, dtype and device, but no memory.
 
     Raises:
         Unsupported: torch has no such tensors.

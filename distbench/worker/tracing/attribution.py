@@ -40,7 +40,7 @@ class Communication:
         op: as torch dispatched it.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
         group_size: ranks in the group.
-        dtype: of what travels.
+        dtype: of what is sent.
         payload_bytes: nccl-tests' S.
         owner: the module's name; empty for the root.
         owner_known: whether a module was found at all.
@@ -72,7 +72,7 @@ def communications_of(
     Args:
         call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
         phases: what it stamps; none counts as one phase named "call".
-        plan: the plan that names the mesh dims of tensor and context parallel.
+        plan: names the mesh dims of tensor and context parallel.
         context: this rank's context.
         model: whose modules own what is communicated, if there is one.
 
@@ -80,23 +80,23 @@ def communications_of(
         Unsupported: torch is not the one we know.
     """
     found: list[Communication] = []
-    with watched(model, phases, plan, context) as watch:
+    with tracked_collectives(model, phases, plan, context) as tracker:
 
-        def tell(issued: CollectiveCall) -> None:
-            found.append(watch.communication(issued, watch.sight()))
+        def on_issue(issued: CollectiveCall) -> None:
+            found.append(tracker.communication(issued, tracker.issue_context()))
 
-        with each_collective(tell):
-            call(watch.stamp)
+        with each_collective(on_issue):
+            call(tracker.stamp)
     return found
 
 
 class IssueContext(NamedTuple):
-    """What is seen at the moment a collective is issued; who that makes its owner is worked out later.
+    """What is known at the moment a collective is issued; its owner is derived from this later.
 
     Args:
         phase: the phase that runs.
-        label: who of FSDP and DTensor is at work.
-        fsdp_owner: the module for which FSDP is at work.
+        label: which of FSDP and DTensor issues it.
+        fsdp_owner: the module for which FSDP communicates.
         module: the innermost module whose forward has begun.
         position: the sequence number of the node whose backward runs.
     """
@@ -109,15 +109,7 @@ class IssueContext(NamedTuple):
 
 
 class CollectiveTracker:
-    """Follows a call's phases, labels and modules, and says whose each collective is.
-
-    Args:
-        phases: what the call stamps; none counts as one phase named "call".
-        labels: who of FSDP and DTensor is at work.
-        modules: which module is.
-        plan: names the mesh dims of tensor and context parallel.
-        context: this rank's context.
-    """
+    """Follows a call's phases, labels and modules, and attributes each collective to its owner."""
 
     def __init__(
         self, phases: Sequence[str], labels: Labels, modules: "_Modules", plan: ParallelPlan, context: RankContext
@@ -131,21 +123,21 @@ class CollectiveTracker:
         """A phase has ended."""
         self._phase = next(self._names, self._phase)
 
-    def sight(self) -> IssueContext:
-        """Who is at work now; cheap."""
-        module = self._modules.at_work
+    def issue_context(self) -> IssueContext:
+        """What runs now; cheap."""
+        module = self._modules.running
         position = autograd_position() if module is None else None
         return IssueContext(self._phase, self._labels.current, self._labels.owner, module, position)
 
-    def communication(self, call: CollectiveCall, seen: IssueContext) -> Communication:
-        """One collective, from what was seen when it was issued."""
-        label = seen.label
+    def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
+        """One collective, with its owner."""
+        phase, label, fsdp_owner, module, position = issued_in
         ranks = tuple(sorted(call.ranks))
         mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
-        owner = seen.fsdp_owner if seen.fsdp_owner is not None else self._modules.owner(seen.module, seen.position)
+        owner = fsdp_owner if fsdp_owner is not None else self._modules.owner(module, position)
         return Communication(
-            phase=seen.phase,
-            source=_source(label, mesh_dim, seen.phase, self._plan),
+            phase=phase,
+            source=_source(label, mesh_dim, phase, self._plan),
             kind=call.kind,
             op=call.op,
             mesh_dim=mesh_dim,
@@ -161,7 +153,7 @@ class CollectiveTracker:
 
 
 @contextlib.contextmanager
-def watched(
+def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[CollectiveTracker]:
     """Follow one call.
@@ -198,7 +190,7 @@ def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
 
 
 class _Modules:
-    """Which module is at work: in forward the innermost, in backward the one whose forward is undone."""
+    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[str, int]] = []
@@ -212,19 +204,14 @@ class _Modules:
         self._spans.append((start, next_autograd_position(), name))
 
     @property
-    def at_work(self) -> str | None:
+    def running(self) -> str | None:
         """The innermost module whose forward has begun and not ended."""
         return self._stack[-1][0] if self._stack else None
 
-    def owner(self, at_work: str | None, position: int | None) -> str | None:
-        """The module's name, empty for the root; None where there is none.
-
-        Args:
-            at_work: the module that was, when the collective was issued.
-            position: the sequence number of the node whose backward ran then.
-        """
-        if at_work is not None or position is None:
-            return at_work
+    def owner(self, running: str | None, position: int | None) -> str | None:
+        """The module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
+        if running is not None or position is None:
+            return running
         around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
         return min(around)[1] if around else None
 

@@ -1,7 +1,7 @@
 """Collectives among the kernels of a profiled step on CUDA: when each ran, and how much of it nothing else covered.
 
-The profiler writes a collective's name, sizes and process group beside its kernel (kineto's `output_json.cpp`), and we
-go by those: kernels are renamed from one NCCL to the next. A collective's duration is its kernel's, so it includes
+The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`), and we
+read those: kernels are renamed from one NCCL to the next. A collective's duration is its kernel's, so it includes
 waiting for the slowest rank, as all NCCL durations do.
 """
 
@@ -9,30 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from distbench.worker.torch_internals import kind_of
 from distbench.worker.tracing.attribution import Communication
 
 MICRO = 1e-6
 KERNEL, MOVED, ANNOTATION = "kernel", ("gpu_memcpy", "gpu_memset"), "gpu_user_annotation"
 PHASE = "distbench:"
-# The profiler's names of collectives (ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS) to ours.
-KINDS = {
-    "all_gather": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
-}
 # The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
 DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
 Event = Mapping[str, Any]
@@ -48,7 +30,7 @@ class Ran(NamedTuple):
         begun_s: seconds of the profiler's clock.
         ended_s: likewise.
         exposed_s: how long it ran while no other kernel or copy did.
-        payload_bytes: nccl-tests' S by the profiler's count, None where it does not say.
+        payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
     """
 
     kind: str
@@ -73,7 +55,7 @@ def collectives_among(events: Iterable[Event]) -> list[Ran]:
         if name is not None:
             begun, ended = _span(event)
             group = str(event["args"].get("Process Group Name", ""))
-            kind, exposed = KINDS.get(name, name), ended - begun - overlap((begun, ended), covered)
+            kind, exposed = kind_of(name), ended - begun - overlap((begun, ended), covered)
             found.append(Ran(kind, group, begun, ended, exposed, _payload_bytes(kind, event["args"])))
     return sorted(found, key=lambda ran: ran.begun_s)
 
@@ -89,14 +71,14 @@ def phases_among(events: Iterable[Event]) -> list[tuple[str, float, float]]:
 
 
 def _collective(event: Event) -> str | None:
-    """The collective's name that the profiler wrote beside a kernel; None for any other."""
+    """The collective's name that the profiler wrote with a kernel; None for any other."""
     name = event.get("args", {}).get("Collective name")
     return str(name) if name and event.get("cat") == KERNEL else None
 
 
-def _payload_bytes(kind: str, told: Mapping[str, Any]) -> int | None:
-    numel = told.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
-    itemsize = DTYPE_BYTES.get(str(told.get("dtype")))
+def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
+    numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
+    itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
     return int(numel) * itemsize if numel is not None and itemsize is not None else None
 
 
@@ -141,10 +123,10 @@ def matched(
     if ours != theirs:
         more = [f"{kind} over {group}: {count}" for (group, kind), count in (theirs - ours).items()]
         fewer = [f"{kind} over {group}: {count}" for (group, kind), count in (ours - theirs).items()]
-        told = "; ".join(
-            [*(f"only among kernels {text}" for text in more), *(f"no kernel of {text}" for text in fewer)]
-        )
-        return [None] * len(rows), f"the profiler's kernels are not the collectives that were issued: {told}"
+        differing = [*(f"only among kernels {text}" for text in more), *(f"no kernel of {text}" for text in fewer)]
+        return [None] * len(
+            rows
+        ), f"the profiler's kernels are not the collectives that were issued: {'; '.join(differing)}"
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
@@ -156,7 +138,7 @@ def matched(
 
 
 def differing_bytes(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
-    """Where a row and its kernel do not move as much, as sentences; bytes that the profiler does not tell agree."""
+    """Where a row and its kernel do not move as much, as sentences; bytes that the profiler does not report agree."""
     return [
         f"{row.kind} over ranks {row.group} of {row.payload_bytes} B; its kernel moved {ran.payload_bytes} B"
         for row, ran in zip(rows, kernels, strict=True)

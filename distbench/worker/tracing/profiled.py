@@ -37,13 +37,7 @@ class ProfiledStep:
 
 
 def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Communication]) -> ProfiledStep:
-    """Run a step under the profiler; all ranks do this together.
-
-    Args:
-        step: the step, run before.
-        context: this rank's context, on CUDA.
-        rows: what another run of it communicated.
-    """
+    """Run a step under the profiler on CUDA, all ranks together; `rows` are what another run of it communicated."""
     names = _Phases(step.phases)
     # The kernels' metadata are taken from operators on the host, so those are recorded as well.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -53,10 +47,10 @@ def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Commu
             step(names.stamp)
         cpu_s = time.process_time() - before
         torch.cuda.synchronize(context.device)
-    return told(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
+    return step_of_events(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
 
 
-def told(
+def step_of_events(
     events: Sequence[dict[str, Any]],
     phases: Sequence[str],
     cpu_s: float,

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from distbench.compare.medians import median
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Forwarding, Issued, tracked_peak_bytes
-from distbench.worker.tracing.attribution import Communication, communications_of, watched
+from distbench.worker.tracing.attribution import Communication, communications_of, tracked_collectives
 from distbench.worker.tracing.profiled import profiled_step
 from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables
 
@@ -35,35 +36,25 @@ class Tracing:
 
     Args:
         forwarding: the mesh's forwarding groups, kept from case to case.
-        clock_shared: whether the ranks' monotonic clocks are one.
-        alive: called now and then, so that a long trace is not taken for a hang.
+        clock_shared: whether all ranks read the same monotonic clock.
+        on_progress: called now and then, so that a long trace is not taken for a hang.
     """
 
     forwarding: Forwarding
     clock_shared: bool
-    alive: Callable[[], None] = lambda: None
+    on_progress: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Traces a step that was timed.
-
-    Args:
-        bare: the step.
-        build: makes another one like it.
-        context: this rank's context.
-    """
+    """Traces `bare`, a step that was timed; `build` makes another one like it."""
 
     bare: TrainingStep
     build: Callable[[], TrainingStep]
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together.
-
-        Args:
-            tracing: the launch's part.
-            counters: the case's, for the measured peak of memory.
+        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory.
 
         Raises:
             Unsupported: torch is not the one we know.
@@ -71,27 +62,26 @@ class StepTrace:
         if self.context.device.type == "cuda":
             return self._profiled(counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
-        tracing.alive()
+        tracing.on_progress()
         overhead = _overhead(self.bare, forwarded, self.context, tracing)
         dispatched = self.dispatched()
         found = self.differing([row.what for row in steps[0].rows], dispatched)
-        agreement = {
-            "method": "dispatch mode",
-            "num_rows": len(dispatched),
-            "differences": _of_all_ranks(self.context, found),
-        }
         return {
             "method": "forwarding process groups",
             "clock_shared": tracing.clock_shared,
             "overhead": overhead,
-            "agreement": agreement,
+            "agreement": self._agreement(dispatched, found),
             "exposed_reason": NOTHING_OVERLAPS,
             "memory": _memory(self.bare, self.context, counters),
             **tables(steps, self.bare.phases, self.context, tracing.clock_shared),
         }
 
+    def _agreement(self, dispatched: Sequence[Communication], found: list[str]) -> dict[str, Any]:
+        differences = _of_all_ranks(self.context, found)
+        return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": differences}
+
     def forwarded(self, forwarding: Forwarding, num_steps: int) -> tuple[TrainingStep, list[Traced]]:
-        """Another step like this one, built on forwarding groups, and what was told of some runs of it."""
+        """Another step like this one, built on forwarding groups, and the traces of some runs of it."""
         with forwarding.on():
             step = self.build()
             _run(step, self.context)
@@ -102,9 +92,9 @@ class StepTrace:
         _run(self.bare, self.context)  # the first step sets things up
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.context, self.bare.model)
 
-    def differing(self, told: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
+    def differing(self, forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
         """Where the two methods differ; that a plan compiles may be why."""
-        found = differences(told, dispatched)
+        found = differences(forwarded, dispatched)
         return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
 
     def _profiled(self, counters: dict[str, Any]) -> dict[str, Any]:
@@ -116,12 +106,11 @@ class StepTrace:
             steps.append(profiled_step(self.bare, self.context, rows))
         reasons = self.context.gather(next((step.reason for step in steps if step.reason), None))
         why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
-        found = _of_all_ranks(self.context, [text for step in steps[:1] for text in step.differences])
         return {
             "method": "profiler",
             "clock_shared": False,
             "overhead": _ratio(self.context.gather((bare_cpu, [step.traced.cpu_s for step in steps]))),
-            "agreement": {"method": "dispatch mode", "num_rows": len(rows), "differences": found},
+            "agreement": self._agreement(rows, steps[0].differences),
             "exposed_reason": why,
             "memory": _memory(self.bare, self.context, counters),
             **tables([step.traced for step in steps], self.bare.phases, self.context, False),
@@ -129,38 +118,30 @@ class StepTrace:
 
 
 def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> Traced:
-    """One step with every collective told; its model was built while `forwarding` was on, and it still is."""
+    """One step with every collective recorded; its model was built while `forwarding` was on, and it still is."""
     found: list[tuple[Issued, Any]] = []
     ends: list[float] = []
-    with watched(step.model, step.phases, step.plan, context) as watch:
+    with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
 
         def stamp() -> None:
             ends.append(time.monotonic())
-            watch.stamp()
+            tracker.stamp()
 
-        with forwarding.told(lambda issued: found.append((issued, watch.sight()))):
-            _meet(context)
+        with forwarding.observed(lambda issued: found.append((issued, tracker.issue_context()))):
+            dist.barrier(context.control)
             start, cpu = time.monotonic(), time.process_time()
             step(stamp)
             cpu = time.process_time() - cpu
-    rows = [TracedRow(watch.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
+    rows = [TracedRow(tracker.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
     return Traced(start, ends, cpu, rows)
 
 
 def _run(step: TrainingStep, context: RankContext) -> float:
     """One step with nothing added to it; its CPU seconds on this rank, all threads."""
-    _meet(context)
-    before = time.process_time()
-    step(_nothing)
-    return time.process_time() - before
-
-
-def _meet(context: RankContext) -> None:
     dist.barrier(context.control)
-
-
-def _nothing() -> None:
-    """No phase is timed here."""
+    before = time.process_time()
+    step(no_stamp)
+    return time.process_time() - before
 
 
 def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
@@ -168,7 +149,7 @@ def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext,
     bare_cpu, traced_cpu = [], []
     _run(bare, context)  # the first step after checking still has what checking left behind
     for turn in range(ROUNDS):
-        tracing.alive()
+        tracing.on_progress()
         if turn % 2:
             bare_cpu.append(_run(bare, context))
         with tracing.forwarding.on():
@@ -207,13 +188,24 @@ def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
     return found[:MAX_DIFFERENCES] + more
 
 
+def predicted_peak_bytes(step: TrainingStep) -> int | None:
+    """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
+
+    None where it cannot follow the step, which must have run before.
+
+    Raises:
+        Unsupported: torch has no such tracker.
+    """
+    others = [step.optimizer] if step.optimizer is not None else []
+    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
+
+
 def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
     """Measured and predicted peak of the rank that needs most, bytes."""
     on_cuda = context.device.type == "cuda"
-    others = [bare.optimizer] if bare.optimizer is not None else []
     predicted, reason = None, None
     try:
-        predicted = tracked_peak_bytes(lambda: bare(_nothing), bare.model, *others)
+        predicted = predicted_peak_bytes(bare)
         reason = NO_PREDICTION if predicted is None else None
     except Exception as error:
         reason = f"torch's memory tracker: {one_line(error)}"

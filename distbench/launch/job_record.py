@@ -1,4 +1,4 @@
-"""What became of a job over its launches: the cases that broke one, what is left to run, and the run file's footer."""
+"""What became of a job over its attempts: the cases that broke one, what is left to run, and the run file's footer."""
 
 import contextlib
 import time
@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from distbench.launch.attempt import Attempt, Watcher
+from distbench.launch.attempt import Attempt
+from distbench.launch.display import Display
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
 from distbench.runs.machine import CpuUse, load_average
@@ -16,13 +17,14 @@ from distbench.spec import Job
 NUM_NAMED = 3
 
 
-class Launches:
-    """The launches of one job so far, and the cases that broke them, each recorded in the run file as it is known."""
+class JobRecord:
+    """The attempts of one job so far, and the cases that broke them, each with its row in the run file at once."""
 
-    def __init__(self, job: Job, joined: Joined | None, watcher: Watcher) -> None:
-        self._job, self._joined, self._watcher = job, joined, watcher
-        self.num_launches = 0
+    def __init__(self, job: Job, joined: Joined | None, display: Display) -> None:
+        self._job, self._joined, self._display = job, joined, display
+        self._run_file = Path(job.run_file)
         self._cpu_use = None if joined else CpuUse.now()
+        self.num_attempts = 0
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
         self.num_by_status: Counter[str] = Counter()
@@ -30,7 +32,7 @@ class Launches:
 
     @property
     def status(self) -> str:
-        """The last launch's; "complete" too where the last case of all broke it."""
+        """The last attempt's; "complete" too where the last case of all broke it."""
         return "complete" if self.num_left == 0 and self.last.lost_case else self.last.status
 
     @property
@@ -41,7 +43,7 @@ class Launches:
 
     @property
     def message(self) -> str:
-        """What to tell the user, one sentence; empty where all went well."""
+        """One sentence for the user; empty where all went well."""
         if not self.lost:
             return self.summary
         named = "; ".join(f"{case.id}: {why}" for case, why in self.lost[:NUM_NAMED])
@@ -50,7 +52,7 @@ class Launches:
 
     @property
     def summary(self) -> str:
-        """The same for the footer, whose file has a row for each case that broke a launch."""
+        """The same for the footer, whose file has a row for each case that broke an attempt."""
         cause = self.last.cause.message
         if not self.lost:
             return cause
@@ -58,7 +60,7 @@ class Launches:
         return f"{_count(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()})"
 
     def _what_followed(self) -> str:
-        relaunches = self.num_launches - 1
+        relaunches = self.num_attempts - 1
         if not self.num_left:
             if not relaunches:
                 return "it was the last one"
@@ -69,78 +71,70 @@ class Launches:
         return f"{left} after {_count(relaunches, 'relaunch', 'es')}"
 
     def add(self, ended: Attempt) -> None:
-        """Count a launch that ended, and give the case that broke it its row."""
-        self.num_launches += 1
+        """Count an attempt that ended, and give the case that broke it its row."""
+        self.num_attempts += 1
         self.last = replace(ended, num_cases=ended.num_cases or self.last.num_cases)
         self.num_by_status.update(ended.num_by_status)
         self.spent_s.update(ended.spent_s)
-        if ended.running and ended.status != "complete" and ended.cause.kind not in ("user", "storage"):
-            self._record(ended, ended.running)
+        if ended.running and ended.status != "complete" and not ended.cause.user_can_fix:
+            self._add_row(ended, ended.running)
 
-    def _record(self, ended: Attempt, case: Case) -> None:
-        verdict = {"timeout": "timeout", "interrupted": "aborted"}.get(ended.status)
-        verdict = verdict or ("raised" if ended.cause.kind == "raised" else "aborted")
+    def _add_row(self, ended: Attempt, case: Case) -> None:
+        broken = "raised" if ended.cause.kind == "raised" else "aborted"
+        status = {"timeout": "timeout", "interrupted": "aborted"}.get(ended.status, broken)
         if (written := self._rows().get(case.id)) is not None:
-            # The rank died after its row was on the disk and before it could say so.
+            # The rank died after its row was on the disk and before it could report it.
             self.num_by_status[written] += 1
             return
-        run_file = Path(self._job.run_file)
-        if (self._joined and self._joined.rank != 0) or not run_file.exists():
+        if (self._joined and self._joined.rank != 0) or not self._run_file.exists():
             return
         with contextlib.suppress(OSError):
-            append(run_file, CaseResult(case, verdict, error=ended.cause.message).to_record())
-            self.num_by_status[verdict] += 1
+            append(self._run_file, CaseResult(case, status, error=ended.cause.message).to_record())
+            self.num_by_status[status] += 1
             if ended.lost_case:
                 self.lost.append((case, ended.cause.message))
-                self._watcher.event({"event": "done", "id": case.id, "status": verdict})
+                self._display.event({"event": "done", "id": case.id, "status": status})
 
     def done_ids(self) -> list[str]:
         """Ids of the cases that have a row."""
         return list(self._rows())
 
     def _rows(self) -> dict[str, str]:
-        run_file = Path(self._job.run_file)
-        if not run_file.exists():
+        if not self._run_file.exists():
             return {}
-        return {record["case"]["id"]: record["status"] for record in read_run(run_file).cases}
+        return {record["case"]["id"]: record["status"] for record in read_run(self._run_file).cases}
 
     def end(self, status: str, cause: Cause) -> None:
-        """What ended the job between two launches."""
+        """The job ended between two attempts."""
         self.last = replace(self.last, status=status, cause=cause)
 
     def goes_on(self) -> bool:
-        """Whether the cases after the one that was lost shall run in a new launch."""
+        """Whether the cases after the one that was lost shall run in a new attempt."""
         lost = self.last.lost_case
-        within = self.num_launches <= self._job.settings.max_relaunches
+        within = self.num_attempts <= self._job.settings.max_relaunches
         return bool(lost and not self._joined and within and self.num_left and lost.id in self.done_ids())
 
     def close_run_file(self) -> None:
         """Write the footer; a full disk keeps what it has."""
-        run_file = Path(self._job.run_file)
-        if not run_file.exists():
+        if not self._run_file.exists():
             return
-        wall_s = time.time() - self._job.started_at
-        spent_s = {**self.spent_s, "other": max(wall_s - sum(self.spent_s.values()), 0.0)}
+        now, wall_s = CpuUse.now(), time.time() - self._job.started_at
         footer = {
             "type": "footer",
             "status": self.status,
             "message": self.summary,
             "finished_at": time.time(),
             "wall_s": wall_s,
-            "spent_s": spent_s,
+            "spent_s": {**self.spent_s, "other": max(wall_s - sum(self.spent_s.values()), 0.0)},
             "num_by_status": dict(self.num_by_status),
-            "num_relaunches": self.num_launches - 1,
+            "num_relaunches": self.num_attempts - 1,
             "num_not_run": self.num_left,
             "load_at_end": load_average(),
-            "foreign_cpu": self._foreign_cpu(),
+            # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
+            "foreign_cpu": now.foreign_since(self._cpu_use) if now and self._cpu_use else None,
         }
         with contextlib.suppress(OSError):
-            append(run_file, footer)
-
-    def _foreign_cpu(self) -> float | None:
-        """How busy others kept the CPUs meanwhile; None where not all ranks are ours: theirs cannot be told apart."""
-        now = CpuUse.now()
-        return now.foreign_since(self._cpu_use) if now and self._cpu_use else None
+            append(self._run_file, footer)
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

@@ -8,20 +8,15 @@ from distbench.advise.question import Setting
 from distbench.ask_child import ask_child
 from distbench.planning import State
 from distbench.spec.errors import UserError
+from distbench.spec.planner_names import TORCH_PLANNERS
 
 BUDGET_S = 20.0
 START_S = 120.0
-TORCH_PLANNERS = ("greedy", "min_cost")
 
 
 @dataclass(frozen=True)
 class TorchPath:
-    """One planner's answer for one pair.
-
-    Args:
-        path: in torch's own notation; None where there is none.
-        reason: why there is none.
-    """
+    """One planner's answer for one pair: its path in torch's own notation, or None and the reason why."""
 
     path: str | None
     reason: str = ""
@@ -29,24 +24,16 @@ class TorchPath:
 
 @dataclass(frozen=True)
 class TorchAnswers:
-    """What torch said of some pairs.
-
-    Args:
-        torch: its version; None if it could not be asked.
-        paths: planner to one answer a pair.
-    """
+    """torch's version, None if it could not be asked; and for each planner one answer a pair."""
 
     torch: str | None
     paths: dict[str, tuple[TorchPath, ...]]
 
 
 def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: float = BUDGET_S) -> TorchAnswers:
-    """Each pair's path by torch's greedy and min_cost planners. Never raises: where torch fails, the answers say so.
+    """Each pair's path by torch's own planners; after `budget_s` seconds of planning, pairs are left out.
 
-    Args:
-        setting: the tensor and its mesh.
-        pairs: source and target layouts.
-        budget_s: seconds of planning after which pairs are left out.
+    Never raises: where torch fails, the answers say so.
     """
     request = {
         "mesh_shape": setting.problem.mesh_shape,
@@ -64,18 +51,13 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
             failure="torch cannot be asked: {why}",
         )
     except UserError as error:
-        return _unanswered(str(error), len(pairs))
-    if "unsupported" in record:
-        return _unanswered(record["unsupported"], len(pairs))
-    paths = {name: tuple(_path(answer) for answer in found) for name, found in record["paths"].items()}
-    return TorchAnswers(record["torch"], paths)
+        record = {"unsupported": str(error)}
+    if reason := record.get("unsupported"):
+        return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
+    return TorchAnswers(record["torch"], {name: tuple(map(_path, found)) for name, found in record["paths"].items()})
 
 
 def _path(answer: dict[str, str] | None) -> TorchPath:
     if answer is None:
         return TorchPath(None, "not asked: time was up")
     return TorchPath(answer.get("path"), answer.get("error", ""))
-
-
-def _unanswered(reason: str, num_pairs: int) -> TorchAnswers:
-    return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * num_pairs))

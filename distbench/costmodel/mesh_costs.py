@@ -1,10 +1,13 @@
-"""What a cost model is to the planner, and torch's own one; the measured one is `costmodel.profile.measured_cost`."""
+"""What a planner asks: the price of a step on one mesh, by torch's own constants or by a profile."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
-from distbench.costmodel.profile import LOCAL_OPS
+from distbench.costmodel.lines import ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, LOCAL_OPS, Line
+from distbench.costmodel.profile import Profile
+from distbench.spec.errors import UserError
 
 # torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
@@ -25,7 +28,7 @@ class MeshCost(Protocol):
         """Seconds of a step.
 
         Args:
-            op: "all_gather", "all_to_all", "all_reduce", "reduce_scatter", or local: "cut", "partition".
+            op: one of COLLECTIVES, or of LOCAL_OPS.
             mesh_dim: number of the mesh dim.
             payload_bytes: the full gathered or scattered buffer; for a local step what it copies.
             num_copies: tensor dims gathered or scattered that are not the first (0 to 2).
@@ -48,9 +51,9 @@ class TorchCost:
             between_hosts = math.prod(mesh_shape[mesh_dim:]) > devices_per_host
             hop_us = TORCH_BETWEEN_HOSTS_HOP_US if between_hosts else TORCH_HOP_US
             gib_per_s = TORCH_GIB_PER_S * (TORCH_BETWEEN_HOSTS_SHARE if between_hosts else 1)
-            for op in ("all_gather", "all_to_all", "all_reduce", "reduce_scatter"):
-                num_hops = (size - 1) * (2 if op == "all_reduce" else 1)
-                base_us = TORCH_LAUNCH_US + num_hops * hop_us + (TORCH_ALL_TO_ALL_US if op == "all_to_all" else 0)
+            for op in COLLECTIVES:
+                num_hops = (size - 1) * (2 if op == ALL_REDUCE else 1)
+                base_us = TORCH_LAUNCH_US + num_hops * hop_us + (TORCH_ALL_TO_ALL_US if op == ALL_TO_ALL else 0)
                 self._terms[op, mesh_dim] = base_us * 1e-6, num_hops / size / gib_per_s / 2**30
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
@@ -59,3 +62,39 @@ class TorchCost:
             return 0.0
         base_s, per_byte_s = self._terms[op, mesh_dim]
         return base_s + per_byte_s * payload_bytes
+
+
+class MeasuredCost:
+    """A profile's lines on one mesh; see `measured_cost`."""
+
+    pads = True
+
+    def __init__(self, lines: Mapping[tuple[str, int], Line]) -> None:
+        self.lines = dict(lines)
+
+    def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
+        """See `MeshCost`; a local step without a line costs nothing, as does a mesh dim of one rank."""
+        line = self.lines.get((op, mesh_dim))
+        return 0.0 if line is None else line.seconds(payload_bytes, num_copies)
+
+
+def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
+    """The profile's prices on a mesh (names to ranks, outermost first); the same object for the same lines.
+
+    Raises:
+        UserError: a collective over one of the mesh dims has no line.
+    """
+    return _measured_cost(profile.lines, tuple(mesh.items()))
+
+
+@lru_cache(maxsize=64)
+def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -> MeasuredCost:
+    by_key = {line.key: line for line in lines}
+    found = {}
+    for mesh_dim, (name, size) in enumerate(mesh):
+        for op in (*COLLECTIVES, *LOCAL_OPS):
+            if line := by_key.get((op, name, size)):
+                found[op, mesh_dim] = line
+            elif size > 1 and op in COLLECTIVES:
+                raise UserError(f"the profile has no {op} over {name} of {size} ranks; measure that mesh first")
+    return MeasuredCost(found)

@@ -4,12 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from distbench.compare.options import Options
-
-# Worst first: how a report is ordered.
-REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
-INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
-VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
-JUDGED = (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS)
+from distbench.compare.verdicts import BROKEN, IMPROVEMENT, INCONCLUSIVE, JUDGED, REGRESSION, VERDICTS
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class Gated:
         counts = self.counts
         if counts.get(REGRESSION):
             return 1
-        if counts.get(INVALID) or counts.get(MISSING) or counts.get(INCOMPARABLE) or self.num_judged == 0:
+        if self.num_judged == 0 or any(counts.get(verdict) for verdict in BROKEN):
             return 4
         return 3 if strict and counts.get(INCONCLUSIVE) else 0
 

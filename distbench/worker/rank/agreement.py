@@ -1,0 +1,117 @@
+"""Ranks agree on what they were given, and on whether a case failed on all of them or on one alone."""
+
+import contextlib
+import datetime
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from distbench.spec import UserError
+from distbench.worker.rank.failure import RankFailed
+
+Store = dist.TCPStore | dist.PrefixStore
+# A rank that has not failed and reports no work for so long waits in a collective for one that has.
+GRACE_S = 5.0
+REPORT_S, POLL_S = 0.5, 0.05
+FOREVER = datetime.timedelta(days=365)
+LEFT = "left"
+
+
+def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> None:
+    """Refuse ranks that were given different things: each would wait for collectives that the others never issue.
+
+    Args:
+        own: what must be the same on all ranks, by its name in the message.
+        gather: gives every rank's value, in rank order.
+
+    Raises:
+        UserError: names what differs, and the ranks where it is not as on rank 0.
+    """
+    first, *others = gather(dict(own))
+    for what in own:
+        if ranks := [rank for rank, theirs in enumerate(others, start=1) if theirs[what] != first[what]]:
+            named = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
+            raise UserError(f"{what} of {named} differs from rank 0's; give all ranks the same command and files")
+
+
+class Agreement:
+    """One rank's part in telling a failure of all ranks from a failure of one.
+
+    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that: it
+    sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and so
+    not while it waits in a collective.
+
+    Args:
+        store: the launch's key-value store.
+        rank: this rank.
+        world_size: ranks in all.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._num_failures = 0
+        self._answered = False
+        signal.signal(signal.SIGUSR2, self._answer)
+        signal.siginterrupt(signal.SIGUSR2, False)
+        threading.Thread(target=self._report_work, daemon=True).start()
+
+    def require_all_failed(self, what: str, message: str) -> None:
+        """Return when every rank has failed in this too.
+
+        Raises:
+            RankFailed: this rank alone failed, or another did and has left, which broke its connections.
+        """
+        keys = [self._key(what, rank) for rank in range(self._world_size)]
+        self._store.set(keys[self._rank], message)
+        self._store.set(f"failure{self._num_failures}", "")
+        self._num_failures += 1
+        if not self._all_set(keys):
+            self._store.set(LEFT, str(self._rank))
+            raise RankFailed(message)
+        if self._store.check([LEFT]):
+            raise RankFailed(message)
+
+    def first_message(self, what: str, message: str) -> str:
+        """The message of the rank that failed alone and left, where one did; else this rank's own."""
+        if not self._store.check([LEFT]):
+            return message
+        rank = int(self._store.get(LEFT))
+        key = self._key(what, rank)
+        return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"failed/{what}/{rank}"
+
+    def _all_set(self, keys: list[str]) -> bool:
+        """Whether every key was set before its rank stopped working."""
+        reports, deadline = -1, 0.0
+        while not self._store.check(keys):
+            now = time.monotonic()
+            if (latest := self._store.add("reports", 0)) != reports:
+                reports, deadline = latest, now + GRACE_S
+            elif now > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _report_work(self) -> None:
+        """Count a report whenever the main thread answers, from any rank's next failure until this rank's own."""
+        main = threading.main_thread().ident or 0
+        store: Any = self._store.clone()  # type: ignore[union-attr]  # a store serves one thread at a time
+        with contextlib.suppress(RuntimeError):  # the launch is over
+            for number in itertools.count():
+                store.wait([f"failure{number}"], FOREVER)
+                while self._num_failures == number:
+                    self._answered = False
+                    signal.pthread_kill(main, signal.SIGUSR2)
+                    time.sleep(REPORT_S)
+                    if self._answered:
+                        store.add("reports", 1)
+
+    def _answer(self, *_: object) -> None:
+        self._answered = True
