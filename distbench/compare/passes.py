@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from distbench.compare.log_differences import Floats
 from distbench.compare.sign_flips import leaning_error, sign_choices
+from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 # Of a table. Residuals of 8 to 24 passes are a little less spread than what they stand for: at 0.05, tables of 8 equal
 # variants had a verdict in 5 to 6 of 100 (normal, skewed and unequally spread passes alike).
@@ -24,7 +25,7 @@ ALPHA = 0.04
 MIN_PASSES = 8
 ROWS_AT_ONCE = 2000
 LUCK = 0.84  # standard normal deviations: four times in five
-BASELINE, FASTER, SLOWER, NOISE, TOO_FEW = "baseline", "faster", "slower", "within noise", "too few passes"
+BASELINE, TOO_FEW = "baseline", "too few passes"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _critical(residuals: Floats, count: NDArray[np.int64], alpha: float) -> floa
 
 
 def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:
-    verdicts = np.where(compared, np.where(tested, NOISE, TOO_FEW), BASELINE).astype(object)
+    verdicts = np.where(compared, np.where(tested, WITHIN_NOISE, TOO_FEW), BASELINE).astype(object)
     verdicts[tested & (mean - reach > 0)] = SLOWER
     verdicts[tested & (mean + reach < 0)] = FASTER
     return [str(verdict) for verdict in verdicts]
@@ -137,3 +138,11 @@ def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]],
             medians[number] = np.median(samples[start : start + count])
         start += count
     return medians
+
+
+def as_table(rows: Sequence[Floats]) -> Floats:
+    """Rows of any lengths as [rows, longest], nan at their ends."""
+    table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table

@@ -48,7 +48,7 @@ class Request:
     device: str | None = None
     quick: bool = False
     pipelined: int = 1
-    passes: int = 1
+    passes: int = 0
     budget_s: float | None = None
     out: Path = Path("results")
     log_dir: Path | None = None

@@ -3,13 +3,15 @@
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def data_text(frame: "pd.DataFrame", form: str) -> str:
-    """Every row and column; `form` is "csv" or "json", the latter with null for whatever JSON has no word for."""
-
+    """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
+    frame = frame[[name for name in frame.columns if not any(isinstance(value, np.ndarray) for value in frame[name])]]
     if form == "csv":
         return str(frame.to_csv(index=False)).rstrip("\n")
     if frame.empty:
@@ -23,8 +25,6 @@ def data_text(frame: "pd.DataFrame", form: str) -> str:
 
 def _json_cells(column: "pd.Series[Any]") -> list[str]:
     """Each value as JSON. By column, which is faster."""
-    import numpy as np
-
     missing = column.isna() | column.isin([np.inf, -np.inf]) if column.dtype.kind == "f" else column.isna()
     values = column.to_numpy(object, copy=True)
     values[missing.to_numpy(bool)] = None

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 STATUS = Path("/proc/self/status")
+MEMINFO = Path("/proc/meminfo")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
@@ -34,6 +36,14 @@ class PeakMemory:
         peak = _resident("VmHWM")
         known = self._start is not None and peak is not None
         return {"peak_growth_bytes": max(peak - self._start, 0) if known else None}  # type: ignore[operator]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this rank could still take, where the ranks of a host share what is free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
+    return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
 
 def _give_back_freed_memory() -> None:
