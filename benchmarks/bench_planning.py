@@ -154,7 +154,7 @@ def specs_of(mesh: DeviceMesh, pair: Pair) -> tuple[DTensorSpec, DTensorSpec]:
 def placements_of(state: State) -> tuple[Any, ...]:
     """torch's placements."""
     others: dict[str, Any] = {"R": Replicate(), "P(sum)": Partial("sum")}
-    return tuple(others.get(text) or Shard(int(text[2])) for text in state.placements())
+    return tuple(others.get(text) or Shard(int(text[2])) for text in map(str, state.placements()))
 
 
 def order_of(state: State) -> Any:

@@ -17,13 +17,12 @@ from distbench.costmodel.lines import Sample, fit_line
 from distbench.costmodel.profile import Profile
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
 from distbench.worker.cases.calibration import calibration_cases, square_of
-from distbench.worker.cases.redistribution import dtensor_of
+from distbench.worker.cases.redistributed_pair import Experiment, planned_pair
 from distbench.worker.rank.clocks import HostClock
 from distbench.worker.rank.measure import Meter, RankGroup
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.scheduling import calm_scheduler
-from distbench.worker.redistribute.expected_shards import parse_placement, tagged
-from distbench.worker.redistribute.planners import planned_redistribution
+from distbench.worker.redistribute.tensor_layout import Pair
 from distbench.worker.session import connected_ranks
 from distbench.worker.torch_internals import Unsupported
 
@@ -56,7 +55,7 @@ def calibrated(context: RankContext) -> Profile:
 
 
 def pairs_of(mesh_ndim: int, count: int, size_bytes: int) -> list[tuple[Any, Any]]:
-    """A sample of the ordered pairs in which ranks must speak, each as likely as the others, the same on every rank."""
+    """A sample of the ordered pairs in which ranks must communicate, each equally likely, the same on every rank."""
     pairs = [pair for pair in placement_pairs(mesh_ndim) if not is_local(*pair)]
     return random.Random(f"{SEED}/{mesh_ndim}/{size_bytes}").sample(pairs, count)
 
@@ -68,8 +67,7 @@ def is_local(source: tuple[str, ...], target: tuple[str, ...]) -> bool:
 
 def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, turns: int, context: RankContext) -> Any:
     """Each planner's path, prediction and samples on one pair; planners with the same path share their samples."""
-    full = tagged(square_of(size_bytes, 4, context.mesh.size()), torch.float32)
-    dtensor, after = dtensor_of(full, source, context), [parse_placement(text) for text in target]
+    pair = Pair.of("".join(source), "".join(target), square_of(size_bytes, 4, context.mesh.size()))
     meter, order = meter_of(context, SAMPLES_A_TURN), random.Random(SEED)
     planners: dict[str, Any] = {}
     samples: dict[str, list[float]] = defaultdict(list)
@@ -77,8 +75,9 @@ def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, t
         seen = set()
         for name in order.sample(PLANNERS, len(PLANNERS)):
             planner, _, native = name.partition("+")
+            experiment = Experiment(pair, planner, "f32", bool(native), lambda: context)
             try:
-                with planned_redistribution(planner, dtensor, after, context, bool(native)) as planned:
+                with planned_pair(experiment, context) as planned:
                     key = f"{planned.path} as {'+'.join(planned.executed_as)}"
                     planners[name] = {"key": key, "predicted_s": planned.predicted_s}
                     if key not in seen:

@@ -19,7 +19,7 @@ from distbench.costmodel.profile import Profile
 from distbench.planning import State
 from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
-from distbench.worker.redistribute.expected_shards import cut, cut_in_order, parse_placement, tagged
+from distbench.worker.redistribute.expected_shards import parse_placement, shard_in_order, shard_of, tagged
 from distbench.worker.torch_internals import calibrated_planning, native_all_to_all
 
 SEED = 20261121
@@ -76,9 +76,9 @@ def calibrated_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
         for size, index, placement in zip(mesh.shape, coordinate, source, strict=True):
             if placement.is_partial():
                 num_parts, part = num_parts * size, part * size + index
-        local = cut(parts_of(full, op, num_parts, part), source, mesh.shape, coordinate).contiguous()
+        local = shard_of(parts_of(full, op, num_parts, part), source, mesh.shape, coordinate).contiguous()
         dtensor: Any = DTensor.from_local(local, mesh, source, run_check=False, shape=full.shape, stride=full.stride())
-        return dtensor.redistribute(mesh, target).to_local(), cut(full, target, mesh.shape, coordinate)
+        return dtensor.redistribute(mesh, target).to_local(), shard_of(full, target, mesh.shape, coordinate)
 
     return f"{''.join(texts[0])} -> {''.join(texts[1])} of {shape} {dtype} on {tuple(mesh.shape)}", call
 
@@ -91,17 +91,17 @@ def direct_case(mesh: DeviceMesh, rng: random.Random) -> tuple[str, Any]:
     def call() -> tuple[torch.Tensor, torch.Tensor]:
         full, offsets = tagged(shape, dtype), torch.arange(tagged(shape, dtype).numel()).reshape(shape)
         direct = DirectRedistribution(source, target, shape, mesh.mesh)
-        held, wanted = (set(nested_cut(offsets, state, mesh).flatten().tolist()) for state in (source, target))
+        held, wanted = (set(nested_shard(offsets, state, mesh).flatten().tolist()) for state in (source, target))
         if direct.received_numel != len(wanted - held):
             raise AssertionError(f"{direct.received_numel} elements received, {len(wanted - held)} are lacking")
-        return direct(nested_cut(full, source, mesh)), nested_cut(full, target, mesh)
+        return direct(nested_shard(full, source, mesh)), nested_shard(full, target, mesh)
 
     return f"{source} -> {target} of {shape} {dtype} on {tuple(mesh.shape)}", call
 
 
-def nested_cut(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
+def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
     """This rank's shard, tensor dim by tensor dim, one mesh dim's chunk of another's."""
-    return cut_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
+    return shard_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
 
 
 def differs(call: Any) -> str | None:

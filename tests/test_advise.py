@@ -245,7 +245,7 @@ def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() 
         ("S(0)", "RR", "1 placements, mesh m0=2,m1=4 has 2 mesh dims"),
         ("S(2)R", "RR", "a 2-D tensor lacks"),
         ("X(0)R", "RR", "write R"),
-        ("S(0)[1]R", "RR", "number the cuts"),
+        ("S(0)[1]R", "RR", "number the shards"),
         ("P(norm)R", "RR", "'norm'"),
         ("RR", "P(sum)R", "is Partial"),
     ],

@@ -100,7 +100,7 @@ def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_
     assert done.stdout.splitlines() == [
         "broken on dp_shard=2,tp=2 (4 ranks): 2 problems",
         "  - torch refuses the plan: RuntimeError: no such layer [microbatches=1]",
-        "  - a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2 [microbatches=3]",
+        "  - a batch of 2 a rank cannot be split into 3 micro-batches; use a divisor of 2 [microbatches=3]",
         "raises on tp=2 (2 ranks): 1 problem",
         "  - the scenario raises KeyError: 'a weight\\nand more'",
         "forgets on tp=2 (2 ranks): 1 problem",

@@ -8,16 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from distbench.costmodel.profile import Profile
 from distbench.planning import parse_state
-from distbench.spec import Laboratory, UserError
+from distbench.spec import Laboratory, Scenario, UserError
 from distbench.spec.scenario import LABORATORY_SUITES
-from distbench.worker.cases.laboratory import pairs_of, planners_for
-from distbench.worker.cases.laboratory_layouts import Layout, ordered_layouts, strided, undecodable_layouts
-from distbench.worker.cases.laboratory_pairs import SUITES, Pair, class_of, cube, groups_of, sample
+from distbench.worker.cases.laboratory import laboratory_cases, pairs_of, planners_for
+from distbench.worker.cases.laboratory_layouts import ordered_layouts, strided, undecodable_layouts
+from distbench.worker.cases.laboratory_pairs import SUITES, class_of, cube, groups_of, sample
+from distbench.worker.cases.redistributed_pair import torch_placements
 from distbench.worker.rank.failure import RankFailed
-from distbench.worker.redistribute.expected_shards import cut_in_order, cut_strided, parse_placement
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.redistribute.expected_shards import (
+    parse_placement,
+    shard_in_order,
+    strided_shard_of,
+)
+from distbench.worker.redistribute.tensor_layout import Layout, Pair
 from distbench.worker.runner import Runner
 from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, Unsupported, fake_mesh, plan_path
 
@@ -26,9 +34,8 @@ PROFILE = Profile("m", "gloo", "2.13", {"dp_shard": 2, "tp": 2}, ())
 
 
 def pair(text: str, shape: tuple[int, ...]) -> Pair:
-    sides = [parse_state(side, len(shape)) for side in text.split("->")]
-    before, after = (Layout(state.placements(), state) for state in sides)
-    return Pair(before, after, shape)
+    source, target = text.split("->")
+    return Pair.of(source, target, shape)
 
 
 def flat(suite: str, mesh_shape: tuple[int, ...], numel: int = 4096) -> list[Pair]:
@@ -90,7 +97,7 @@ def test_renaming_equal_dims_makes_no_new_class() -> None:
     assert same("S(0)R->RR", "RS(0)->RR", SQUARE) and not same("S(0)R->RR", "RS(0)->RR", WIDE)
     assert same("S(0)R->RS(1)", "RS(1)->S(0)R", SQUARE)
     assert same("S(0)R->RR", "S(1)R->RR", WIDE) and not same("S(0)R->RR", "S(1)R->RR", WIDE, (8, 4))
-    # Renamed, the first mesh dim cuts after the second: that is the other shard order.
+    # Renamed, the first mesh dim shards after the second: that is the other shard order.
     assert same("S(0)S(0)->RR", "S(0)[1]S(0)[0]->RR", SQUARE)
     assert not same("S(0)S(0)->S(0)R", "S(0)S(0)->RS(0)", SQUARE)
     assert not same("P(sum)R->RR", "P(avg)R->RR", SQUARE)
@@ -127,23 +134,22 @@ def test_the_same_pairs_run_at_every_size_and_shapes_are_as_large_as_asked() -> 
     assert cube(1000, 3, 8) == (8, 8, 8) and cube(1, 2, 8) == (8, 8)
 
 
-def test_a_split_factor_says_how_many_cuts_of_later_mesh_dims_came_first() -> None:
-    # torch's own examples: FSDP2 over TP on 2x4, and mesh (4, 3, 2) cut in the order 2, 0, 1.
-    assert strided(Layout(("R",) * 2, parse_state("S(0)[1]S(0)[0]", 1)), WIDE).placements == ("_S(0,4)", "S(0)")
-    turned = strided(Layout(("R",) * 3, parse_state("S(0)[1]S(0)[2]S(0)[0]", 1)), (4, 3, 2))
-    assert turned.placements == ("_S(0,2)", "_S(0,2)", "S(0)")
+def test_a_split_factor_says_how_many_shards_of_later_mesh_dims_came_first() -> None:
+    # torch's own examples: FSDP2 over TP on 2x4, and mesh (4, 3, 2) sharded in the order 2, 0, 1.
+    assert str(strided(Layout.of("S(0)[1]S(0)[0]", 1), WIDE)) == "_S(0,4)S(0)"
+    assert str(strided(Layout.of("S(0)[1]S(0)[2]S(0)[0]", 1), (4, 3, 2))) == "_S(0,2)_S(0,2)S(0)"
 
 
 @pytest.mark.parametrize("mesh_shape", [SQUARE, WIDE, CUBE])
 def test_a_decodable_strided_shard_is_the_same_rows_as_its_shard_order(mesh_shape: tuple[int, ...]) -> None:
-    """Two rules of cutting, each written from its own definition, agree on every rank."""
+    """Two rules of sharding, each written from its own definition, agree on every rank."""
     full = torch.arange(64 * 64).reshape(64, 64)
     for layout in ordered_layouts(len(mesh_shape), 2):
-        placements = [parse_placement(text) for text in strided(layout, mesh_shape).placements]
+        placements = torch_placements(strided(layout, mesh_shape))
         assert layout.state is not None
         for cell in itertools.product(*map(range, mesh_shape)):
-            by_order = cut_in_order(full, layout.state.orders, mesh_shape, cell)
-            assert torch.equal(cut_strided(full, placements, mesh_shape, cell), by_order), (layout, cell)
+            by_order = shard_in_order(full, layout.state.orders, mesh_shape, cell)
+            assert torch.equal(strided_shard_of(full, placements, mesh_shape, cell), by_order), (layout, cell)
 
 
 def test_undecodable_strided_shards_are_those_that_torch_cannot_decode() -> None:
@@ -153,12 +159,12 @@ def test_undecodable_strided_shards_are_those_that_torch_cannot_decode() -> None
         def size(self, mesh_dim: int) -> int:
             return WIDE[mesh_dim]
 
-    found = {layout.placements for layout in undecodable_layouts(WIDE, 2)}
+    found = {str(layout) for layout in undecodable_layouts(WIDE, 2)}
     for texts in itertools.product(("R", "S(0)", "S(1)", "_S(0,2)", "_S(1,2)"), repeat=2):
         if any(text.startswith("_S") for text in texts):
             placements = tuple(parse_placement(text) for text in texts)
             order = DTensorSpec._maybe_convert_StridedShard_to_shard_order(placements, Sizes())
-            assert (order is None) == (texts in found), texts
+            assert (order is None) == ("".join(texts) in found), texts
 
 
 def planners(
@@ -173,7 +179,7 @@ def test_only_planners_that_can_move_a_pair_are_tried() -> None:
     assert planners("P(sum)R->RR") == planners("S(0)R->P(sum)R") == ["greedy", "min_cost", "calibrated"]
     assert planners("S(0)R->RR", suite="backward") == ["greedy", "min_cost", "calibrated"]
     assert planners("P(sum)R->RR", asked=("greedy", "direct")) == ["greedy"]
-    lost = Pair(Layout(("_S(0,2)", "R"), None), pair("RR->S(0)R", (8, 8)).target, (8, 8))
+    lost = pair("_S(0,2)R->S(0)R", (8, 8))
     assert planners_for(Laboratory("strided"), lost, PROFILE) == ["greedy"]
 
 
@@ -187,10 +193,10 @@ def test_only_planners_that_can_move_a_pair_are_tried() -> None:
     ],
 )
 def test_a_laboratory_that_cannot_be_is_one_sentence(lab: Laboratory, says: str) -> None:
-    from distbench.worker.cases.laboratory import _check
-
-    with pytest.raises(UserError, match=says):
-        _check(lab, None)
+    with fake_mesh(SQUARE, devices_per_host=1) as mesh, pytest.raises(UserError, match=says):
+        assert dist.group.WORLD is not None
+        context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        list(laboratory_cases(Scenario(laboratories=(lab,)), context))
 
 
 def test_shard_orders_are_planned_from_where_they_are_or_unsupported_with_the_reason(

@@ -147,7 +147,7 @@ def test_fsdp_knobs_that_exclude_each_other_are_named(
 
 def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
-    assert found(context, plan) == ["a batch of 2 a rank cannot be cut into 3 micro-batches; use a divisor of 2"]
+    assert found(context, plan) == ["a batch of 2 a rank cannot be split into 3 micro-batches; use a divisor of 2"]
 
 
 def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(context: RankContext) -> None:

@@ -11,6 +11,7 @@ from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import read_run
 from distbench.spec import Redistributions
 from distbench.worker.cases.redistribution import planners_of
+from distbench.worker.redistribute.tensor_layout import Pair
 from distbench.worker.torch_internals import Unsupported, native_all_to_all
 
 PAIRS = f"{DATA / 'pairs.py'}::pairs"
@@ -91,10 +92,11 @@ def test_a_row_says_whether_an_all_to_all_ran_as_one(rows: dict[tuple[str, str],
 
 def test_without_names_a_profile_adds_our_planners_where_they_can_move_the_pair() -> None:
     sweep = Redistributions(shape=(8, 8), pairs=())
+    shard, reduced = (Pair.of(source, "RR", (8, 8)) for source in ("S(0)R", "P(sum)R"))
     torchs = ["greedy", "min_cost"]
-    assert planners_of(sweep, ("S(0)", "R"), None) == torchs
-    assert planners_of(sweep, ("S(0)", "R"), profile_of()) == [*torchs, "calibrated", "direct"]
-    assert planners_of(sweep, ("P(sum)", "R"), profile_of()) == [*torchs, "calibrated"]
+    assert planners_of(sweep, shard, None) == torchs
+    assert planners_of(sweep, shard, profile_of()) == [*torchs, "calibrated", "direct"]
+    assert planners_of(sweep, reduced, profile_of()) == [*torchs, "calibrated"]
 
 
 @pytest.mark.parametrize(

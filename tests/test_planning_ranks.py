@@ -21,7 +21,7 @@ from distbench.costmodel.profile import Profile
 from distbench.planning import State, parse_state
 from distbench.spec.errors import UserError
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
-from distbench.worker.redistribute.expected_shards import cut, cut_in_order, parse_placement, source_shard, tagged
+from distbench.worker.redistribute.expected_shards import parse_placement, part_of, shard_in_order, shard_of, tagged
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -37,9 +37,9 @@ def profile_of(mesh: DeviceMesh, all_to_all_s: float) -> Profile:
     return Profile("test", "gloo", torch.__version__, sizes, tuple(lines))
 
 
-def nested_cut(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
+def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
     """This rank's shard under any shard order."""
-    return cut_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
+    return shard_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
 
 
 def check_direct(mesh: DeviceMesh, pairs: int) -> int:
@@ -50,14 +50,14 @@ def check_direct(mesh: DeviceMesh, pairs: int) -> int:
         shape = tuple(rng.choice((1, 2, 3, 5, 8, 12)) for _ in range(tensor_ndim))
         source, target = (random_state(rng, mesh.ndim, tensor_ndim) for _ in range(2))
         offsets = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
-        before, after = nested_cut(offsets, source, mesh), nested_cut(offsets, target, mesh)
+        before, after = nested_shard(offsets, source, mesh), nested_shard(offsets, target, mesh)
         direct = DirectRedistribution(source, target, shape, mesh.mesh)
         lacking = set(after.flatten().tolist()) - set(before.flatten().tolist())
         assert direct.received_numel == len(lacking), f"{source} -> {target} of {shape}"
         dtype = rng.choice(DTYPES)
         full = tagged(shape, dtype)
-        result = direct(nested_cut(full, source, mesh))
-        wanted = nested_cut(full, target, mesh)
+        result = direct(nested_shard(full, source, mesh))
+        wanted = nested_shard(full, target, mesh)
         assert result.shape == wanted.shape and torch.equal(result, wanted), f"{source} -> {target} of {shape}"
     return pairs
 
@@ -73,8 +73,8 @@ def check_local_targets_stay_silent(mesh: DeviceMesh) -> None:
     try:
         for before, after in (("RR", "S(0)S(1)"), ("S(1)R", "S(1)S(1)"), ("S(0)S(1)", "S(0)S(1)")):
             source, target = parse_state(before, 2), parse_state(after, 2)
-            result = DirectRedistribution(source, target, full.shape, mesh.mesh)(nested_cut(full, source, mesh))
-            assert torch.equal(result, nested_cut(full, target, mesh))
+            result = DirectRedistribution(source, target, full.shape, mesh.mesh)(nested_shard(full, source, mesh))
+            assert torch.equal(result, nested_shard(full, target, mesh))
     finally:
         dist.all_to_all_single = replaced
 
@@ -92,12 +92,13 @@ def check_calibrated(mesh: DeviceMesh, shapes: tuple[tuple[int, ...], ...], stri
             for before, after, shape in pairs:
                 source, target = ([parse_placement(text) for text in texts] for texts in (before, after))
                 full = tagged(shape, torch.float32)
-                local = source_shard(full, source, mesh.shape, coordinate)
+                at = mesh.shape, coordinate
+                local = shard_of(part_of(full, source, *at), source, *at).contiguous()
                 dtensor: Any = DTensor.from_local(
                     local, mesh, source, run_check=False, shape=full.shape, stride=full.stride()
                 )
                 moved = dtensor.redistribute(mesh, target)
-                wanted = cut(full, target, mesh.shape, coordinate)
+                wanted = shard_of(full, target, mesh.shape, coordinate)
                 assert torch.equal(moved.to_local(), wanted), f"{before} -> {after} of {shape}"
                 paths[-1].append(len(module._gen_transform_infos(dtensor._spec, moved._spec)))
         assert counts.ours > len(pairs) / 2 and not counts.left_to_torch
@@ -122,7 +123,7 @@ def check_gradients(mesh: DeviceMesh) -> int:
     with calibrated_planning(profile_of(mesh, 1e-6)) as counts:
         moving: list[Any] = []
         for full in (left, right):
-            part = cut(full.detach(), shards, mesh.shape, tuple(mesh.get_coordinate() or ()))
+            part = shard_of(full.detach(), shards, mesh.shape, tuple(mesh.get_coordinate() or ()))
             whole = {"shape": full.shape, "stride": full.stride()}
             moving.append(DTensor.from_local(part, mesh, shards, run_check=False, **whole).requires_grad_())
         (moving[0] @ moving[1]).redistribute(mesh, [parse_placement("R")] * 2).pow(2).sum().backward()

@@ -20,7 +20,11 @@ Rows = dict[str, Variants]
 
 
 def measured(
-    target: str, out: Path, mesh: str | None = None, module: tuple[str, ...] = ("-m", "distbench.worker")
+    target: str,
+    out: Path,
+    mesh: str | None = None,
+    module: tuple[str, ...] = ("-m", "distbench.worker"),
+    check: str = "full",
 ) -> tuple[int, Variants]:
     """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row.
 
@@ -31,6 +35,7 @@ def measured(
         mesh=parse_mesh(mesh) if mesh else None,
         device="cpu",
         quick=True,
+        check=check,
         out=out,
         timeout_s=120,
         started_at=time.time(),
@@ -207,6 +212,21 @@ def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> 
     # Without the average the loss is still right, so only the gradients can tell.
     counters = found["mistake=not_averaged"]["counters"]
     assert counters["loss_rel_error"] <= 1e-5 and counters["grad_rel_error"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "kept"),
+    [("loss", ["positions"], {"check", "tolerance", "loss", "loss_rel_error"}), ("none", [], {"check"})],
+)
+def test_less_of_a_step_is_checked_where_that_is_asked_for(
+    tmp_path: Path, check: str, wrong: list[str], kept: set[str]
+) -> None:
+    _, found = measured(str(DATA / "wrong_plans.py"), tmp_path, check=check)
+    rows = {name.partition("=")[2]: row for name, row in found.items()}
+    assert [name for name, row in rows.items() if row["status"] == "wrong"] == wrong
+    assert len(rows) == 3 and {row["counters"]["check"] for row in rows.values()} == {check}
+    of_checks = {"check", "tolerance", "loss", "loss_rel_error", "grad_rel_error", "worst_grad"}
+    assert all(of_checks & row["counters"].keys() == kept for row in rows.values())
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """Shards, sources and expected results, against values written out by hand."""
 
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ from distbench.spec import UserError
 from distbench.worker.cases.collective import OPERATIONS, expected, sizes_of, tag, tag_period
 from distbench.worker.redistribute.expected_shards import (
     chunk_of,
-    cut,
-    cut_in_order,
-    cut_strided,
     parse_placement,
     part_of,
-    source_shard,
+    rounding_of,
+    shard_in_order,
+    shard_of,
+    strided_shard_of,
     tagged,
 )
 from distbench.worker.redistribute.planners import wire_bytes
@@ -28,25 +29,25 @@ def test_uneven_chunks_are_ceil_sized_and_the_last_may_be_short_or_empty() -> No
     assert [chunk_of(FULL, 0, 4, index).shape[0] for index in range(4)] == [2, 2, 1, 0]
 
 
-def test_nested_shards_cut_from_left_to_right() -> None:
+def test_nested_shards_go_from_left_to_right() -> None:
     # 5 rows over 2: rows 0-2 and 3-4; again over 2: 0-1 and 2, then 3 and 4.
-    rows = [cut(FULL, [Shard(0), Shard(0)], (2, 2), (i, j))[:, 0].tolist() for i in range(2) for j in range(2)]
+    rows = [shard_of(FULL, [Shard(0), Shard(0)], (2, 2), (i, j))[:, 0].tolist() for i in range(2) for j in range(2)]
     assert rows == [[0.0, 4.0], [8.0], [12.0], [16.0]]
 
 
-def test_a_strided_shard_cuts_after_the_plain_one() -> None:
+def test_a_strided_shard_comes_after_the_plain_one() -> None:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     full = torch.arange(8.0)
     placements = [_StridedShard(0, split_factor=2), Shard(0)]
     # torch's own example for FSDP2 over TP: ranks (0,0) (0,1) (1,0) (1,1) hold rows 0-1, 4-5, 2-3, 6-7.
-    held = [cut(full, placements, (2, 2), (i, j)).tolist() for i in range(2) for j in range(2)]
+    held = [shard_of(full, placements, (2, 2), (i, j)).tolist() for i in range(2) for j in range(2)]
     assert held == [[0, 1], [4, 5], [2, 3], [6, 7]]
 
 
 def test_partial_sources_add_up_to_the_tensor_over_every_partial_mesh_dim() -> None:
     full = tagged((3, 5), torch.float32)
-    parts = [source_shard(full, [Partial(), Partial()], (2, 3), (i, j)) for i in range(2) for j in range(3)]
+    parts = [part_of(full, [Partial(), Partial()], (2, 3), (i, j)) for i in range(2) for j in range(3)]
     assert torch.equal(sum(parts), full)
     assert len({tuple(part.flatten().tolist()) for part in parts}) == 6, "equal parts would hide a missing rank"
 
@@ -71,9 +72,41 @@ def test_parts_of_every_reduce_op_reduce_to_the_tensor_and_none_can_be_left_out(
         assert not torch.equal(reduced(kept), full)
 
 
-def test_cuts_in_an_order_of_their_own() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("num_parts", [2, 3, 8, 9, 16, 32])
+def test_no_two_of_many_ranks_contribute_the_same_and_a_right_reduction_is_right(
+    num_parts: int, op: str, dtype: torch.dtype
+) -> None:
+    """In every order in which a backend may add, whether it divides an average before or after."""
+    full, sides = tagged((7, 11), dtype), ([Partial(op)], [Replicate()])
+    parts = [part_of(full, sides[0], (num_parts,), (rank,)) for rank in range(num_parts)]
+    assert len({tuple(part.flatten().tolist()) for part in parts}) == num_parts
+    rounding = rounding_of(*sides, (num_parts,), dtype)
+    assert (rounding == 0) == (op != "avg" or num_parts.bit_count() == 1)
+    for order in (parts, parts[::-1], parts[::2] + parts[1::2]):
+        if op in ("max", "min"):
+            assert torch.equal(reduce(getattr(torch, f"{op}imum"), order), full)
+        elif op == "sum":
+            assert torch.equal(reduce(torch.add, order), full)
+        else:
+            for mean in (reduce(torch.add, order) / num_parts, reduce(torch.add, [part / num_parts for part in order])):
+                assert torch.equal(mean, full) if not rounding else torch.allclose(mean, full, rtol=0, atol=rounding)
+    if op not in ("max", "min"):
+        assert all(part.any() for part in parts), "a part of zeros could be left out"
+
+
+def test_more_ranks_than_a_dtype_holds_sums_of_are_allowed_their_rounding() -> None:
+    sides = [Partial()], [Replicate()]
+    assert rounding_of(*sides, (64,), torch.float32) == 0 < rounding_of(*sides, (64,), torch.bfloat16)
+    # What torch makes of a replica are thirds.
+    assert rounding_of([Replicate()], [Partial()], (4,), torch.float32) == 0
+    assert 0 < rounding_of([Replicate()], [Partial()], (3,), torch.float32) < 1e-4
+
+
+def test_shards_in_an_order_of_their_own() -> None:
     # 5 rows, the second mesh dim first: 0-2 and 3-4; then the first mesh dim: 0-1 and 2, 3 and 4.
-    rows = [cut_in_order(FULL, [(1, 0), ()], (2, 2), (i, j))[:, 0].tolist() for i in range(2) for j in range(2)]
+    rows = [shard_in_order(FULL, [(1, 0), ()], (2, 2), (i, j))[:, 0].tolist() for i in range(2) for j in range(2)]
     assert rows == [[0.0, 4.0], [12.0], [8.0], [16.0]]
 
 
@@ -82,7 +115,7 @@ def test_a_strided_shard_takes_its_chunk_of_each_piece() -> None:
 
     full = torch.arange(12)
     # Three pieces of four; of each the first or the second half.
-    held = [cut_strided(full, [_StridedShard(0, split_factor=3)], (2,), (i,)).tolist() for i in range(2)]
+    held = [strided_shard_of(full, [_StridedShard(0, split_factor=3)], (2,), (i,)).tolist() for i in range(2)]
     assert held == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
 
 

@@ -18,14 +18,7 @@ from distbench.render.blocks import MAX_WIDTH, wrap
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
-    """One pair's plans as text or JSON, and as a picture where one is wanted.
-
-    Args:
-        setting: the tensor, the mesh and the cost model.
-        source: placements before, as torch writes them.
-        target: placements after.
-        form: "table" or "json".
-        picture: file to draw the path into, .png or .svg; None for none.
+    """One pair's plans, its layouts as torch writes them; `form` is "table" or "json", `picture` a .png or .svg file.
 
     Raises:
         UserError: a layout that is none, or a picture that cannot be written.
@@ -44,7 +37,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
 
 
 def plan_all_pairs(setting: Setting, form: str) -> str:
-    """Every ordered pair of layouts, as text or JSON; `form` is "table" or "json"."""
+    """Every ordered pair of layouts; `form` is "table" or "json"."""
     every = list(every_pair(setting))
     pairs = chosen_pairs(setting, every)
     torch = ask_torch(setting, pairs)

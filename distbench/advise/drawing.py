@@ -12,11 +12,9 @@ MAX_DRAWN_DIMS = 2
 
 @dataclass(frozen=True)
 class Scene:
-    """One layout of a plan.
+    """One layout of a plan, and the step that led there (None for the source).
 
     Args:
-        state: the layout.
-        step: what led here; None for the source.
         boxes: what each rank holds, drawn tensor dims only.
         parts: for each rank, the number of the sum it holds a part of; None without a partial.
     """
@@ -32,9 +30,7 @@ class Drawing:
     """A plan's layouts over at most two tensor dims.
 
     Args:
-        plan: what is drawn.
-        dims: the tensor dims drawn, first downwards; one for a 1-D tensor.
-        sizes: their sizes, elements.
+        dims: the tensor dims drawn, first downwards; one for a 1-D tensor. `sizes`: their elements.
         left_out: tensor dims that are never sharded, and that are not drawn.
         scenes: the source, then the layout after each step.
     """

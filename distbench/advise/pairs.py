@@ -22,7 +22,7 @@ class PairRanking:
     Args:
         advices: by how many times longer than the best plan DTensor's default is predicted to take.
         num_used: planner to the number of pairs for which it is the one to use.
-        num_all: ordered pairs that there are; more than advices if only some were chosen.
+        num_all: ordered pairs that there are; more than `advices` if only some were chosen.
         num_unasked: pairs for which torch gave no path by one planner at least.
     """
 

@@ -51,10 +51,7 @@ def check_picture(path: Path) -> None:
 
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
-    """Draw the plan to use, and below it DTensor's default where that is another path, into a .png or .svg file.
-
-    Returns:
-        A sentence on what was drawn, or why nothing was.
+    """Draw the plan to use, and below it DTensor's default where that is another path; a sentence on what was drawn.
 
     Raises:
         UserError: the file cannot be written.

@@ -32,11 +32,8 @@ class PlannedStep:
         op: the collective; "cut" for a local one.
         over: the mesh dim's name, or "the mesh".
         target: the layout after it.
-        seconds: predicted.
-        error: share by which that may be off; None without a profile.
-        sent_bytes: that a rank sends.
-        held_bytes: its local tensors before and after, together.
-        is_collective: whether ranks communicate.
+        error: share by which the predicted seconds may be off; None without a profile.
+        held_bytes: local tensors before and after, together.
     """
 
     op: str
@@ -61,9 +58,8 @@ class Plan:
     Args:
         planner: one of `planner_names.PLANNERS`.
         path: its layouts, as torch writes them.
-        source: where it starts.
-        steps: from there on; none where nothing is to be done.
-        received_bytes: bytes that the busiest rank receives; a ring collective's are as many as it sends.
+        steps: none where nothing is to be done.
+        received_bytes: that the busiest rank receives; of a ring collective as many as it sends.
         peak_bytes: the most that a step holds.
     """
 
@@ -108,8 +104,6 @@ class Advice:
     """What is known of one pair.
 
     Args:
-        source: the layout before.
-        target: the layout after.
         plans: planner to its plan, in the order of `planner_names.PLANNERS`; those that have one.
         missing: planner to why it has none.
         least_bytes: what the rank that lacks most must receive; None if not known (Partial, or too many ranks).
@@ -155,11 +149,7 @@ def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str
 
 
 def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
-    """A plan of given layouts.
-
-    Raises:
-        ValueError: two neighbours are not one legal step apart.
-    """
+    """A plan of given layouts; ValueError where two neighbours are not one legal step apart."""
     steps = tuple(
         PlannedStep(
             op=step.move.op,
@@ -173,9 +163,8 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
         )
         for step in priced_steps(setting.problem, setting.model, states)
     )
-    received = sum(step.sent_bytes for step in steps)
     peak = max((step.held_bytes for step in steps), default=setting.problem.local_bytes(states[0]))
-    return Plan(planner, path, states[0], steps, received, peak)
+    return Plan(planner, path, states[0], steps, sum(step.sent_bytes for step in steps), peak)
 
 
 def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:

@@ -25,13 +25,9 @@ class Setting:
     """A tensor on a mesh, and what prices its redistributions.
 
     Args:
-        problem: mesh shape, tensor shape, item size.
         mesh: mesh dim names to ranks, outermost first.
-        dtype: name of the elements' type.
         devices_per_host: what torch takes the hosts to hold when it prices a mesh dim.
-        model: prices a step.
         profile: what the model was made from; None for torch's own constants.
-        profile_path: where it was read from.
     """
 
     problem: Problem
@@ -82,9 +78,8 @@ def setting_of(
         shape: of the full tensor, as `4096,4096`.
         dtype: `f64`, `f32`, `bf16` or `f16`.
         mesh: `2x4`, or `dp_shard=2,tp=4`.
-        profile_path: a profile, or None for torch's own constants.
-        devices_per_host: what torch takes a host to hold; None for 8 under a profile of NCCL, else 1, torch's count
-            on CPU.
+        profile_path: a file, or None for torch's own constants.
+        devices_per_host: what torch takes a host to hold; None: 8 under a profile of NCCL, else 1, as on CPU.
 
     Raises:
         UserError: any of them cannot be read, or the profile does not cover the mesh.
@@ -145,12 +140,7 @@ def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
 
 
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
-    """Two layouts, checked against the tensor and the mesh.
-
-    Args:
-        source: placements as torch writes them, e.g. `S(0)[1]S(0)[0]`; P(sum) and other plain reduce ops are allowed.
-        target: likewise, without P.
-        setting: the tensor and the mesh.
+    """Two layouts as torch writes them, e.g. `S(0)[1]S(0)[0]`; the source alone may have Partial.
 
     Raises:
         UserError: a layout cannot be read, or is none of this tensor on this mesh.

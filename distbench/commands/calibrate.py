@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,18 +21,11 @@ from distbench.spec.errors import UserError
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("-o", "output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file.")
 @click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
-@click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
+@click.option(
+    "--timeout", "timeout_s", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
+)
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def calibrate(
-    mesh: str | None,
-    device: str | None,
-    quick: bool,
-    out: Path,
-    output: Path,
-    plots: Path | None,
-    timeout: float,
-    quiet: bool,
-) -> None:
+def calibrate(mesh: str | None, output: Path, plots: Path | None, quiet: bool, **asked: Any) -> None:
     """Measure what each step of a redistribution costs on this machine, and fit a profile to plan by.
 
     Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size.
@@ -49,15 +43,8 @@ def calibrate(
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
-    request = Request(
-        targets=("calibrate",),
-        mesh=parse_mesh(mesh) if mesh else None,
-        device=device,
-        quick=quick,
-        out=out,
-        timeout_s=timeout,
-        started_at=STARTED_AT,
-    )
+    parsed = parse_mesh(mesh) if mesh else None
+    request = Request(targets=("calibrate",), mesh=parsed, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     is_first = joined is None or joined.rank == 0
     exit_code = run_all(jobs, joined, quiet or not is_first)

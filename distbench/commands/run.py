@@ -8,6 +8,7 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.finite import FiniteRange
+from distbench.spec.job import CHECKS
 
 
 @click.command()
@@ -21,6 +22,7 @@ from distbench.commands.finite import FiniteRange
 @click.option(
     "--budget", "budget_s", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]"
 )
+@click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option(
     "--timeout", "timeout_s", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."

@@ -25,8 +25,6 @@ NUM_COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 3.3, 3.0
 def draw(profile: Profile, measured: Sequence[MeasuredSteps], folder: Path) -> list[Path]:
     """Measured points on the profile's lines, one figure a mesh dim, one panel an op; the files written.
 
-    The folder is made if it is not there.
-
     Raises:
         UserError: the folder cannot be written.
     """
@@ -55,9 +53,8 @@ def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
         panel.set_visible(False)
     for panel in axes[::num_columns]:
         panel.set_ylabel("time")
-    first = measured[0]
-    where = "the whole mesh" if first.op == DIRECT else f"mesh dim {first.mesh_dim}"
-    text = f"What a step costs over {where}, groups of {first.group_size} ranks"
+    where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
+    text = f"What a step costs over {where}, groups of {measured[0].group_size} ranks"
     figure.suptitle(text, x=0.01, ha="left", fontweight="bold")
     caption = "lines are fitted to the filled points and judged by the hollow ones (off by: median of the latter)"
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=9, color=style.GREY)

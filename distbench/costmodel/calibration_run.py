@@ -11,15 +11,7 @@ from distbench.spec.errors import UserError
 
 @dataclass
 class MeasuredSteps:
-    """What was measured of one op over one mesh dim.
-
-    Args:
-        op: as a line's.
-        mesh_dim: as a line's.
-        group_size: ranks in each group.
-        fitted: samples that the line is fitted to.
-        held_out: samples that it is judged by.
-    """
+    """What was measured of one op over one mesh dim: samples to fit a `Line` to, and to judge it by."""
 
     op: str
     mesh_dim: str
@@ -52,21 +44,15 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
 
 
 def profile_of(run: Run) -> Profile:
-    """The profile that a run of scenario `calibrate` gives.
+    """The profile that such a run gives.
 
     Raises:
         UserError: the run holds no calibration, or too few sizes of an op for a line.
     """
-    environment, job = run.header["environment"], run.header["job"]
     try:
         lines = [fit_line(one.op, one.mesh_dim, one.group_size, one.fitted, one.held_out) for one in measured_in(run)]
     except ValueError as error:
         raise UserError(f"{run.path} cannot be fitted: {error}; measure more sizes") from error
-    return Profile(
-        machine=str(environment["machine"]),
-        backend=str(environment["backend"]),
-        torch=str(environment["torch"]),
-        mesh=dict(job["mesh"]),
-        lines=tuple(lines),
-        source=f"measured by distbench calibrate, run {run.header['run_id']}",
-    )
+    machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
+    source = f"measured by distbench calibrate, run {run.header['run_id']}"
+    return Profile(machine, backend, torch, dict(run.header["job"]["mesh"]), tuple(lines), source)

@@ -35,13 +35,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Line:
-    """The cost of one collective over one mesh dim.
+    """The cost of one collective over one mesh dim, in groups of `group_size` ranks.
 
     Args:
-        op: one of COLLECTIVES, or of LOCAL_OPS; or NATIVE_ALL_TO_ALL; or DIRECT over the whole mesh (its payload:
-            `planning.Exchange.load`).
+        op: one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (payload: `Exchange.load`).
         mesh_dim: name of the mesh dim, or of all of them joined by "x".
-        group_size: ranks in each of its groups.
         base_s: seconds of an empty one.
         per_byte_s: seconds of each payload byte, up to the knee.
         per_copied_byte_s: seconds more of each payload byte, for each tensor dim that is not the first.
@@ -91,17 +89,12 @@ class Line:
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
-    """Fit one line by non-negative least squares on the relative error, then centre it on the samples' median.
+    """Fit a line by non-negative least squares on the relative error, then centre it on the samples' median.
 
-    Args:
-        op: of the line.
-        mesh_dim: of the line.
-        group_size: of the line.
-        samples: two sizes at least, each of more than 0 seconds.
-        held_out: samples to judge the line by.
+    It is judged by the samples `held_out`.
 
     Raises:
-        ValueError: too few sizes.
+        ValueError: samples of fewer than two sizes.
     """
     sizes = sorted({sample.payload_bytes for sample in samples})
     if len(sizes) < 2:

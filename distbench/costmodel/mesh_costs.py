@@ -25,23 +25,17 @@ class MeshCost(Protocol):
         """Models are keys of caches."""
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """Seconds of a step.
+        """Seconds of a step over the mesh dim of this number.
 
         Args:
             op: one of COLLECTIVES, or of LOCAL_OPS.
-            mesh_dim: number of the mesh dim.
             payload_bytes: the full gathered or scattered buffer; for a local step what it copies.
             num_copies: tensor dims gathered or scattered that are not the first (0 to 2).
         """
 
 
 class TorchCost:
-    """torch's own `one_step_redistribute_cost`, in seconds.
-
-    Args:
-        mesh_shape: ranks along each mesh dim.
-        devices_per_host: as torch counts them; it counts one for every CPU.
-    """
+    """torch's own `one_step_redistribute_cost`, in seconds; by torch's count, a host holds one CPU device."""
 
     pads = False
 

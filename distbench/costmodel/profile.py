@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,9 @@ class Profile:
     """What was measured of one machine, or written by hand for one that is not here.
 
     Args:
-        machine: its name.
         backend: "gloo" or "nccl".
-        torch: torch's version.
         mesh: mesh dim names to ranks, outermost first.
         lines: one for each op and mesh dim.
-        source: where the numbers come from.
     """
 
     machine: str
@@ -32,14 +30,14 @@ class Profile:
     mesh: Mapping[str, int]
     lines: tuple[Line, ...]
     source: str = "measured by distbench calibrate"
-    _by_key: dict[tuple[str, str, int], Line] = field(init=False, repr=False, compare=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._by_key.update({line.key: line for line in self.lines})
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
         """The line of an op over a mesh dim of this many ranks; None where there is none."""
         return self._by_key.get((op, mesh_dim, group_size))
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, int], Line]:
+        return {line.key: line for line in self.lines}
 
     def natively(self) -> "Profile":
         """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""

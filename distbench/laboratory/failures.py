@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.runs.frame import Row
+from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import OUR_VARIANTS
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 BAD = ("wrong", "raised", "aborted", "timeout")
 PAIR_KEY = ["run_file", "mesh", "mesh_shape", "shape", "dtype", "suite", "direction", "flattened", "source", "target"]
-_SHARD = re.compile(r"_?S(?:S|tridedShard)?\((?:dim=)?(\d+)(?:, *(?:sf=|split_factor=)?(\d+))?\)(?:\[(\d+)\])?")
 
 
 class Failure(NamedTuple):
@@ -79,21 +79,20 @@ def _counted(
 
 def pattern_of(record: Row) -> str:
     """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
-    source, target = str(record["source"]), str(record["target"])
-    both = (source, target)
+    source, target = _placements(record["source"]), _placements(record["target"])
+    both = (*source, *target)
     words = []
-    if any("_S" in text or "SS(" in text for text in both):
+    if any(placement.split_factor is not None for placement in both):
         words.append("strided shards")
-    if any("]" in text for text in both):
+    if any(placement.turn is not None for placement in both):
         words.append("explicit shard order")
-    if "P(" in target:
-        words.append("Shard to Partial" if _has_cut(source) else "to Partial")
-    if operators := sorted(set(re.findall(r"P\((\w+)\)", source))):
-        words.append("from Partial " + "/".join(operators))
-    nested = any(_is_nested(text) for text in both)
-    if nested:
+    if any(placement.reduce_op for placement in target):
+        words.append("Shard to Partial" if _sharded_dims(source) else "to Partial")
+    if reduce_ops := sorted({placement.reduce_op for placement in source if placement.reduce_op}):
+        words.append("from Partial " + "/".join(reduce_ops))
+    if any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, (source, target))):
         words.append("nested shards")
-    if _is_uneven(record, both):
+    if _is_uneven(record, (source, target)):
         words.append("uneven")
     if record["flattened"]:
         words.append("a flattened mesh exists")
@@ -113,36 +112,26 @@ def sizes_in(text: object) -> tuple[int, ...]:
     return tuple(int(part) for part in str(text).split("x")) if is_shape else ()
 
 
-def cuts_in(layout: str) -> list[tuple[int, int | None]]:
-    """(tensor dim, split factor of a strided shard) of each shard in a layout, in order of the mesh dims."""
-    return [(int(dim), int(factor) if factor else None) for dim, factor, _ in _SHARD.findall(layout)]
+def _placements(text: object) -> tuple[Placement, ...]:
+    """Of a row's side; none where it names no layout."""
+    try:
+        return parse_placements(str(text))
+    except ValueError:
+        return ()
 
 
-def _has_cut(layout: str) -> bool:
-    return bool(cuts_in(layout))
+def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
+    """The tensor dim of each shard, in order of the mesh dims."""
+    return [placement.tensor_dim for placement in placements if placement.tensor_dim is not None]
 
 
-def _is_nested(layout: str) -> bool:
-    dims = [dim for dim, _ in cuts_in(layout)]
-    return len(set(dims)) < len(dims)
-
-
-def _is_uneven(record: Row, layouts: Sequence[str]) -> bool:
+def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
     shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
-    for layout in layouts:
-        pieces = [1] * len(shape)
-        for size, token in zip(mesh_shape, tokens_of(layout), strict=False):
-            for dim, _ in cuts_in(token):
-                if dim < len(shape):
-                    pieces[dim] *= size
-        if any(length % count for length, count in zip(shape, pieces, strict=True)):
+    for placements in layouts:
+        num_chunks = [1] * len(shape)
+        for size, placement in zip(mesh_shape, placements, strict=False):
+            if placement.tensor_dim is not None and placement.tensor_dim < len(shape):
+                num_chunks[placement.tensor_dim] *= size
+        if any(length % count for length, count in zip(shape, num_chunks, strict=True)):
             return True
     return False
-
-
-_TOKEN = re.compile(rf"R|P\(\w+\)|{_SHARD.pattern}")
-
-
-def tokens_of(layout: str) -> list[str]:
-    """The placements of a layout, one a mesh dim: `"S(0)[1]RP(sum)"` as `["S(0)[1]", "R", "P(sum)"]`."""
-    return [match.group(0) for match in _TOKEN.finditer(layout)]

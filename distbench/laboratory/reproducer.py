@@ -8,20 +8,18 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from distbench.laboratory.failures import Failure, numel_of, sizes_in, tokens_of
+from distbench.laboratory.failures import Failure, numel_of, sizes_in
 from distbench.laboratory.reproducer_script import SCRIPT, kept
 from distbench.render.blocks import clean, shorten
 from distbench.runs.frame import Row
 from distbench.spec.errors import UserError
+from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
 
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 # Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
 REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
-_SHARD = re.compile(r"S\((\d+)\)(?:\[(\d+)\])?")
-_STRIDED = re.compile(r"_?S(?:S|tridedShard)?\((?:dim=)?(\d+), *(?:sf=|split_factor=)?(\d+)\)")
-_PARTIAL = re.compile(r"P\((\w+)\)")
 
 
 class Cut(NamedTuple):
@@ -203,25 +201,30 @@ def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
     Raises:
         NotWritten: the text is no such layout, or does not fit the mesh.
     """
-    tokens = tokens_of(text)
-    if len(tokens) != len(mesh_shape) or "".join(tokens) != text.strip():
+    try:
+        placements = parse_placements(text.strip())
+    except ValueError:
+        placements = ()
+    if not placements or len(placements) != len(mesh_shape):
         raise NotWritten(f"its layout {text} cannot be read")
-    placements, turns, is_ordered = [], [], False
-    for mesh_dim, token in enumerate(tokens):
-        if match := _STRIDED.fullmatch(token):
-            dim, factor = int(match.group(1)), int(match.group(2))
-            placements.append(f"_StridedShard({dim}, split_factor={factor})")
-            turns.append((mesh_dim, Cut(mesh_dim, dim, factor)))
-        elif match := _SHARD.fullmatch(token):
-            placements.append(f"Shard({match.group(1)})")
-            is_ordered |= match.group(2) is not None
-            turns.append((int(match.group(2) or mesh_dim), Cut(mesh_dim, int(match.group(1)), 1)))
-        elif match := _PARTIAL.fullmatch(token):
-            placements.append(f'Partial("{match.group(1)}")')
-        else:
-            placements.append("Replicate()")
-    cuts = [cut for _, cut in sorted(turns)]
+    turns = sorted(
+        (mesh_dim if one.turn is None else one.turn, Cut(mesh_dim, one.tensor_dim, one.split_factor or 1))
+        for mesh_dim, one in enumerate(placements)
+        if one.tensor_dim is not None
+    )
     order: dict[int, tuple[int, ...]] = {}
-    for cut in cuts:
+    for _, cut in turns:
         order[cut.tensor_dim] = (*order.get(cut.tensor_dim, ()), cut.mesh_dim)
-    return ScriptLayout(placements, cuts, dict(sorted(order.items())), is_ordered)
+    is_ordered = any(placement.turn is not None for placement in placements)
+    return ScriptLayout(
+        list(map(_expression, placements)), [cut for _, cut in turns], dict(sorted(order.items())), is_ordered
+    )
+
+
+def _expression(placement: Placement) -> str:
+    """torch's placement, as Python writes it."""
+    if placement.reduce_op is not None:
+        return f'Partial("{placement.reduce_op}")'
+    if placement.split_factor is not None:
+        return f"_StridedShard({placement.tensor_dim}, split_factor={placement.split_factor})"
+    return "Replicate()" if placement.tensor_dim is None else f"Shard({placement.tensor_dim})"

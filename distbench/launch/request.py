@@ -32,6 +32,7 @@ class Request:
         pipelined: iterations timed back to back per sample, or 1.
         passes: times that all cases are gone through.
         budget_s: seconds of timed iterations that the cases of a launch share; None for the default.
+        check: what steps are compared with one device's, see Settings.
         out: results folder.
         log_dir: folder for ranks' logs, or None for one next to each run file.
         timeout_s: seconds without progress after which a launch is given up.
@@ -50,6 +51,7 @@ class Request:
     pipelined: int = 1
     passes: int = 0
     budget_s: float | None = None
+    check: str = "full"
     out: Path = Path("results")
     log_dir: Path | None = None
     timeout_s: float = 300.0
@@ -131,7 +133,7 @@ def _settings(request: Request) -> Settings:
     settings = Settings.quick() if request.quick else Settings()
     if request.budget_s is not None:
         settings = settings.with_budget(request.budget_s)
-    return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes)
+    return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check)
 
 
 def _profile_for(request: Request, entry: Entry, mesh: Mapping[str, int], device: str) -> tuple[Path | None, str]:

@@ -5,7 +5,7 @@ from distbench.planning.direct_exchange import Exchange, plan_exchange
 from distbench.planning.graph import Move, legal_steps
 from distbench.planning.pricing import Problem, least_received_bytes, priced_steps
 from distbench.planning.search import NoPath, cheapest_route, forget_prices
-from distbench.planning.states import Box, NotHandled, State, box_of, parse_state
+from distbench.planning.states import Box, NotHandled, State, box_of, parse_state, state_of
 
 __all__ = [
     "Box",
@@ -24,4 +24,5 @@ __all__ = [
     "parse_state",
     "plan_exchange",
     "priced_steps",
+    "state_of",
 ]

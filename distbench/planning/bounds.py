@@ -11,12 +11,7 @@ from distbench.planning.pricing import Pricing
 
 
 class Bounds(dict[int, int]):
-    """Least packed price from any state with these pending bits (see `Graph`) to the target.
-
-    Args:
-        pricing: of the problem.
-        target: the mesh dims that shard in the target, as bits.
-    """
+    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard."""
 
     def __init__(self, pricing: Pricing, target: int) -> None:
         super().__init__()
@@ -49,10 +44,9 @@ class Bounds(dict[int, int]):
             return known
         options = []
         for mesh_dim in range(self.mesh_ndim):
-            bit = 1 << mesh_dim
-            if sharding & bit:
+            if sharding >> mesh_dim & 1:
                 label = self.share_label(ALL_GATHER, mesh_dim, self.target | sharding)
-                options.append(label + self._gather(sharding ^ bit))
+                options.append(label + self._gather(sharding ^ 1 << mesh_dim))
         self._gathers[sharding] = found = min(options)
         return found
 

@@ -13,14 +13,10 @@ LEAVING_SHARE = 0.10
 
 
 def choose(predicted_s: Mapping[str, float]) -> str:
-    """The planner to use by prediction alone.
+    """The planner to use by predicted seconds alone, given simplest to use first, one at least.
 
-    Args:
-        predicted_s: planner to predicted seconds, simplest to use first; one at least.
-
-    Returns:
-        The better of torch's planners (greedy where they are equal), or the fastest of the others where that is
-        predicted faster by more than LEAVING_SHARE, or where torch's are not there.
+    The better of torch's planners (greedy where they are equal), or the fastest of the others where that is predicted
+    faster by more than LEAVING_SHARE, or where torch's are not there.
     """
     torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCH_PLANNERS})
     ours = _fastest({name: value for name, value in predicted_s.items() if name not in TORCH_PLANNERS})

@@ -11,13 +11,7 @@ from distbench.planning.states import Box, NotHandled, State, box_of
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box on its way.
-
-    Args:
-        sender: flat mesh position (row-major) of the rank that has it.
-        receiver: flat mesh position of the rank that lacks it.
-        box: the interval of the full tensor along each tensor dim.
-    """
+    """A box of the full tensor on its way from one flat mesh position (row-major) to another."""
 
     sender: int
     receiver: int
@@ -30,8 +24,7 @@ class Exchange:
 
     Args:
         transfers: by receiver, then by where the box lies in the tensor. None: the target is already local everywhere.
-        source_boxes: what each flat mesh position holds before.
-        target_boxes: what it holds after.
+        source_boxes: what each flat mesh position holds before; `target_boxes`: after.
     """
 
     transfers: tuple[Transfer, ...]
@@ -55,11 +48,9 @@ class Exchange:
         return found
 
     def load(self) -> tuple[int, float]:
-        """What its time depends on.
+        """(elements that the busiest position sends or receives, how often that many the fullest writes to its target).
 
-        Returns:
-            Elements that the busiest position sends or receives, and how often that many the fullest position writes
-            to its target (0 where nobody sends).
+        Its time depends on these; the second is 0 where nobody sends.
         """
         busiest = max(*self.sent, *self.received)
         return busiest, max(map(volume, self.target_boxes)) / busiest if busiest else 0.0

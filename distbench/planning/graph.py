@@ -15,13 +15,12 @@ from distbench.planning.states import State
 
 @dataclass(frozen=True)
 class Move:
-    """What a step does, whatever state it starts from.
+    """What a step does to one mesh dim's placement, whatever state it starts from.
 
     Args:
         op: one of `costmodel.lines.COLLECTIVES`, or local: "cut" (replicate to shard) or "partition" (to partial).
-        mesh_dim: the mesh dim whose placement changes.
-        source_dim: the tensor dim it sharded before, or -1.
-        target_dim: the tensor dim it shards after, or -1.
+        source_dim: the tensor dim that the mesh dim sharded before, or -1.
+        target_dim: the tensor dim that it shards after, or -1.
     """
 
     op: str

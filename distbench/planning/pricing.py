@@ -27,12 +27,7 @@ FORBIDDEN = 1 << (TIME_SHIFT + 128)
 
 @dataclass(frozen=True)
 class Problem:
-    """A tensor and the mesh it lies on.
-
-    Args:
-        mesh_shape: ranks along each mesh dim.
-        shape: of the full tensor, elements.
-        itemsize: bytes of one element.
+    """A tensor (elements along each dim, bytes of one) and the mesh it lies on (ranks along each dim).
 
     Raises:
         NotHandled: a size that is no plain number (a symbol), or too large for the labels.
@@ -70,9 +65,7 @@ class StepPrice:
     """One step's price on the rank that has most to do.
 
     Args:
-        seconds: by the cost model.
-        payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); what is copied
-            for a local step.
+        payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy.
         sent_bytes: bytes the rank must send, as the ring algorithm would.
         held_bytes: its local tensors before and after the step, together.
         is_collective: whether ranks communicate (a mesh dim of one rank does not).
@@ -99,9 +92,8 @@ class Pricing:
 
     Args:
         graph: the states, even if every shard of the problem is even.
-        problem: the tensor and its mesh.
         model: more bytes must never be cheaper.
-        peak_cap_bytes: forbid steps that hold more than this, if given.
+        peak_cap_bytes: forbid steps that hold more than this.
 
     Attributes:
         rows: kind of state, and number of move, to (packed price, held bytes shifted into place).
@@ -109,8 +101,7 @@ class Pricing:
 
     def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:
         self.graph, self.problem, self.model, self.peak_cap_bytes = graph, problem, model, peak_cap_bytes
-        self.counts = shard_counts(problem.mesh_shape)
-        self.even = graph.even
+        self.counts, self.even = shard_counts(problem.mesh_shape), graph.even
         self.mesh_shape, self.num_bytes = problem.mesh_shape, problem.num_bytes
         self.rows: defaultdict[Kind, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._labels: dict[tuple[str, int, int, int], int] = {}

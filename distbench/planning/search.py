@@ -19,14 +19,9 @@ class NoPath(Exception):
 
 @dataclass(frozen=True)
 class Route:
-    """A cheapest path.
+    """A cheapest path, source and target included; bytes are those of the busiest rank.
 
-    Args:
-        states: from the source to the target, both included.
-        seconds: predicted.
-        sent_bytes: bytes that the busiest rank must send.
-        num_collectives: steps in which ranks communicate.
-        peak_bytes: the most that a step holds, its local tensors before and after; the source alone without a step.
+    `peak_bytes` is the most that a step holds, its local tensors before and after; the source alone without a step.
     """
 
     states: tuple[State, ...]
@@ -42,18 +37,13 @@ def cheapest_route(
     """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
     A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave where it is costs at least.
-
-    Args:
-        problem: the tensor and its mesh.
-        model: prices a step; more bytes must never be cheaper.
-        source: the layout before.
-        target: the layout after.
-        peak_cap_bytes: no step may hold more than this, if given.
+    More bytes must never be cheaper by the model, and no step may hold more than `peak_cap_bytes`.
 
     Raises:
         NoPath: the cap forbids every path, or there is none.
     """
-    searcher = _searcher(problem, model, _partial_ops(source, target), peak_cap_bytes)
+    partial_ops = sorted({op for _, op in (*source.partials, *target.partials)}) if target.partials else ()
+    searcher = _searcher(problem, model, tuple(partial_ops), peak_cap_bytes)
     graph = searcher.graph
     start, end = graph.number(source), graph.number(target)
     if start == end:
@@ -63,12 +53,6 @@ def cheapest_route(
     while path[-1] != start:
         path.append(parents[path[-1]])
     return Route(tuple([graph.states[node] for node in reversed(path)]), *unpack(label))
-
-
-def _partial_ops(source: State, target: State) -> tuple[str, ...]:
-    if not target.partials:
-        return ()
-    return tuple(sorted({op for _, op in (*source.partials, *target.partials)}))
 
 
 @lru_cache(maxsize=256)
@@ -90,7 +74,6 @@ class _Searcher:
         self._bounds: dict[int, Bounds] = {}
 
     def bounds(self, end: int) -> Bounds:
-        """Bounds towards a state."""
         mask = self.graph.sharded_masks[end]
         if mask not in self._bounds:
             self._bounds[mask] = Bounds(self.pricing, mask)

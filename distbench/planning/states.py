@@ -1,13 +1,13 @@
-"""How a tensor lies on a mesh, as data: which mesh dims cut which tensor dim, in which order, and what is partial."""
+"""How a tensor lies on a mesh: which mesh dims shard which tensor dim, in which order, and what is partial."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from distbench.spec.layouts import Placement, format_placements, parse_placements, shard_orders
+
 REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
-_TOKEN = re.compile(r"R|S\((\d+)\)(?:\[(\d+)\])?|P\((\w+)\)")
 
 
 class NotHandled(Exception):
@@ -20,7 +20,7 @@ class State:
 
     Args:
         mesh_ndim: number of mesh dims.
-        orders: for each tensor dim, the mesh dims that cut it, outermost cut first.
+        orders: for each tensor dim, the mesh dims that shard it, the first one first.
         partials: (mesh dim, reduce op) of each mesh dim that still waits for its reduction, ascending.
     """
 
@@ -29,55 +29,52 @@ class State:
     partials: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
-        return "".join(self.placements())
+        return format_placements(self.placements())
 
     @property
     def tensor_ndim(self) -> int:
         """Number of tensor dims."""
         return len(self.orders)
 
-    def placements(self) -> tuple[str, ...]:
-        """`("S(0)", "R", "P(sum)")`, one a mesh dim; `S(0)[1]` where a mesh dim does not cut in its default turn."""
-        texts = ["R"] * self.mesh_ndim
+    def placements(self) -> tuple[Placement, ...]:
+        """One a mesh dim; a shard names its turn where its tensor dim is not sharded from left to right."""
+        found = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
-            texts[mesh_dim] = f"P({reduce_op})"
+            found[mesh_dim] = Placement(reduce_op=reduce_op)
         for tensor_dim, order in enumerate(self.orders):
-            default = tuple(sorted(order)) == order
+            is_default = tuple(sorted(order)) == order
             for turn, mesh_dim in enumerate(order):
-                texts[mesh_dim] = f"S({tensor_dim})" + ("" if default else f"[{turn}]")
-        return tuple(texts)
+                found[mesh_dim] = Placement(tensor_dim, None if is_default else turn)
+        return tuple(found)
 
 
 def parse_state(text: str, tensor_ndim: int) -> State:
-    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` to a state; `[turn]` is a mesh dim's place in the shard order.
-
-    Args:
-        text: one placement a mesh dim, outermost mesh dim first.
-        tensor_ndim: number of tensor dims.
+    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` (the notation of `spec.layouts`) to a state.
 
     Raises:
-        ValueError: the text is no list of placements, or its turns are not 0, 1, 2, ... on a tensor dim.
+        ValueError: the text is no list of placements, its turns are not 0, 1, 2, ... on a tensor dim, or it has a
+            strided shard.
         NotHandled: a reduce op that is unknown here.
     """
-    matches = list(_TOKEN.finditer(text))
-    if "".join(match.group(0) for match in matches) != text or not matches:
-        raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[turn] or P(sum)")
-    turns: list[list[tuple[int, int]]] = [[] for _ in range(tensor_ndim)]
-    partials = []
-    for mesh_dim, match in enumerate(matches):
-        tensor_dim, turn, reduce_op = match.groups()
-        if reduce_op is not None:
-            partials.append((mesh_dim, known_reduce_op(reduce_op)))
-        elif tensor_dim is not None:
-            if int(tensor_dim) >= tensor_ndim:
-                raise ValueError(f"placement {match.group(0)} cuts a tensor dim that a {tensor_ndim}-D tensor lacks")
-            cuts = turns[int(tensor_dim)]
-            cuts.append((len(cuts) if turn is None else int(turn), mesh_dim))
-    for cuts in turns:
-        if sorted(turn for turn, _ in cuts) != list(range(len(cuts))):
-            raise ValueError(f"placements {text!r} do not number the cuts of each tensor dim 0, 1, 2, ... once each")
-    orders = tuple(tuple(mesh_dim for _, mesh_dim in sorted(cuts)) for cuts in turns)
-    return State(len(matches), orders, tuple(partials))
+    return state_of(parse_placements(text), tensor_ndim)
+
+
+def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
+    """The same of placements that are parsed already.
+
+    Raises:
+        ValueError: as `parse_state`.
+        NotHandled: likewise.
+    """
+    if any(placement.split_factor is not None for placement in placements):
+        text = format_placements(placements)
+        raise ValueError(f"placements {text!r} have a strided shard; write S(tensor dim)[turn] for each of its shards")
+    partials = [
+        (mesh_dim, known_reduce_op(placement.reduce_op))
+        for mesh_dim, placement in enumerate(placements)
+        if placement.reduce_op is not None
+    ]
+    return State(len(placements), shard_orders(placements, tensor_ndim), tuple(partials))
 
 
 def known_reduce_op(reduce_op: str) -> str:
@@ -92,7 +89,7 @@ def known_reduce_op(reduce_op: str) -> str:
 
 
 def local_shape(state: State, shape: Sequence[int], mesh_shape: Sequence[int]) -> tuple[int, ...]:
-    """The largest local shape of any rank, elements; every cut is into ceil-sized chunks of what is left.
+    """The largest local shape of any rank, elements; every shard is a ceil-sized chunk of what is left.
 
     Nested ceilings are one ceiling of the product, so the shard order does not matter here.
     """

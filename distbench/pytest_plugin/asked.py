@@ -16,18 +16,11 @@ from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
 DEFAULT_RANKS = 2
 DEFAULT_TIMEOUT_S = 300.0
 KEYWORDS = ("ranks", "mesh", "timeout_s", "quick")
-MESH = object()
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What `@pytest.mark.distbench(...)` asks for.
-
-    Args:
-        mesh: mesh dim name to size.
-        timeout_s: seconds without progress after which the launch is given up.
-        quick: few samples.
-    """
+    """What `@pytest.mark.distbench(...)` asks for: few samples if quick, an end `timeout_s` after the last progress."""
 
     mesh: dict[str, int]
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -129,7 +122,7 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     if any(one.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY) for one in parameters[1:]):
         raise UserError(f"{name} takes arguments without a name after the mesh; give each parameter a name")
     try:
-        bound = signature.bind(MESH, *args, **kwargs).arguments
+        bound = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
         raise UserError(f"{name} cannot be called so: {error}; it gets the mesh first, then what you give") from error
     given: dict[str, Any] = {}

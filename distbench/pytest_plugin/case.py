@@ -13,15 +13,13 @@ class MeasuredCase:
     """One measured case; the run file has all of it.
 
     Args:
-        id: the case's id, `call/<function>/<arguments>/<mesh>`.
+        id: `call/<function>/<arguments>/<mesh>`.
         status: "ok"; the fixture fails the test for any other.
         samples_s: seconds of each sample on its slowest rank.
-        rank_median_s: each rank's median, seconds.
         params: the case's call, variant and mesh, as text.
         counters: other numbers of the case; `checked` says whether its result was.
         stop_reason: what ended sampling: "precise", "max_samples" or "max_case_s".
         error: one sentence, when status is not "ok".
-        run_file: the run file it stands in.
     """
 
     id: str

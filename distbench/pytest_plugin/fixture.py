@@ -24,27 +24,17 @@ LOG_LINES = 30
 
 
 class Distbench:
-    """What a test calls.
-
-    Args:
-        item: the test.
-        out: where run files and ranks' logs go.
-        unshown: gets the cases that no table of pytest-benchmark shows.
-    """
+    """What a test calls; run files and logs go to `out`, cases that pytest-benchmark does not show to `unshown`."""
 
     def __init__(self, item: pytest.Item, out: Path, unshown: list[MeasuredCase]) -> None:
-        self._item = item
-        self._out = out
-        self._unshown = unshown
+        self._item, self._out, self._unshown = item, out, unshown
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[MeasuredCase]:
         """Time what `function(mesh, *args, **kwargs)` returns on every rank: `call`, or `(call, check)`.
 
-        Args:
-            function: of a module's top level. `call()` is timed until it returns; `check()` runs once afterwards, and
-                asserts, or returns None or True where this rank's result is right, False or a sentence where not.
-            args: plain data.
-            kwargs: plain data.
+        The function is of a module's top level, its arguments plain data. `call()` is timed until it returns; `check()`
+        runs once afterwards, and asserts, or returns None or True where this rank's result is right, False or a
+        sentence where not.
 
         Raises:
             pytest.fail.Exception: a case is not ok, a rank died or hung, or the test asks for what cannot be.
@@ -86,7 +76,7 @@ class Distbench:
         marker = self._item.get_closest_marker(MARKER)
         asked = asked_of(marker.args if marker else (), marker.kwargs if marker else {})
         request = launch.Request(
-            targets=(),
+            (),
             mesh=asked.mesh,
             device="cpu",
             quick=asked.quick,

@@ -106,6 +106,9 @@ def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
     facts["passes"] = settings.pop("passes", 1)
+    # Older files, which do not say, are of runs that checked everything.
+    if settings.get("check") == "full":
+        del settings["check"]
     facts["settings"] = settings or None
     facts["profile"] = job.get("profile")
     return facts

@@ -44,8 +44,7 @@ def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
         if other is not None:
             texts.append(f"{_where(path)}: {count} {_what(path)} of {size(path)} became {size(other)}")
             del gone[path], come[other]
-    texts += [f"{_where(path)}: +{count} {_what(path)}, {size(path)}{_why(path)}" for path, count in come.items()]
-    texts += [f"{_where(path)}: -{count} {_what(path)}, {size(path)}{_why(path)}" for path, count in gone.items()]
+    texts += [f"{_where(path)}: {change[path]:+} {_what(path)}, {size(path)}{_why(path)}" for path in (*come, *gone)]
     return sorted(texts)
 
 

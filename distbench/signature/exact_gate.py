@@ -18,7 +18,7 @@ class Compared:
         changed: file name to what differs in it, one sentence a path.
         uncompared: sentences on files that could not be compared, or stand on one side only.
         same: names of the files without a difference.
-        num_paths: paths in those files; 0 means that nothing was compared.
+        num_paths: in all files compared; 0 means that nothing was compared.
         shown: what differs and is not compared.
     """
 

@@ -57,7 +57,6 @@ class Signature:
     """What one scenario communicates on one mesh, on rank 0.
 
     Args:
-        scenario: its name.
         mesh: mesh dim names to ranks, outermost first.
         torch: torch's version; shown, never compared.
         cases: case id to how often each path is taken.
@@ -88,14 +87,11 @@ def _order(path: Path) -> tuple[Any, ...]:
 
 def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
     """Communications as `worker.attribution.Communication` has them, counted by path."""
-    names = [one.name for one in fields(Path)]
-    return Counter(
-        Path(**{name: record[name] for name in names} | {"owner": _owner(record)}) for record in communications
-    )
-
-
-def _owner(record: dict[str, Any]) -> str:
-    return folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
+    found: Counter[Path] = Counter()
+    for record in communications:
+        owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
+        found[Path(**{one.name: record[one.name] for one in fields(Path)} | {"owner": owner})] += 1
+    return found
 
 
 def parse(text: str, where: str) -> Signature:

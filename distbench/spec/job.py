@@ -12,6 +12,7 @@ from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 
 Variant = dict[str, Any]
+CHECKS = ("full", "loss", "none")
 # The backend that moves a device's tensors.
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # The environment variable in which a process names itself to the processes that it starts.
@@ -35,6 +36,8 @@ class Settings:
         passes: times that all cases are gone through, each time taking this share of a case's samples and seconds: what
             else the machine does then affects all cases alike. 0: where a report compares variants, as many as the
             budget gives; one elsewhere.
+        check: a name out of CHECKS: of a step, all its gradients are compared with one device's, or its loss alone, or
+            nothing. One device then holds the whole model with its activations, or without them, or not at all.
     """
 
     warmup_iterations: int = 3
@@ -47,6 +50,7 @@ class Settings:
     seed: int = 20260101
     max_relaunches: int = 20
     passes: int = 0
+    check: str = "full"
 
     @classmethod
     def quick(cls) -> "Settings":

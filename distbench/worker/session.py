@@ -121,7 +121,9 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
-    yield ConnectedRanks(RankContext(rank, device, mesh, backend, control, job.settings.seed, profile), store)
+    settings = job.settings
+    context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
+    yield ConnectedRanks(context, store)
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()

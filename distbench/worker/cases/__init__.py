@@ -14,13 +14,7 @@ from distbench.worker.rank.rank_context import RankContext
 
 
 def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
-    """Every case of one variant of a scenario.
-
-    Args:
-        scenario: the variant.
-        label: the variant's name in case ids: scenario and axes.
-        context: the ranks and the mesh.
-    """
+    """Every case of one variant of a scenario; the label (scenario and axes) is its name in case ids."""
     yield from collective_cases(scenario, context)
     yield from redistribution_cases(scenario, context)
     yield from laboratory_cases(scenario, context)
@@ -29,4 +23,4 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from call_cases(scenario, label, context)
 
 
-__all__ = ["benches_of"]
+__all__ = ["cases_of"]

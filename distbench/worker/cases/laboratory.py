@@ -1,23 +1,36 @@
 """The redistribution laboratory: suites of pairs on the mesh that is used, by every planner that can move them."""
 
+import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.costmodel.profile import Profile
-from distbench.runs.run_file import DTYPE_BYTES, Case
+from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec import Laboratory, Scenario, UserError
+from distbench.spec.layouts import Placement, format_placements
 from distbench.spec.planner_names import PLANNERS
 from distbench.spec.scenario import LABORATORY_SUITES
-from distbench.worker.cases.laboratory_moves import Experiment, open_backward, open_forward
-from distbench.worker.cases.laboratory_pairs import Pair, groups_of, sample
-from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
-from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.cases.laboratory_pairs import groups_of, sample
+from distbench.worker.cases.redistributed_pair import (
+    Experiment,
+    check_planners,
+    dtensor_under,
+    open_pair,
+    opened,
+    redistribute_case,
+    row_fields,
+    torch_placements,
+)
+from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.redistribute.planners import planned_redistribution
+from distbench.worker.redistribute.tensor_layout import Layout, Pair
 from distbench.worker.torch_internals import flatten_mesh
 
 # Suites that are about speed too run at every size, the others at the first.
@@ -32,46 +45,34 @@ def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
     """
     order = random.Random(context.seed)
     for lab in scenario.laboratories:
-        _check(lab, context.profile)
-        where = LazyMesh(context, flattened=lab.suite == "flattened")
+        if lab.suite not in LABORATORY_SUITES:
+            raise UserError(f"suite {lab.suite!r} is unknown; use {', '.join(LABORATORY_SUITES)}")
+        check_planners(lab.planners, lab.dtype, context.profile)
+        more, when_opened = _params_of(lab, context), lambda: context
+        if lab.suite == "flattened":
+            when_opened = _with_flattened_mesh(context)
         for pair in pairs_of(lab, context.mesh_shape, context.seed):
             planners = planners_for(lab, pair, context.profile)
             order.shuffle(planners)
             for name in planners:
-                yield _case_spec(lab, pair, name, where)
+                experiment = Experiment(pair, name, lab.dtype, lab.native_all_to_all, when_opened)
+                opener = open_backward if lab.suite == "backward" else open_pair
+                yield redistribute_case(experiment, lab.suite, more, opener)
 
 
-class LazyMesh:
-    """The mesh of a suite's cases: this rank's own, or the same on a mesh that has a flattened one beside it.
+def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
+    """The context on a mesh that has a flattened one as well.
 
-    The flattened mesh has groups of its own and is made when its first case opens, so that no other case ever sees one.
-
-    Args:
-        context: this rank's context.
-        flattened: whether a flattened mesh shall exist.
+    It has groups of its own and is made when its first case opens, by all ranks, so that no other case ever sees one.
     """
 
-    def __init__(self, context: RankContext, flattened: bool) -> None:
-        self._context, self._flattened, self._made = context, flattened, not flattened
+    @cache
+    def made() -> RankContext:
+        mesh = init_device_mesh(context.device.type, context.mesh_shape, mesh_dim_names=context.mesh_dims)
+        flatten_mesh(mesh, context.mesh_dims)
+        return replace(context, mesh=mesh)
 
-    @property
-    def flattened_dims(self) -> list[str] | None:
-        """Mesh dims of the flattened mesh; None where there is none."""
-        return list(self._context.mesh_dims) if self._flattened else None
-
-    @property
-    def mesh_shape(self) -> tuple[int, ...]:
-        """Ranks along each mesh dim."""
-        return self._context.mesh_shape
-
-    def context(self) -> RankContext:
-        """The context, its mesh made where it is not yet; a collective act of all ranks."""
-        if not self._made:
-            old = self._context
-            mesh = init_device_mesh(old.device.type, old.mesh_shape, mesh_dim_names=old.mesh_dims)
-            flatten_mesh(mesh, old.mesh_dims)
-            self._context, self._made = replace(old, mesh=mesh), True
-        return self._context
+    return made
 
 
 def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pair]:
@@ -99,35 +100,28 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
     return [name for name in lab.planners or PLANNERS if able.get(name, True)]
 
 
-def _check(lab: Laboratory, profile: Profile | None) -> None:
-    if lab.suite not in LABORATORY_SUITES:
-        raise UserError(f"suite {lab.suite!r} is unknown; use {', '.join(LABORATORY_SUITES)}")
-    if lab.dtype not in TORCH_DTYPES:
-        raise UserError(f"dtype {lab.dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
-    for name in lab.planners:
-        if name not in PLANNERS:
-            raise UserError(f"planner {name!r} is unknown; use {', '.join(PLANNERS)}")
-        if name == "calibrated" and profile is None:
-            raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
+def _params_of(lab: Laboratory, context: RankContext) -> dict[str, Any]:
+    """What the cases of a suite have besides the parameters of every redistribution."""
+    flattened = {"flattened": list(context.mesh_dims)} if lab.suite == "flattened" else {}
+    direction = "backward" if lab.suite == "backward" else "forward"
+    return {"suite": lab.suite, "direction": direction, "mesh_shape": list(context.mesh_shape), **flattened}
 
 
-def _case_spec(lab: Laboratory, pair: Pair, name: str, where: LazyMesh) -> CaseSpec:
-    how = f"{name}+native" if lab.native_all_to_all else name
-    backward = lab.suite == "backward"
-    params: dict[str, Any] = {
-        "suite": lab.suite,
-        "source": str(pair.source),
-        "target": str(pair.target),
-        "direction": "backward" if backward else "forward",
-        "planner": how,
-        "native_all_to_all": lab.native_all_to_all,
-        "dtype": lab.dtype,
-        "shape": list(pair.shape),
-        "mesh_shape": list(where.mesh_shape),
-    }
-    if where.flattened_dims:
-        params["flattened"] = where.flattened_dims
-    case_id = f"redistribute/{lab.dtype}{shape_text(pair.shape)}/{pair}/{lab.suite}/{how}"
-    opened = open_backward if backward else open_forward
-    experiment = Experiment(pair, name, lab.dtype, lab.native_all_to_all, where.context)
-    return CaseSpec(Case(case_id, "redistribute", params), partial(opened, experiment))
+@contextlib.contextmanager
+def open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
+    """Time the redistribution of the gradient: from the target back to the source, a Partial of it left a replica."""
+    context, pair, full = experiment.context(), experiment.pair, experiment.full
+    kept = (Placement() if placement.reduce_op else placement for placement in pair.source.placements)
+    back = Layout.of(format_placements(kept), len(pair.shape))
+    gradient = dtensor_under(full, pair.target, context)
+    source = dtensor_under(full, pair.source, context).requires_grad_()
+    target = torch_placements(back)
+    with planned_redistribution(experiment.planner, gradient, target, context, experiment.native) as planned:
+        moved = source.redistribute(context.mesh, torch_placements(pair.target))
+
+        def call() -> Any:
+            return torch.autograd.grad(moved, source, gradient, retain_graph=True)[0]
+
+        returned = Pair(pair.target, back, pair.shape)
+        fields = row_fields(returned, experiment.dtype, planned, context)
+        yield opened(replace(planned, call=call), experiment, returned, context, fields)

@@ -1,55 +1,27 @@
 """Which pairs each suite of the laboratory redistributes, all of them or a sample by symmetry. Plain data, no torch."""
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from distbench.planning import State, box_of
-from distbench.worker.cases.laboratory_layouts import (
-    Layout,
-    ordered_layouts,
-    plain_layouts,
-    strided,
-    undecodable_layouts,
-)
+from distbench.planning import State
+from distbench.spec.layouts import Placement
+from distbench.worker.cases.laboratory_layouts import ordered_layouts, plain_layouts, strided, undecodable_layouts
+from distbench.worker.redistribute.tensor_layout import Layout, Pair
 
 PARTIAL_OPS = ("sum", "avg", "max", "min")
 TENSOR_NDIMS = (1, 2, 3)
-Group = list["Pair"]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One redistribution of one tensor.
-
-    Args:
-        source: the layout before.
-        target: the layout after.
-        shape: of the full tensor.
-    """
-
-    source: Layout
-    target: Layout
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.source}->{self.target}"
+Group = list[Pair]
 
 
 def groups_of(suite: str, mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """All pairs of a suite, in groups that are sampled apart so that a rare kind is never left out.
 
-    Args:
-        suite: a name out of `spec.plan.LABORATORY_SUITES`.
-        mesh_shape: ranks along each mesh dim.
-        numel: elements of the full tensor, about; suites on awkward shapes choose their own.
-
-    Returns:
-        Groups without their empty ones; none where a mesh is too small for a suite.
+    None where a mesh is too small for a suite. The full tensor has about `numel` elements; suites on awkward shapes
+    choose their own.
     """
-    groups = SUITES[suite](mesh_shape, numel)
-    return [group for group in groups if group]
+    return [group for group in SUITES[suite](mesh_shape, numel) if group]
 
 
 def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
@@ -73,7 +45,7 @@ def _every_pair(mesh_shape: tuple[int, ...], shape: tuple[int, ...], op: str = "
 
 
 def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    shapes = [cube(numel, ndim, _num_ranks(mesh_shape)) for ndim in TENSOR_NDIMS]
+    shapes = [cube(numel, ndim, math.prod(mesh_shape)) for ndim in TENSOR_NDIMS]
     every = [_every_pair(mesh_shape, shape) for shape in shapes]
     # Pairs with Partial outnumber the others, which alone can go direct.
     return [
@@ -83,7 +55,7 @@ def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """Sources with each reduce op, and targets with a sum: torch's greedy planner has no way from S to P (F3)."""
-    mesh_ndim, shape = len(mesh_shape), cube(numel, 2, _num_ranks(mesh_shape))
+    mesh_ndim, shape = len(mesh_shape), cube(numel, 2, math.prod(mesh_shape))
     by_op = [[pair for pair in _every_pair(mesh_shape, shape, op) if pair.source.has_partial] for op in PARTIAL_OPS]
     to_sum = [target for target in plain_layouts(mesh_ndim, 2, "sum") if target.has_partial]
     to_partial = list(_crossed(plain_layouts(mesh_ndim, 2), to_sum, shape))
@@ -93,21 +65,21 @@ def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 def _from_shard_to_partial(pair: Pair) -> bool:
     sides = zip(pair.source.placements, pair.target.placements, strict=True)
-    return any(before.startswith("S") and after.startswith("P") for before, after in sides)
+    return any(before.tensor_dim is not None and after.reduce_op for before, after in sides)
 
 
 def _shard_orders(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     groups = []
     for ndim in TENSOR_NDIMS:
         layouts = list(ordered_layouts(len(mesh_shape), ndim))
-        pairs = _crossed(layouts, layouts, cube(numel, ndim, _num_ranks(mesh_shape)))
+        pairs = _crossed(layouts, layouts, cube(numel, ndim, math.prod(mesh_shape)))
         groups.append([pair for pair in pairs if pair.source.has_own_order or pair.target.has_own_order])
     return groups
 
 
 def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Dims that do not divide, cut once and cut again, and dims of fewer elements than ranks."""
-    ranks = _num_ranks(mesh_shape)
+    """Dims that do not divide, sharded once and twice, and dims of fewer elements than ranks."""
+    ranks = math.prod(mesh_shape)
     side = cube(numel, 2, ranks)[0] + 1
     shapes = [(ranks + 1,), (2 * ranks + 1, 3), (ranks + 1, 3, 2), (side, side), (max(ranks - 1, 1),), (1, ranks + 1)]
     return [[pair for pair in _every_pair(mesh_shape, shape) if _is_uneven(pair, mesh_shape)] for shape in shapes]
@@ -115,24 +87,20 @@ def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 def _is_uneven(pair: Pair, mesh_shape: tuple[int, ...]) -> bool:
     """Whether ranks hold shards of different shapes, empty ones included, before or after."""
-    return any(
-        len({tuple(stop - start for start, stop in box) for box in _boxes(side, pair.shape, mesh_shape)}) > 1
-        for side in (pair.source, pair.target)
-    )
+    orders = [(length, order) for side in _states(pair) for length, order in zip(pair.shape, side.orders, strict=True)]
+    return any(length % math.prod(mesh_shape[mesh_dim] for mesh_dim in order) for length, order in orders)
 
 
-def _boxes(layout: Layout, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
-    assert layout.state is not None
-    cells = itertools.product(*map(range, mesh_shape))
-    return [box_of(layout.state, shape, mesh_shape, cell) for cell in cells]
+def _states(pair: Pair) -> list[State]:
+    return [side.state for side in (pair.source, pair.target) if side.state is not None]
 
 
 def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """Pairs that torch may move in one collective over the flattened mesh: all mesh dims go the same way.
 
-    The first group is what it gets wrong (F1): a dim that does not divide, cut by several mesh dims and gathered.
+    The first group is what it gets wrong (F1): a dim that does not divide, sharded by several mesh dims and gathered.
     """
-    ranks = _num_ranks(mesh_shape)
+    ranks = math.prod(mesh_shape)
     odd = [pair for pair in _every_pair(mesh_shape, (ranks + 1, 3)) if _go_together(pair)]
     gathered = [pair for pair in odd if _is_gathered(pair) and _is_uneven(pair, mesh_shape)]
     even = [pair for pair in _every_pair(mesh_shape, cube(numel, 2, ranks)) if _go_together(pair)]
@@ -145,16 +113,16 @@ def _go_together(pair: Pair) -> bool:
 
 
 def _is_gathered(pair: Pair) -> bool:
-    return pair.source.placements[0].startswith("S") and pair.target.placements[0] == "R"
+    return pair.source.placements[0].tensor_dim is not None and pair.target.placements[0] == Placement()
 
 
 def _backward(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    return [_every_pair(mesh_shape, cube(numel, 2, _num_ranks(mesh_shape)))]
+    return [_every_pair(mesh_shape, cube(numel, 2, math.prod(mesh_shape)))]
 
 
 def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Strided sources that an order of cuts gives, and those that none gives, on dims that divide and not (F2)."""
-    mesh_ndim, ranks = len(mesh_shape), _num_ranks(mesh_shape)
+    """Strided sources that a shard order gives, and those that none gives, on dims that divide and not (F2)."""
+    mesh_ndim, ranks = len(mesh_shape), math.prod(mesh_shape)
     decodable: Group = []
     undecodable: Group = []
     for ndim in (1, 2):
@@ -164,21 +132,14 @@ def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
         undecodable += _crossed(undecodable_layouts(mesh_shape, ndim), targets, shape)
     odd = (ranks + 2, 2 * ranks - 1)
     uneven = list(_crossed(undecodable_layouts(mesh_shape, 2, factor=ranks), plain_layouts(mesh_ndim, 2), odd))
-    nested = [pair for pair in uneven if _cuts_again(pair.source)]
-    return [decodable, undecodable, nested, [pair for pair in uneven if not _cuts_again(pair.source)]]
+    nested = [pair for pair in uneven if _shards_again(pair.source)]
+    return [decodable, undecodable, nested, [pair for pair in uneven if not _shards_again(pair.source)]]
 
 
-def _cuts_again(layout: Layout) -> bool:
-    """Whether two mesh dims cut one tensor dim: there torch's ranks may disagree on sizes, and gloo then kills them."""
-    dims = [int(text.strip("_S()").partition(",")[0]) for text in layout.placements if text != "R"]
+def _shards_again(layout: Layout) -> bool:
+    """Whether two mesh dims shard one tensor dim: there torch's ranks may disagree on sizes, and gloo kills them."""
+    dims = [placement.tensor_dim for placement in layout.placements if placement.tensor_dim is not None]
     return len(set(dims)) < len(dims)
-
-
-def _num_ranks(mesh_shape: Sequence[int]) -> int:
-    ranks = 1
-    for size in mesh_shape:
-        ranks *= size
-    return ranks
 
 
 SUITES: dict[str, Callable[[tuple[int, ...], int], list[Group]]] = {
@@ -196,12 +157,7 @@ def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...],
     """Every pair, or at most `max_pairs`: one of each class of equal pairs first, groups in turn.
 
     Two pairs are equal if they differ only by the names of mesh dims of one size, and of tensor dims of one size.
-
-    Args:
-        groups: from `groups_of`.
-        max_pairs: cap; 0 takes all.
-        mesh_shape: ranks along each mesh dim.
-        seed: of the choice; the same on every rank.
+    `max_pairs` of 0 takes all; the seed must be the same on every rank.
     """
     if not max_pairs or sum(map(len, groups)) <= max_pairs:
         return [pair for group in groups for pair in group]
@@ -233,11 +189,10 @@ def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> It
 
 def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
     """The same for pairs that differ only by renaming; a pair with strided shards is a class of its own."""
-    before, after = pair.source.state, pair.target.state
-    if before is None or after is None or pair.source.is_strided or pair.target.is_strided:
+    if pair.source.is_strided or pair.target.is_strided:
         return str(pair), pair.shape
     images = [
-        tuple(_renamed(state, mesh_names, tensor_names) for state in (before, after))
+        tuple(_renamed(state, mesh_names, tensor_names) for state in _states(pair))
         for mesh_names in _renamings(mesh_shape)
         for tensor_names in _renamings(pair.shape)
     ]

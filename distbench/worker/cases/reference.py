@@ -1,7 +1,12 @@
-"""The same step on one device, and how far the parallel one is from it."""
+"""The same step on one device, and how far the parallel one is from it.
+
+Rank 0 alone computes it. Gradients leave its device as backward finishes them, and are shared and compared one by one,
+so that no other rank ever holds more than one of them.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +17,7 @@ from distbench.spec import Scenario
 from distbench.worker.plans.fully_sharded import policies_of
 from distbench.worker.plans.materialise import blueprint, load_initial_values
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-from distbench.worker.redistribute.expected_shards import chunk_of, cut
+from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 LOW_PRECISION_TOLERANCE = 5e-2
@@ -20,59 +25,63 @@ LOW_PRECISION_TOLERANCE = 5e-2
 
 @dataclass(frozen=True)
 class Reference:
-    """Loss and gradients on one device, on every rank's CPU.
+    """What one device computes, on rank 0's CPU; other ranks have the shapes alone.
 
     Args:
+        shapes: parameter name to its full shape, of every parameter.
         loss: the loss over the global batch.
-        gradients: parameter name to full gradient.
-        output: the model's output of this rank's part of the batch; None where it was not asked for.
+        gradients: parameter name to full gradient, of the parameters that have one.
+        output: the model's output of the global batch, where it is one tensor.
     """
 
-    loss: float
-    gradients: dict[str, torch.Tensor]
+    shapes: dict[str, torch.Size]
+    loss: float = 0.0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     output: torch.Tensor | None = None
 
 
-def reference_of(scenario: Scenario, context: RankContext, output_shape: Sequence[int] | None = None) -> Reference:
-    """Rank 0 computes it on its device alone and tells the others.
+def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool = True) -> Reference:
+    """Rank 0 computes it on its device; nothing stays there.
 
     Args:
         scenario: model, batch and loss.
-        context: this rank's context; all ranks must call this together.
-        output_shape: shape of the output of this rank's part of the batch, where outputs shall be compared too.
+        context: this rank's context.
+        with_gradients: False for the forward pass alone, which holds no activations either.
     """
     assert scenario.build_model and scenario.make_batch and scenario.loss
     built = blueprint(scenario.build_model, context.seed)
-    loss = torch.zeros(1)
-    gradients = {name: torch.zeros(value.shape) for name, value in built.model.named_parameters()}
-    index, count = context.index(BATCH_DIMS)
-    outputs = [torch.zeros(output_shape[0] * count, *output_shape[1:])] if output_shape is not None else []
-    if context.rank == 0:
-        own_loss, own, output = _one_device(scenario, context, built.buffers)
-        loss.fill_(own_loss)
-        gradients = {name: own[name] for name in gradients}
-        outputs = [output.reshape(whole.shape) for whole in outputs]
-    for tensor in (loss, *gradients.values(), *outputs):
-        dist.broadcast(tensor, src=0, group=context.control)
-    return Reference(float(loss), gradients, *(chunk_of(whole, 0, count, index) for whole in outputs))
-
-
-def _one_device(
-    scenario: Scenario, context: RankContext, buffers: dict[str, torch.Tensor]
-) -> tuple[float, dict[str, torch.Tensor], Any]:
-    assert scenario.build_model and scenario.make_batch and scenario.loss
+    shapes = {name: parameter.shape for name, parameter in built.model.named_parameters()}
+    if context.rank != 0:
+        return Reference(shapes)
     with torch.device(context.device):
-        model = scenario.build_model()
-    load_initial_values(model, context, buffers)
+        model: nn.Module = scenario.build_model()
+    load_initial_values(model, context, built.buffers)
+    gradients: dict[str, torch.Tensor] = {}
+    if with_gradients:
+        _collect_gradients(model, gradients)
     inputs, targets = (tensor.to(context.device) for tensor in scenario.make_batch())
-    output = model(inputs)
-    loss = scenario.loss(output, targets)
-    loss.backward()
-    gradients = {
-        name: (torch.zeros_like(value) if value.grad is None else value.grad).float().cpu().contiguous()
-        for name, value in model.named_parameters()
-    }
-    return float(loss), gradients, output.detach().float().cpu() if isinstance(output, torch.Tensor) else None
+    with torch.set_grad_enabled(with_gradients):
+        output = model(inputs)
+        loss = scenario.loss(output, targets)
+    if with_gradients:
+        loss.backward()
+    whole = output.detach().cpu().float() if isinstance(output, torch.Tensor) else None
+    return Reference(shapes, float(loss.detach()), gradients, whole)
+
+
+def _collect_gradients(model: nn.Module, gradients: dict[str, torch.Tensor]) -> None:
+    """Have each gradient move to the CPU as soon as backward has finished it."""
+
+    def collect(name: str, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        finished = parameter.grad.cpu().float().contiguous()
+        # A part that recomputes its forward by a backward of its own adds to a parameter several times.
+        gradients[name] = gradients[name] + finished if name in gradients else finished
+        parameter.grad = None
+
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(partial(collect, name))
 
 
 def compare(
@@ -80,40 +89,67 @@ def compare(
     local_loss: float,
     reference: Reference,
     context: RankContext,
-    gradient_scale: float = 1.0,
+    gradient_scale: float | None = 1.0,
     output: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """Relative errors of the loss, of the worst gradient, and of the output if it is given, over all ranks.
 
-    Each rank compares its own shard of each gradient with the same cut of the reference; an error is the largest
+    Each rank compares its own shard of each gradient with the same shard of the reference; an error is the largest
     absolute difference over the largest absolute value of the whole gradient.
 
     Args:
         model: the parallel model, after backward.
         local_loss: this rank's loss, a mean over its part of the batch.
-        reference: what one device gave.
+        reference: what one device gave; its gradients are dropped as they are compared.
         context: this rank's context; all ranks must call this together.
-        gradient_scale: what the plan multiplies gradients by, on purpose.
+        gradient_scale: what the plan multiplies gradients by, on purpose; None compares no gradients.
         output: the model's whole output of this rank's part of the batch.
     """
-    errors = {
-        name: _gradient_error(parameter, gradient_scale * reference.gradients[name])
-        for name, parameter in model.named_parameters()
-    }
-    gathered = context.gather((local_loss, errors))
-    loss = sum(loss for loss, _ in gathered) / len(gathered)
-    worst = {name: max(theirs[name] for _, theirs in gathered) for name in errors}
-    name = max(worst, key=lambda key: worst[key])
-    outputs = {}
-    if output is not None and reference.output is not None:
-        outputs["output_rel_error"] = max(context.gather(_largest(output, reference.output, reference.output)))
-    return {
-        "loss": loss,
-        "loss_rel_error": abs(loss - reference.loss) / max(abs(reference.loss), 1e-30),
-        "grad_rel_error": worst[name],
-        "worst_grad": name,
-        **outputs,
-    }
+    errors = {} if gradient_scale is None else _gradient_errors(model, reference, context, gradient_scale)
+    output_error = None if output is None else _output_error(output, reference, context)
+    gathered = context.gather((local_loss, reference.loss, errors, output_error))
+    expected_loss = gathered[0][1]
+    loss = sum(one[0] for one in gathered) / len(gathered)
+    found = {"loss": loss, "loss_rel_error": abs(loss - expected_loss) / max(abs(expected_loss), 1e-30)}
+    if errors:
+        worst = {name: max(one[2][name] for one in gathered) for name in errors}
+        name = max(worst, key=lambda key: worst[key])
+        found |= {"grad_rel_error": worst[name], "worst_grad": name}
+    if output_error is not None:
+        found["output_rel_error"] = max(one[3] for one in gathered)
+    return found
+
+
+def _gradient_errors(model: nn.Module, reference: Reference, context: RankContext, scale: float) -> dict[str, float]:
+    errors = {}
+    for name, parameter in model.named_parameters():
+        expected = _shared(reference.gradients.pop(name, None), reference.shapes[name], context).mul_(scale)
+        errors[name] = _gradient_error(parameter, expected)
+        # Before the next one is made.
+        del expected
+    return errors
+
+
+def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
+    """Rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
+    if tensor is None:
+        tensor = torch.zeros(shape)
+    dist.broadcast(tensor, src=0, group=context.control)
+    return tensor
+
+
+def _output_error(output: torch.Tensor, reference: Reference, context: RankContext) -> float:
+    """Of this rank's part of the batch; the parts are shared one by one."""
+    index, count = context.index(BATCH_DIMS)
+    whole, error = reference.output, 0.0
+    for part in range(count):
+        chunk = None
+        if whole is not None:
+            chunk = chunk_of(whole.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()
+        expected = _shared(chunk, output.shape, context)
+        if part == index:
+            error = _largest(output, expected, expected)
+    return error
 
 
 def _gradient_error(parameter: Any, expected: torch.Tensor) -> float:
@@ -124,9 +160,7 @@ def _gradient_error(parameter: Any, expected: torch.Tensor) -> float:
         if any(placement.is_partial() for placement in gradient.placements):
             gradient = gradient.full_tensor()
         else:
-            mesh = gradient.device_mesh
-            coordinate = tuple(mesh.get_coordinate() or ())
-            wanted = cut(expected, gradient.placements, tuple(mesh.mesh.shape), coordinate)
+            wanted = own_shard(expected, gradient.placements, gradient.device_mesh)
             return _largest(gradient.to_local(), wanted, expected)
     return _largest(gradient, expected, expected)
 
@@ -142,9 +176,9 @@ def _largest(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> fl
 
 def verdict(found: dict[str, Any], tolerance: float) -> str | None:
     """A sentence when an error is beyond the tolerance (or not a number), else None."""
-    gradient = f"the gradient of {found['worst_grad']}"
-    told = {"loss_rel_error": "the loss", "grad_rel_error": gradient, "output_rel_error": "the output"}
-    for what, where in told.items():
+    gradient = f"the gradient of {found.get('worst_grad')}"
+    names = {"loss_rel_error": "the loss", "grad_rel_error": gradient, "output_rel_error": "the output"}
+    for what, where in names.items():
         if what in found and not found[what] <= tolerance:
             return f"{where} is {found[what]:.2e} (relative) off one device's; {tolerance:.0e} is allowed"
     return None

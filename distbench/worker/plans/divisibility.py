@@ -9,19 +9,13 @@ LARGEST_SIZE = 64
 
 
 def sizes_that_work(number: int) -> str:
-    """Numbers of parts that `number` can be cut into evenly, up to 64: `"sizes that work: 1, 2, 3, 6"`."""
+    """Numbers of chunks that `number` can be split into evenly, up to 64: `"sizes that work: 1, 2, 3, 6"`."""
     sizes = [size for size in range(1, min(number, LARGEST_SIZE) + 1) if number % size == 0]
     return "sizes that work: " + ", ".join(map(str, sizes))
 
 
 def mesh_that_works(number: int, mesh_dims: Sequence[str], context: RankContext) -> str:
-    """The mesh with each of these mesh dims no larger than it is, so that together they cut `number` evenly.
-
-    Args:
-        number: what must be divisible.
-        mesh_dims: the mesh dims that cut it.
-        context: the mesh.
-    """
+    """The mesh with each of these mesh dims no larger than it is, so that together they shard `number` evenly."""
     left, chosen = number, dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
     for name in mesh_dims:
         chosen[name] = max(size for size in range(1, chosen[name] + 1) if left % size == 0)
@@ -30,14 +24,7 @@ def mesh_that_works(number: int, mesh_dims: Sequence[str], context: RankContext)
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext) -> str:
-    """The sentence about a tensor dim (or batch) of `number` that the mesh dims do not cut evenly.
-
-    Args:
-        what: its beginning: what cannot be cut.
-        number: the size that is not a multiple.
-        mesh_dims: the mesh dims that cut it.
-        context: the mesh.
-    """
+    """That the mesh dims do not shard a tensor dim (or batch) of `number` evenly, as a sentence that begins `what`."""
     _, size = context.index(tuple(mesh_dims))
     where = f"mesh dim {'x'.join(mesh_dims)!r} of size {size}"
     return (

@@ -1,6 +1,6 @@
 """What keeps FSDP2's knobs from working on a model and a mesh."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -17,32 +17,28 @@ HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
 def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
-    """One sentence for each problem of the plan's FSDP part.
-
-    Args:
-        model: the model on the meta device, before the plan.
-        plan: a plan with an FSDP part.
-        context: the mesh.
-    """
+    """One sentence for each problem of the plan's FSDP part, if it has one."""
     fsdp = plan.fsdp
-    assert fsdp is not None
+    if fsdp is None:
+        return
     shards = present(fsdp.mesh_dims, context)
     if not shards:
         yield f"FSDP shards over {', '.join(fsdp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
         return
     if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
-    yield from _resharding(model, plan, context, shards)
-    yield from _placements(model, plan, context, shards)
+    yield from _resharding(fsdp, plan, context, shards)
+    if fsdp.shard_placement is not None and not isinstance(fsdp.shard_placement, LargestDim):
+        yield from _placements(model, fsdp.shard_placement, plan, context, shards)
     yield from _tied_across_units(model, fsdp)
     yield from _small_parameters(fsdp)
     yield from _prefetch(fsdp)
-    yield from _extension(model, plan, context, shards)
+    if fsdp.gather_extension is not None:
+        yield from _extension(model, fsdp.gather_extension, plan, context, shards)
 
 
-def _resharding(model: nn.Module, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
-    assert plan.fsdp is not None
-    to = plan.fsdp.reshard_after_forward
+def _resharding(fsdp: FsdpPlan, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
+    to = fsdp.reshard_after_forward
     if to is None or isinstance(to, bool):
         return
     size = context.index(tuple(shards))[1]
@@ -51,20 +47,18 @@ def _resharding(model: nn.Module, plan: ParallelPlan, context: RankContext, shar
         works = f"use {', '.join(fitting)}, True or False" if fitting else "use True or False"
         where = f"mesh dim {'x'.join(shards)!r} of size {size}"
         yield f"reshard_after_forward={to} is no proper divisor of {where}; {works}"
-    if plan.fsdp.shard_placement is not None:
+    if fsdp.shard_placement is not None:
         yield f"reshard_after_forward={to} works with shards on tensor dim 0 only; leave shard_placement out"
     if plan.tp is not None or plan.shard_params:
         yield f"reshard_after_forward={to} does not work on parameters that TP shards; use True or False"
-    if plan.fsdp.gather_extension is not None:
+    if fsdp.gather_extension is not None:
         yield f"reshard_after_forward={to} does not work with a gather_extension; use True or False"
 
 
-def _placements(model: nn.Module, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
-    assert plan.fsdp is not None
+def _placements(
+    model: nn.Module, choose: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
+) -> Iterator[str]:
     size = context.index(tuple(shards))[1]
-    choose = plan.fsdp.shard_placement
-    if choose is None or isinstance(choose, LargestDim):
-        return
     for name, parameter in model.named_parameters():
         placement: Any = choose(parameter)
         if placement is None:
@@ -115,15 +109,14 @@ def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:
             yield f"{name}={ahead} has no units to gather ahead; name modules in wrap"
 
 
-def _extension(model: nn.Module, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
-    assert plan.fsdp is not None
-    if plan.fsdp.gather_extension is None:
-        return
+def _extension(
+    model: nn.Module, extension: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
+) -> Iterator[str]:
     if annotations_by_parameter(plan, model) or any(True for _ in styles_by_module(plan, model)) or callable(plan.tp):
         yield "a gather_extension works on plain parameters only; leave tp and shard_params out"
     first = next((parameter for parameter in model.parameters() if parameter.ndim > 1), None)
     if first is not None:
-        extended = plan.fsdp.gather_extension(first.detach())
+        extended = extension(first.detach())
         if lacking := [hook for hook in HOOKS if not hasattr(extended, hook)]:
             yield f"gather_extension gives a {type(extended).__name__} without {' and '.join(lacking)}; define both"
     for name, parameter in model.named_parameters():

@@ -1,5 +1,6 @@
 """FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, and what is done by hand."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,15 +54,13 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         _extend_gathers(model, plan.gather_extension)
     num_shards = _num_ranks(plan.mesh_dims, context)
     kept = _kept_whole(model, plan)
-    placement = shard_placement_of(plan, num_shards)
-    options: dict[str, Any] = {"mesh": _mesh(plan, context), "ignored_params": set(kept.values())}
-    for name, value in (
-        ("reshard_after_forward", plan.reshard_after_forward),
-        ("offload_policy", plan.offload),
-        ("shard_placement_fn", placement),
-    ):
-        if value is not None:
-            options[name] = value
+    chosen = {
+        "reshard_after_forward": plan.reshard_after_forward,
+        "offload_policy": plan.offload,
+        "shard_placement_fn": shard_placement_of(plan, num_shards),
+    }
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    options |= {"mesh": _mesh(plan, context), "ignored_params": set(kept.values())}
     units = matching_modules(plan.wrap, model)
     root_only = [] if "" in units else [("", model)]
     deepest_first = sorted(units, key=lambda name: -name.count(".") if name else 1)
@@ -165,17 +164,17 @@ def _divide_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
 def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:
     if plan.shard_placement is None:
         return {}
-    tensor_dims: dict[int, int] = {}
-    for name, parameter in model.named_parameters():
-        if name not in kept:
-            placement = next(one for one in getattr(parameter, "placements", ()) if hasattr(one, "dim"))
-            tensor_dims[placement.dim] = tensor_dims.get(placement.dim, 0) + 1
-    told = ", ".join(f"{count} on tensor dim {tensor_dim}" for tensor_dim, count in sorted(tensor_dims.items()))
-    return {"fsdp_shards": told, "fsdp_kept_whole": ", ".join(kept) or "none"}
+    tensor_dims: Counter[int] = Counter(
+        next(one.dim for one in getattr(parameter, "placements", ()) if hasattr(one, "dim"))
+        for name, parameter in model.named_parameters()
+        if name not in kept
+    )
+    shards = ", ".join(f"{count} on tensor dim {tensor_dim}" for tensor_dim, count in sorted(tensor_dims.items()))
+    return {"fsdp_shards": shards, "fsdp_kept_whole": ", ".join(kept) or "none"}
 
 
 def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:
-    """Average the gradients of parameters that FSDP was told to leave alone, each as backward finishes it.
+    """Average the gradients of parameters that FSDP leaves alone, each as backward finishes it.
 
     Averaging what has been averaged before changes nothing, so micro-batches may accumulate over it.
     """

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.expected_shards import cut
+from distbench.worker.redistribute.expected_shards import own_shard
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,7 @@ def blueprint(build_model: Callable[[], Any], seed: int) -> Blueprint:
     """Build a model on the meta device; one that has buffers once more, to learn their values.
 
     The second time only the parameters are put on the meta device, each as it is registered, so no more than one of
-    them has memory at a time. Buffers drawn at random are the same on every rank.
-
-    Args:
-        build_model: makes the model.
-        seed: what torch's generator starts from.
+    them has memory at a time. Buffers drawn at random start from the seed, the same on every rank.
     """
     with torch.device("meta"):
         model: nn.Module = build_model()
@@ -75,11 +71,7 @@ def materialise(
 ) -> None:
     """Give a sharded model memory and its initial values, one parameter at a time; needs no communication.
 
-    Args:
-        model: the model, laid over the mesh.
-        context: this rank's context.
-        buffers: buffer name to its initial value.
-        device: where parameters go; the rank's device, unless they are offloaded.
+    Parameters go to the rank's device, or to `device` where they are offloaded.
     """
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
     model.to_empty(device=device or context.device)
@@ -110,9 +102,7 @@ def _fill(tensor: Any, full: torch.Tensor) -> None:
     if not hasattr(tensor, "to_local"):
         tensor.copy_(full)
         return
-    mesh = tensor.device_mesh
-    shard = cut(full, tensor.placements, tuple(mesh.mesh.shape), tuple(mesh.get_coordinate() or ()))
-    tensor.to_local().copy_(shard)
+    tensor.to_local().copy_(own_shard(full, tensor.placements, tensor.device_mesh))
 
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:

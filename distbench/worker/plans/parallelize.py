@@ -1,4 +1,4 @@
-"""A plan onto a model: TP, then activation checkpointing, compile and FSDP; CP wraps each step (see workloads.step)."""
+"""A plan onto a model: TP, then activation checkpointing, compile and FSDP; CP wraps each step (see training_step)."""
 
 from typing import Any
 
@@ -11,17 +11,12 @@ from distbench.worker.plans.fully_sharded import Sharded, shard_fully
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, styles_by_module
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.expected_shards import cut
+from distbench.worker.redistribute.expected_shards import own_shard
 from distbench.worker.torch_internals import flatten_mesh
 
 
 def parallelize(model: nn.Module, plan: ParallelPlan, context: RankContext) -> tuple[nn.Module, Sharded]:
-    """Apply the plan to a model on the meta device; parameters become DTensors, still without memory.
-
-    Args:
-        model: the model, every parameter on the meta device.
-        plan: the plan, already checked against the mesh.
-        context: this rank's context.
+    """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
     Raises:
         Skipped: a part of the plan has nothing to do on this machine.
@@ -52,7 +47,7 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
-    """Turn the parameters that `shard_params` names into DTensors over the plan's `tp_dim`, cut in the mesh's order."""
+    """Turn the parameters that `shard_params` names into DTensors over the plan's `tp_dim`, in the mesh's order."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh_dims = [name for name in context.mesh_dims if name in plan.tp_dims]
@@ -66,7 +61,7 @@ def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankConte
         placements = [Shard(tensor_dims[name]) if name in tensor_dims else Replicate() for name in mesh_dims]
         full = parameters[parameter_name]
         with torch.no_grad():
-            local = cut(full, placements, tuple(mesh.mesh.shape), tuple(mesh.get_coordinate() or ())).contiguous()
+            local = own_shard(full, placements, mesh).contiguous()
         sharded = DTensor.from_local(
             local, mesh, placements, run_check=False, shape=full.shape, stride=tuple(full.stride())
         )

@@ -18,19 +18,12 @@ ROTATIONS = ("allgather", "alltoall")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
-    """One sentence for each thing that keeps the plan from working on this mesh; empty when it will.
-
-    Args:
-        model: the model on the meta device, before the plan.
-        batch: the global batch's inputs.
-        plan: the plan.
-        context: the mesh.
-    """
+    """One sentence for each thing that keeps the plan from working on a model on the meta device and this mesh."""
     return [
         *_unused_mesh_dims(plan, context),
         *_unmatched_patterns(model, plan),
         *tp_problems(model, plan, context),
-        *(fsdp_problems(model, plan, context) if plan.fsdp else ()),
+        *fsdp_problems(model, plan, context),
         *_undividable_batch(batch, plan, context),
         *_context_parallel(model, batch, plan, context),
         *_unknown_backend(plan),
@@ -74,7 +67,7 @@ def _undividable_batch(batch: Any, plan: ParallelPlan, context: RankContext) -> 
         yield undivided(f"a batch of {length} cannot be split", length, dims, context)
     elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
         share = f"a batch of {length // num_parts} a rank"
-        yield f"{share} cannot be cut into {plan.microbatches} micro-batches; use a divisor of {length // num_parts}"
+        yield f"{share} cannot be split into {plan.microbatches} micro-batches; use a divisor of {length // num_parts}"
 
 
 def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -100,7 +93,7 @@ def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context:
     length = batch.shape[plan.cp.seq_dim]
     if size > 1 and length % chunks:
         over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
-        yield f"a sequence of {length} cannot be cut into {chunks} chunks over {over}"
+        yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:

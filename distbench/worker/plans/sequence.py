@@ -21,14 +21,8 @@ def sequence_sharded(
 ) -> contextlib.AbstractContextManager[None]:
     """The context of forward, loss and backward; inputs, targets and the model's buffers are sharded in place.
 
-    Buffers are whole again afterwards, inputs and targets are not. With `unshard_output` targets stay whole.
-
-    Args:
-        model: the model, laid over the mesh.
-        plan: the plan's context parallel part.
-        context: this rank's context.
-        inputs: this rank's part of the batch, a copy of it.
-        targets: likewise.
+    Buffers are whole again afterwards, inputs and targets (copies of this rank's part of the batch) are not. With
+    `unshard_output` targets stay whole.
     """
     batch = [inputs] if plan.unshard_output else [inputs, targets]
     buffers = dict(model.named_buffers())
@@ -46,15 +40,8 @@ def sequence_sharded(
 def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
     """Have the model's output gathered along the sequence, in its original order, each time it has run.
 
-    A hook, so that what it communicates belongs to the model's root.
-
-    Args:
-        model: the model, laid over the mesh.
-        plan: the plan's context parallel part.
-        context: this rank's context.
-
-    Returns:
-        Whether the plan asks for it and the sequence is sharded on this mesh; else nothing is done.
+    A hook, so that what it communicates belongs to the model's root. Returns whether the plan asks for it and the
+    sequence is sharded on this mesh; else nothing is done.
     """
     if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
         return False

@@ -17,13 +17,7 @@ SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
 
 
 def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
-    """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`.
-
-    Args:
-        model: the model on the meta device, before the plan.
-        plan: the plan.
-        context: the mesh.
-    """
+    """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`."""
     yield from _styles(model, plan, context)
     yield from _unknown_inputs(model, plan)
     yield from _tied(model, plan)
@@ -61,14 +55,7 @@ def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
 
 
 def local_shape(name: str, model: nn.Module, plan: ParallelPlan, context: RankContext) -> list[int]:
-    """A parameter's shape on one rank after TP, where the plan's styles cut it evenly.
-
-    Args:
-        name: the parameter's name.
-        model: the model before the plan.
-        plan: the plan.
-        context: the mesh.
-    """
+    """A parameter's shape on one rank after TP, where the plan's styles shard it evenly."""
     shape = list(model.get_parameter(name).shape)
     for _, module_name, module, style in styles_by_module(plan, model):
         for attribute, tensor_dim in _sharded_by(style, module):

@@ -46,15 +46,15 @@ class TrainingStep:
         offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
         give_memory(self.model, context, self._buffers, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, scenario.plan.fsdp, context)
-        # Where the output is made whole, it can be compared with one device's: kept while somebody asks for it.
+        # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, scenario.plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
-        self._microbatches = list(self._cut(scenario.make_batch()))
+        self._microbatches = list(self._split(scenario.make_batch()))
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self._microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
 
-    def _cut(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _split(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
         index, count = self._context.index(BATCH_DIMS)
         parts = self.plan.microbatches
         for part in range(parts):

@@ -25,6 +25,7 @@ class RankContext:
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
         profile: the machine's cost profile, or None.
+        check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class RankContext:
     control: dist.ProcessGroup
     seed: int
     profile: Profile | None = None
+    check: str = "full"
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:

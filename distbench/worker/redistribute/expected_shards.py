@@ -1,55 +1,74 @@
 """Which part of a full tensor a rank holds, worked out here and not by DTensor: what results are checked against."""
 
-import re
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from distbench.spec import UserError
+from distbench.spec.layouts import Placement, parse_placements
 from distbench.worker.torch_internals import is_strided_shard, strided_shard
 
-NOISE_PERIOD = 7
+REDUCE_OPS = ("sum", "avg", "max", "min")
+# Of tagged tensors: their values lie between 0 and this.
+PERIOD = 61
+# Parts differ by at least so many values in turn, so that one that lies at the wrong offset shows.
+MIN_PART_PERIOD = 7
 
 
 def parse_placement(text: str) -> Any:
-    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement.
+    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; no turns in a shard order.
 
     Raises:
         UserError: any other text.
     """
+    try:
+        (placement,) = parse_placements(text)
+    except ValueError:
+        placement = None
+    if placement is None or placement.turn is not None or placement.reduce_op not in (None, *REDUCE_OPS):
+        raise UserError(f"placement {text!r} is unknown; write R, S(tensor dim) or P(sum)")
+    return torch_placement(placement)
+
+
+def torch_placement(placement: Placement) -> Any:
+    """torch's own, which says nothing of turns."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    if text == "R":
+    if placement.reduce_op is not None:
+        return Partial(placement.reduce_op)
+    if placement.tensor_dim is None:
         return Replicate()
-    if match := re.fullmatch(r"S\((\d+)\)", text):
-        return Shard(int(match.group(1)))
-    if match := re.fullmatch(r"P\((sum|avg|max|min)\)", text):
-        return Partial(match.group(1))
-    if match := re.fullmatch(r"_S\((\d+),(\d+)\)", text):
-        return strided_shard(int(match.group(1)), int(match.group(2)))
-    raise UserError(f"placement {text!r} is unknown; write R, S(tensor dim) or P(sum)")
+    if placement.split_factor is not None:
+        return strided_shard(placement.tensor_dim, placement.split_factor)
+    return Shard(placement.tensor_dim)
 
 
-def cut(full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]) -> Any:
-    """The shard of `full` at a mesh coordinate; Replicate and Partial cut nothing.
+def shard_of(
+    full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> torch.Tensor:
+    """The shard of `full` at a mesh coordinate; Replicate and Partial hold all of it.
 
-    Mesh dims cut from left to right, each into ceil-sized chunks of what is left, except that the strided shards of
-    FSDP2 over TP cut after all plain ones (the parameter was sharded by TP before FSDP saw it).
+    Mesh dims shard from left to right, each into ceil-sized chunks of what is left, except that the strided shards of
+    FSDP2 over TP come after all plain ones (the parameter was sharded by TP before FSDP saw it).
 
     Args:
         full: the global tensor.
-        placements: one a mesh dim.
+        placements: torch's, one a mesh dim.
         mesh_shape: ranks along each mesh dim.
         coordinate: this rank's index along each mesh dim.
     """
-    order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
-    local = full
-    for mesh_dim in order:
+    for mesh_dim in sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim])):
         tensor_dim = getattr(placements[mesh_dim], "dim", None)
         if tensor_dim is not None:
-            local = chunk_of(local, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
-    return local
+            full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
+    return full
+
+
+def own_shard(full: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
+    """The same for this rank of a device mesh."""
+    return shard_of(full, placements, tuple(mesh.mesh.shape), tuple(mesh.get_coordinate() or ()))
 
 
 def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int) -> torch.Tensor:
@@ -60,35 +79,22 @@ def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int)
     return tensor.narrow(tensor_dim, start, min(size, length - start))
 
 
-def cut_in_order(
+def shard_in_order(
     full: torch.Tensor, orders: Sequence[Sequence[int]], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The shard of `full` at a mesh coordinate where the mesh dims cut in a given order.
-
-    Args:
-        full: the global tensor.
-        orders: for each tensor dim, the mesh dims that cut it, outermost cut first.
-        mesh_shape: ranks along each mesh dim.
-        coordinate: this rank's index along each mesh dim.
-    """
+    """As `shard_of`, by `State.orders`: for each tensor dim, the mesh dims that shard it, the first one first."""
     for tensor_dim, order in enumerate(orders):
         for mesh_dim in order:
             full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
     return full
 
 
-def cut_strided(
+def strided_shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The shard of `full` where each mesh dim cuts in its turn, and a strided one takes its chunk of several pieces.
+    """As `shard_of`, but from left to right throughout, and a strided shard takes its chunk of each piece.
 
-    This is what torch says a `_StridedShard` means, whether or not an order of plain cuts gives the same.
-
-    Args:
-        full: the global tensor; each piece must be divisible.
-        placements: one a mesh dim.
-        mesh_shape: ranks along each mesh dim.
-        coordinate: this rank's index along each mesh dim.
+    This is what torch says a `_StridedShard` means, whether or not an order of plain shards gives the same.
     """
     for mesh_dim, placement in enumerate(placements):
         tensor_dim = getattr(placement, "dim", None)
@@ -100,31 +106,22 @@ def cut_strided(
     return full
 
 
-def tagged(shape: Sequence[int], dtype: torch.dtype, period: int = 61, shift: int = 0) -> torch.Tensor:
+def tagged(shape: Sequence[int], dtype: torch.dtype, period: int = PERIOD, shift: int = 0) -> torch.Tensor:
     """Small integers, exact in every dtype, that tell neighbouring offsets apart: (offset + shift) mod period."""
-    numel = 1
-    for size in shape:
-        numel *= size
+    numel = math.prod(shape)
     pattern = ((torch.arange(period) + shift) % period).to(dtype)
     return pattern.repeat(numel // period + 1)[:numel].reshape(tuple(shape))
-
-
-def source_shard(
-    full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
-) -> torch.Tensor:
-    """This rank's local tensor of a DTensor whose value is `full`; Partial ranks hold parts that reduce to it."""
-    return cut(part_of(full, placements, mesh_shape, coordinate), placements, mesh_shape, coordinate).contiguous()
 
 
 def part_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The uncut part of `full` that a rank contributes to the reduction; `full` itself without Partial.
+    """The part of `full` that a rank contributes to the reduction, not sharded yet; `full` itself without Partial.
 
-    No two ranks contribute the same, so that a rank left out of the reduction shows. Sums of parts are exact; averages
-    are where the number of parts is a power of two.
+    No two ranks contribute the same, so that a rank left out of the reduction shows. `rounding_of` says whether a right
+    reduction of the parts is exact.
     """
-    mesh_dims = [mesh_dim for mesh_dim, placement in enumerate(placements) if placement.is_partial()]
+    mesh_dims = _partial_dims(placements)
     if not mesh_dims:
         return full
     num_parts, part = 1, 0
@@ -135,10 +132,38 @@ def part_of(
         # At each offset one part holds the value and all others miss it, each by its own distance.
         distance = tagged(full.shape, full.dtype, num_parts, part)
         return full - distance if reduce_op == "max" else full + distance
-    noise = [tagged(full.shape, full.dtype, NOISE_PERIOD, shift) for shift in range(1, num_parts)]
+    averaged = [mesh_shape[mesh_dim] for mesh_dim in mesh_dims if placements[mesh_dim].reduce_op == "avg"]
+    return _summand(full, num_parts, part) * math.prod(averaged)
+
+
+def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
+    """Parts 1 and 2, 3 and 4, ... cancel one another, so that sums of any parts stay small; part 0 is the rest."""
+    num_pairs = num_parts // 2
+    pair = (part + 1) // 2 if part else num_pairs
+    noise = 1 + tagged(full.shape, full.dtype, max(num_pairs, MIN_PART_PERIOD), pair)
     if part:
-        return noise[part - 1]
-    local = full * num_parts if reduce_op == "avg" else full.clone()
-    for other in noise:
-        local -= other
-    return local
+        return noise if part % 2 else -noise
+    # Of an even number of parts, the last one has no counterpart.
+    return full.clone() if num_parts % 2 else full - noise
+
+
+def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:
+    """By how much a right redistribution of `part_of`'s parts may miss the full tensor's values; 0 where it is exact.
+
+    It is exact where all sums are integers that the dtype holds, and all divisions (of averages, and of a replica that
+    becomes parts) are by powers of two.
+    """
+    before, after = _partial_dims(source), _partial_dims(target)
+    num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in before)
+    num_pairs = num_parts // 2
+    period = max(num_pairs, MIN_PART_PERIOD)
+    largest_sum = PERIOD + sum(range(period - num_pairs + 1, period + 1))
+    divided = [*after, *(mesh_dim for mesh_dim in before if source[mesh_dim].reduce_op == "avg")]
+    eps = torch.finfo(dtype).eps
+    if largest_sum <= 2 / eps and all(mesh_shape[mesh_dim].bit_count() == 1 for mesh_dim in divided):
+        return 0.0
+    return eps * num_parts * math.prod(mesh_shape[mesh_dim] for mesh_dim in after) * largest_sum
+
+
+def _partial_dims(placements: Sequence[Any]) -> list[int]:
+    return [mesh_dim for mesh_dim, placement in enumerate(placements) if placement.is_partial()]

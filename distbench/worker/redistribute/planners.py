@@ -12,7 +12,7 @@ from distbench.compare.medians import median
 from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.costmodel.mesh_costs import measured_cost
 from distbench.costmodel.profile import Profile
-from distbench.planning import NotHandled, State, forget_prices, parse_state, plan_exchange
+from distbench.planning import NotHandled, State, forget_prices, plan_exchange
 from distbench.runs.run_file import busbw_factor
 from distbench.spec import UserError
 from distbench.worker.rank.rank_context import RankContext
@@ -70,21 +70,14 @@ class PlannedRedistribution:
 def planned_redistribution(
     name: str, source: Any, target: Sequence[Any], context: RankContext, native: bool
 ) -> Iterator[PlannedRedistribution]:
-    """Plan a redistribution, and keep what it needs switched on until it has been timed.
+    """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
 
-    Args:
-        name: one of `spec.planner_names.PLANNERS`.
-        source: the DTensor to move.
-        target: target placements, one a mesh dim.
-        context: this rank's context.
-        native: on CPU, run all-to-alls as such.
+    Names are those of `spec.planner_names.PLANNERS` but direct, which `exchange_between` plans. `native` runs
+    all-to-alls as such on CPU.
 
     Raises:
         Unsupported: this planner cannot move this pair, or torch is not the one we know.
     """
-    if name == "direct":
-        yield _exchange(source, target, context)
-        return
     profile = context.profile.natively() if context.profile and native else context.profile
     with _planning(name, profile, context), native_all_to_all(native):
         yield _path(source, target, context, profile, native)
@@ -112,37 +105,25 @@ def _path(
     planning_s = planning_seconds(plan_only(source, target), _forget_paths)
     text, steps = plan_path(source, target)
     itemsize = source.dtype.itemsize
-    speaking = [step for step in steps if step.op and step.group_size > 1]
-    executed = [executed_as(step.op, context, native) for step in speaking if step.op]
+    communicating = [step for step in steps if step.op and step.group_size > 1]
+    executed = [executed_as(step.op, context, native) for step in communicating if step.op]
     return PlannedRedistribution(
         call=lambda: source.redistribute(context.mesh, target),
         path=text,
-        collectives=tuple(step.op for step in speaking if step.op),
+        collectives=tuple(step.op for step in communicating if step.op),
         executed_as=tuple(executed),
         wire_bytes=wire_bytes(steps, itemsize),
-        wire_bytes_executed=round(sum(map(_sent, speaking, executed)) * itemsize),
+        wire_bytes_executed=round(sum(map(_sent, communicating, executed)) * itemsize),
         planning_s=planning_s,
         predicted_s=predicted_seconds(steps, itemsize, profile),
         steps=tuple(steps),
     )
 
 
-def _exchange(source: Any, target: Sequence[Any], context: RankContext) -> PlannedRedistribution:
-    before, after = state_of(source.placements, source.ndim), state_of(target, source.ndim)
-    return exchange_between(before, after, tuple(source.shape), source.to_local(), context)
-
-
 def exchange_between(
     before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, context: RankContext
 ) -> PlannedRedistribution:
-    """The direct exchange between any two layouts, explicit shard orders included.
-
-    Args:
-        before: the layout of the source.
-        after: the layout of the target.
-        shape: of the full tensor.
-        local: this rank's shard under the source.
-        context: this rank's context.
+    """The direct exchange of a local tensor between any two layouts of a shape, explicit shard orders included.
 
     Raises:
         Unsupported: one side has a partial.
@@ -173,33 +154,8 @@ def exchange_between(
     )
 
 
-def exchange_load(source: Any, target: Sequence[Any], context: RankContext) -> tuple[int, float]:
-    """What the time of a direct exchange depends on, see `planning.Exchange.load`."""
-    before, after = state_of(source.placements, source.ndim), state_of(target, source.ndim)
-    return plan_exchange(before, after, tuple(source.shape), context.mesh_shape).load()
-
-
-def state_of(placements: Sequence[Any], tensor_ndim: int) -> State:
-    """torch's placements, in their default shard order, as planning has them."""
-    texts = [
-        f"P({placement.reduce_op})"
-        if placement.is_partial()
-        else f"S({placement.dim})"
-        if placement.is_shard()
-        else "R"
-        for placement in placements
-    ]
-    return parse_state("".join(texts), tensor_ndim)
-
-
 def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile | None) -> float | None:
-    """Seconds of a path by a profile; None without one, or where it lacks a collective's line.
-
-    Args:
-        steps: of the path.
-        itemsize: bytes of one element.
-        profile: what was measured.
-    """
+    """Seconds of a path by a profile; None without one, or where it lacks a collective's line. Itemsize in bytes."""
     if profile is None:
         return None
     total = 0.0
@@ -215,7 +171,7 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
 
 
 def predicted_exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
-    """Seconds of a direct exchange by the place's profile (see `planning.Exchange.load`); None where it has no line."""
+    """Seconds of a direct exchange (see `planning.Exchange.load`) by the profile; None where it has no line."""
     line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
     if line is None:
         return None
@@ -247,7 +203,7 @@ def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
-    """What the backend runs for a step of DTensor's: on CPU an all-to-all is an all-gather and a cut, if not native."""
+    """What the backend runs for a step: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
     if op == NATIVE_ALL_TO_ALL:
         return "all_to_all"
     if context.device.type == "cpu" and op == "all_to_all" and not native:

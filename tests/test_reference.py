@@ -1,0 +1,133 @@
+"""What checking a step against one device holds at a time, in one process that stands for one rank of several."""
+
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbench.spec import Scenario
+from distbench.worker.cases.reference import compare, reference_of
+from distbench.worker.plans.materialise import load_initial_values
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import fake_ranks
+
+LAYERS, SIDE = 6, 32
+
+
+class OneOfTwo(RankContext):
+    """A rank that hears nothing of the others."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Iterator[list[RankContext]]:
+    with fake_ranks({"dp_shard": 2}) as mesh:
+        assert dist.group.WORLD is not None
+        yield [OneOfTwo(rank, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1) for rank in range(2)]
+
+
+def stack() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
+
+
+def scenario_of(build_model: Any = stack) -> Scenario:
+    torch.manual_seed(0)
+    batch = torch.randn(4, SIDE), torch.randn(4, SIDE)
+    return Scenario(build_model=build_model, make_batch=lambda: batch, loss=nn.functional.mse_loss)
+
+
+def whole_step(scenario: Scenario, context: RankContext) -> tuple[nn.Module, float]:
+    """The model after one step on the whole batch: what a plan of one rank computes."""
+    assert scenario.build_model and scenario.make_batch and scenario.loss
+    model: nn.Module = scenario.build_model()
+    load_initial_values(model, context, {})
+    inputs, targets = scenario.make_batch()
+    loss = scenario.loss(model(inputs), targets)
+    loss.backward()
+    return model, float(loss.detach())
+
+
+def test_another_rank_holds_one_full_gradient_at_a_time(
+    contexts: list[RankContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, most = weakref.WeakSet[torch.Tensor](), 0
+
+    def broadcast(tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        nonlocal most
+        if tensor.shape == (SIDE, SIDE):
+            held.add(tensor)
+        most = max(most, len(held))
+
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    scenario = scenario_of()
+    model, loss = whole_step(scenario, contexts[1])
+    compare(model, loss, reference_of(scenario, contexts[1]), contexts[1])
+    assert most == 1
+
+
+def test_on_one_device_no_gradient_outlives_its_place_in_backward(contexts: list[RankContext]) -> None:
+    with_gradients: list[int] = []
+    built: list[weakref.ref[nn.Module]] = []
+
+    def watched() -> nn.Module:
+        model = stack()
+        built.append(weakref.ref(model))
+        parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(partial(count, parameters))
+        return model
+
+    def count(parameters: list[Any], _: torch.Tensor) -> None:
+        with_gradients.append(sum(one().grad is not None for one in parameters))
+
+    reference = reference_of(scenario_of(watched), contexts[0])
+    assert with_gradients == [1] * LAYERS
+    assert not any(model() for model in built)
+    assert {tuple(gradient.shape) for gradient in reference.gradients.values()} == {(SIDE, SIDE)}
+
+
+def test_rank_0_drops_each_gradient_once_it_is_compared(contexts: list[RankContext]) -> None:
+    scenario = scenario_of()
+    model, loss = whole_step(scenario, contexts[0])
+    reference = reference_of(scenario, contexts[0])
+    assert len(reference.gradients) == LAYERS
+    found = compare(model, loss, reference, contexts[0])
+    assert found["loss_rel_error"] == found["grad_rel_error"] == 0 and not reference.gradients
+
+
+def test_what_backward_reaches_in_two_parts_is_added_up(contexts: list[RankContext]) -> None:
+    """As reentrant checkpoints do, each of which runs a backward of its own."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(SIDE, SIDE)
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            from torch.utils.checkpoint import checkpoint
+
+            given = given.clone().requires_grad_()
+            for _ in range(2):
+                given = checkpoint(self.layer, given, use_reentrant=True)
+            return given
+
+    scenario = scenario_of(Shared)
+    model, loss = whole_step(scenario, contexts[0])
+    found = compare(model, loss, reference_of(scenario, contexts[0]), contexts[0])
+    assert found["grad_rel_error"] < 1e-6
+
+
+def test_the_loss_alone_needs_no_gradients(contexts: list[RankContext]) -> None:
+    scenario = scenario_of()
+    model, loss = whole_step(scenario, contexts[0])
+    reference = reference_of(scenario, contexts[0], with_gradients=False)
+    assert not reference.gradients
+    found = compare(model, loss, reference, contexts[0], gradient_scale=None)
+    assert found.keys() == {"loss", "loss_rel_error"} and found["loss_rel_error"] == 0
