@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distbench.spec import Job, Settings
 from distbench.worker.cases.collective import OPERATIONS, _all_gather, _reduce_scatter
-from distbench.worker.rank.clocks import HostClock
+from distbench.worker.rank.device import HostClock
 from distbench.worker.rank.measure import Meter, RankGroup
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.scheduling import calm_scheduler

@@ -18,7 +18,7 @@ from distbench.costmodel.profile import Profile
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
 from distbench.worker.cases.calibration import calibration_cases, square_of
 from distbench.worker.cases.redistributed_pair import Experiment, planned_pair
-from distbench.worker.rank.clocks import HostClock
+from distbench.worker.rank.device import HostClock
 from distbench.worker.rank.measure import Meter, RankGroup
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.scheduling import calm_scheduler

@@ -16,8 +16,6 @@ def ask_child(
     """What `python -m MODULE ARGUMENTS` answers, read from JSON.
 
     Args:
-        module: such as "distbench.worker.children.torch_checks".
-        arguments: of its command line.
         given: plain data that it reads as JSON from its standard input; None for an empty one.
         timeout_s: seconds after which it is ended and given up.
         failure: what to say where there is no answer; `{why}` in it stands for the reason.

@@ -13,23 +13,15 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Checked:
-    """What `distbench check` found.
-
-    Args:
-        lines: for a terminal.
-        num_problems: how many different problems the plans have.
-    """
+    """What `distbench check` found: lines for a terminal, and how many different problems the plans have."""
 
     lines: tuple[str, ...]
     num_problems: int
 
 
 def check_plans(request: Request) -> Checked:
-    """Check every variant of the scenarios that the request names; no rank is started.
-
-    Raises:
-        UserError: an unknown scenario, axis, value or mesh, a scenario that cannot be loaded, or no answer in time.
-    """
+    """Check every variant of the scenarios that the request names; no rank is started. `UserError` where that cannot
+    be done."""
     jobs = jobs_of(request, None)
     answers = ask_child(
         "distbench.worker.children.plan_problems",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distbench.ask_child import ask_child
-from distbench.runs.machine import gpu_count, host_facts
+from distbench.runs.machine import accelerator_here, host_facts
 from distbench.spec.errors import UserError
 
 TIMEOUT_S = 300.0
@@ -27,9 +27,9 @@ def examine() -> dict[str, Any]:
 
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    seen = gpu_count()
-    ok = not seen or next(check["ok"] for check in checks if check["name"] == "CUDA")
-    advice = "" if ok else "install a torch built for CUDA"
+    device, seen = accelerator_here()
+    ok = not seen or next(check["ok"] for check in checks if check["name"] == device.upper())
+    advice = "" if ok else f"install a torch built for {device.upper()}"
     return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 
 
@@ -51,14 +51,8 @@ def lines_of(found: dict[str, Any]) -> list[str]:
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
     """Whether two methods see the same collectives in every step, at the quick sizes, on a fake process group.
 
-    Args:
-        targets: scenarios as `distbench run` takes them; none stands for all shipped ones that do not measure the mesh.
-
-    Returns:
-        `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
-
-    Raises:
-        UserError: an unknown scenario, or no answer.
+    Without targets, all shipped scenarios that do not measure the mesh are asked. The answer has `cases`, each with
+    `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.request import MESH_TAGS

@@ -14,10 +14,18 @@ from distbench.costmodel.profile import Profile
 from distbench.planning import parse_state
 from distbench.spec import Laboratory, Scenario, UserError
 from distbench.spec.scenario import LABORATORY_SUITES
-from distbench.worker.cases.laboratory import laboratory_cases, pairs_of, planners_for
-from distbench.worker.cases.laboratory_layouts import ordered_layouts, strided, undecodable_layouts
-from distbench.worker.cases.laboratory_pairs import SUITES, class_of, cube, groups_of, sample
+from distbench.worker.cases.laboratory_pairs import (
+    SUITES,
+    class_of,
+    cube,
+    groups_of,
+    ordered_layouts,
+    sample,
+    strided,
+    undecodable_layouts,
+)
 from distbench.worker.cases.redistributed_pair import torch_placements
+from distbench.worker.cases.redistribution import laboratory_cases, pairs_of, planners_for
 from distbench.worker.rank.failure import RankFailed
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from distbench.spec import Settings
-from distbench.worker.rank.clocks import HostClock
+from distbench.worker.rank.device import HostClock
 from distbench.worker.rank.measure import Meter, RankGroup, stop_reason
 
 

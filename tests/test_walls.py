@@ -275,3 +275,16 @@ def test_loading_the_pytest_plugin_imports_nothing_of_ours() -> None:
 def test_nothing_imports_the_scenarios_by_name() -> None:
     for path in FILES:
         assert not any(name.split(".")[0] == "scenarios" for name in imported(path)), path
+
+
+def test_one_table_and_one_file_of_the_worker_know_the_accelerators() -> None:
+    """Another one means touching these two; CUDA may be written about, and torch's own private names may need it."""
+    know = {PACKAGE / "spec" / "devices.py", PACKAGE / "worker" / "rank" / "device.py"}
+    for path in FILES:
+        if path not in know and room_of(path) != "worker.torch_internals":
+            assert "cuda" not in path.read_text() and "CUDA_" not in path.read_text(), path
+            assert not {"torch.accelerator", "torch.xpu", "torch.get_device_module"} & dotted_names(tree_of(path)), path
+
+
+def dotted_names(tree: ast.Module) -> set[str]:
+    return {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -1,4 +1,1 @@
-"""Two revisions, installations or environments of one thing, launched in turn until the verdict is settled.
-
-Nothing is imported here, so that the command line starts fast.
-"""
+"""Two revisions or environments launched in turn until the verdict is settled. Imports nothing: it starts fast."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distbench.spec.errors import UserError
@@ -26,7 +26,6 @@ class Side:
         ref: what the user called it: a git revision, or "." for the working tree as it is.
         folder: where its code lies; launches run there and import from there first.
         python: the interpreter, whose torch is measured.
-        variables: environment variables of its own.
         commit: the revision's full hash; None for the working tree.
     """
 
@@ -52,11 +51,7 @@ class Side:
 
 
 def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`["NCCL_ALGO=Tree"]` to a mapping.
-
-    Raises:
-        UserError: a text that is not NAME=VALUE.
-    """
+    """`["NCCL_ALGO=Tree"]` to a mapping; a UserError for a text that is not NAME=VALUE."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -67,12 +62,9 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def python_at(text: str | None, option: str) -> str:
-    """The interpreter that the user means, as an absolute path; None is this process's own.
+    """The interpreter that the user means, as an absolute path, or a UserError; None is this process's own.
 
     Links are kept: a virtual environment's python is one, and what it points to knows nothing of the environment.
-
-    Raises:
-        UserError: there is no such program.
     """
     if text is None:
         return sys.executable
@@ -93,7 +85,7 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
         UserError: this is no git repository, or it has no such revision.
     """
     root = _root() if any(side.ref != WORKING_TREE for side in sides) else None
-    commits = {side.ref: commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
+    commits = {side.ref: _commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
     with stopped_as_interrupt(), contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
         found = []
@@ -109,21 +101,15 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
             here = tree / Path.cwd().relative_to(root)
             if not here.is_dir():
                 raise UserError(f"{side.ref} has no folder {Path.cwd().relative_to(root)}; run ab from one it has")
-            found.append(Side(side.name, side.ref, here, side.python, side.variables, commits[side.ref]))
+            found.append(replace(side, folder=here, commit=commits[side.ref]))
         yield found
 
 
-def commit_of(ref: str, root: Path) -> str:
-    """A revision's full hash.
-
-    Raises:
-        UserError: there is no such revision.
-    """
+def _commit_of(ref: str, root: Path) -> str:
     done = _run(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root)
     if done.returncode:
-        raise UserError(
-            f"{ref!r} is no revision of this git repository; give a branch, tag or commit, or . for the working tree"
-        )
+        give = "give a branch, tag or commit, or . for the working tree"
+        raise UserError(f"{ref!r} is no revision of this git repository; {give}")
     return done.stdout.strip()
 
 
@@ -137,9 +123,8 @@ def _root() -> Path:
 
 
 def _run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = ["git", *arguments]
     try:
-        return subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S
-        )
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"git cannot be run: {error}") from error

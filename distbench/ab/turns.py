@@ -30,7 +30,6 @@ class Terms:
     """How long to go on.
 
     Args:
-        max_pairs: pairs at most.
         budget_s: no pair is begun that would probably end after so many seconds.
         looks: after how many pairs to look; each look spends an equal part of alpha.
     """
@@ -50,27 +49,18 @@ class Settled:
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
-    """Refuse options of `distbench run` that each launch gets from here.
-
-    Raises:
-        UserError: one of them is among the arguments.
-    """
-    for argument in arguments:
-        if (option := argument.partition("=")[0]) in OWN_OPTIONS:
-            raise UserError(
-                f"{option} stands after --, where each launch gets its own; leave it out (ab takes --out before --)"
-            )
+    """Refuse options of `distbench run` that each launch gets from here, with a UserError."""
+    for option in (argument.partition("=")[0] for argument in arguments):
+        if option in OWN_OPTIONS:
+            leave = "leave it out (ab takes --out before --)"
+            raise UserError(f"{option} stands after --, where each launch gets its own; {leave}")
 
 
 def looks_of(max_pairs: int, min_launches: int, alpha: float) -> tuple[int, ...]:
     """Up to four looks, evenly from the first that can give a verdict to the last pair.
 
-    Signs of n pairs can be flipped in 2^n ways, so a look at level a needs log2(1 / a) pairs at least.
-
-    Args:
-        max_pairs: pairs at most.
-        min_launches: pairs below which there is no verdict.
-        alpha: of all looks together.
+    Signs of n pairs can be flipped in 2^n ways, so a look at level a needs log2(1 / a) pairs at least; `alpha` is that
+    of all looks together. Below `min_launches` pairs there is no verdict.
     """
     for count in range(MAX_LOOKS, 1, -1):
         first = max(min_launches, math.ceil(math.log2(count / alpha)))
@@ -100,7 +90,6 @@ def take_turns(
         run_arguments: of `distbench run`: scenarios and options.
         out: results go to its folders `a` and `b`.
         options: of the gate; its alpha is shared between the looks.
-        terms: how long to go on.
         say: is called with each line of progress.
 
     Raises:
@@ -110,7 +99,7 @@ def take_turns(
     share = replace(options, alpha=options.alpha / len(terms.looks))
     started_s, longest_s = time.monotonic(), 0.0
     for done in range(1, terms.max_pairs + 1):
-        taken = {side.name: launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
+        taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
         longest_s = max(longest_s, sum(taken.values()))
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
         if done in terms.looks and done < terms.max_pairs:
@@ -139,8 +128,8 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
-def launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
-    """One launch; its seconds. Cases that fail are the gate's business, not this one's."""
+def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
+    """The launch's seconds. Cases that fail are the gate's business, not this one's."""
     folder = out / side.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,6 +177,6 @@ def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path,
     side = Side("unchanged", WORKING_TREE, Path.cwd())
     with stopped_as_interrupt():
         for number in range(1, num_launches + 1):
-            took_s = launch_once(side, run_arguments, out)
+            took_s = _launch_once(side, run_arguments, out)
             say(f"launch {number} of {num_launches}: {took_s:.1f} s")
     return out / side.name

@@ -135,10 +135,8 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
 
 
 def _ranking_row(advice: Advice) -> tuple[str, ...]:
-    cells = []
-    for planner in PLANNERS:
-        plan = advice.plans.get(planner)
-        cells.append("-" if plan is None else f"{_time(plan.seconds, None)}\n{size_text(plan.sent_bytes)}")
+    plans = [advice.plans.get(planner) for planner in PLANNERS]
+    cells = [f"{_time(plan.seconds, None)}\n{size_text(plan.sent_bytes)}" if plan else "-" for plan in plans]
     longer = times_longer(advice)
     return (
         str(advice.source),

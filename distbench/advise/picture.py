@@ -39,11 +39,7 @@ FOOT = (
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be written, before anything is worked out.
-
-    Raises:
-        UserError: another suffix than .png and .svg, or no such folder.
-    """
+    """Refuse (UserError) another suffix than .png and .svg, or a missing folder, before anything is worked out."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
     if not path.parent.is_dir():

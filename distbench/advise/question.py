@@ -130,13 +130,8 @@ def _measured(profile: Profile, named: Mapping[str, int], text: str) -> Measured
 
 
 def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
-    missing = (
-        f"{op} over {name} of {size}"
-        for name, size in named.items()
-        for op in COLLECTIVES
-        if size > 1 and profile.line(op, name, size) is None
-    )
-    return next(missing, None)
+    asked = [(op, name, size) for name, size in named.items() for op in COLLECTIVES if size > 1]
+    return next((f"{op} over {name} of {size}" for op, name, size in asked if not profile.line(op, name, size)), None)
 
 
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:

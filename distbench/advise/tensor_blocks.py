@@ -18,13 +18,8 @@ def diagram_of(drawing: Drawing) -> str:
     """The diagram, lines of at most 100 characters, below which plan it is of."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
     arrows = [_arrow(step.text) for step in drawing.plan.steps]
-    return "\n".join(
-        [
-            *wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", MAX_WIDTH),
-            "",
-            *_side_by_side(panels, arrows),
-        ]
-    )
+    head = wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", MAX_WIDTH)
+    return "\n".join([*head, "", *_side_by_side(panels, arrows)])
 
 
 def _legend(drawing: Drawing) -> str:

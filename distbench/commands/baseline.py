@@ -48,9 +48,9 @@ def list_baselines(out: Path) -> None:
       distbench baseline list
     """
     from distbench.render.blocks import Table, text_of
-    from distbench.runs.baselines import FOLDER, baseline_files, describe
+    from distbench.runs.baselines import FOLDER, describe
 
-    rows = describe(baseline_files(out), out / FOLDER)
+    rows = describe(out)
     if not rows:
         click.echo(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
         return

@@ -11,21 +11,20 @@ from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
+from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
 
 
 @click.command()
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
+@click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
 @click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option("-o", "output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file.")
 @click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
-@click.option(
-    "--timeout", "timeout_s", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
-)
+@click.option("--timeout", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def calibrate(mesh: str | None, output: Path, plots: Path | None, quiet: bool, **asked: Any) -> None:
+def calibrate(mesh: str | None, output: Path, plots: Path | None, timeout: float, quiet: bool, **asked: Any) -> None:
     """Measure what each step of a redistribution costs on this machine, and fit a profile to plan by.
 
     Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size.
@@ -44,7 +43,7 @@ def calibrate(mesh: str | None, output: Path, plots: Path | None, quiet: bool, *
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
     parsed = parse_mesh(mesh) if mesh else None
-    request = Request(targets=("calibrate",), mesh=parsed, started_at=STARTED_AT, **asked)
+    request = Request(targets=("calibrate",), mesh=parsed, timeout_s=timeout, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     is_first = joined is None or joined.rank == 0
     exit_code = run_all(jobs, joined, quiet or not is_first)

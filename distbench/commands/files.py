@@ -9,11 +9,7 @@ from distbench.spec.errors import UserError
 
 
 def expanded(paths: Sequence[str]) -> list[Path]:
-    """Patterns that a shell has not expanded are expanded here; what exists is taken by its name.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
+    """Patterns that a shell has not expanded; what exists is taken by its name. A pattern must match something."""
     found: list[Path] = []
     for text in paths:
         if Path(text).exists() or not glob.has_magic(text):
@@ -27,19 +23,13 @@ def expanded(paths: Sequence[str]) -> list[Path]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was.
-
-    Raises:
-        UserError: there is no such folder, or the file cannot be opened.
-    """
+    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was."""
     if not path.resolve().parent.is_dir():
-        raise UserError(
-            f"{option} {path} cannot be written: there is no folder {path.parent}; make it, or give another file"
-        )
+        missing = f"there is no folder {path.parent}; make it, or give another file"
+        raise UserError(f"{option} {path} cannot be written: {missing}")
     is_new = not path.exists()
     try:
-        with path.open("a"):
-            pass
+        path.open("a").close()
     except OSError as error:
         raise UserError(f"{option} {path} cannot be written ({error.strerror}); give another file") from error
     if is_new:
@@ -47,11 +37,7 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def make_folder(path: Path, option: str) -> None:
-    """A folder that may be there already.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """Make a folder that may be there already, or raise a UserError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -59,11 +45,7 @@ def make_folder(path: Path, option: str) -> None:
 
 
 def write(path: Path, text: str, mode: str = "w") -> None:
-    """Write a text, or append it with mode "a".
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a text, or append it with mode "a"; a UserError where the file cannot be written."""
     try:
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)

@@ -10,11 +10,7 @@ class FiniteRange(click.FloatRange):
     """A number within bounds; nan and inf, which every comparison with a limit would let through, are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number.
-
-        Raises:
-            click.BadParameter: it is none, or out of bounds.
-        """
+        """The number; click.BadParameter where it is none, or out of bounds."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)

@@ -27,6 +27,7 @@ USED_BY = {
     "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
 }
 SEPARATOR = "vs"
+USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 
 
 @click.command()
@@ -92,7 +93,7 @@ def gate(
       distbench gate --self-test --launches 30 -- llama_2d --quick
     """
     if not paths and not try_itself:
-        raise UserError("gate compares two sides: distbench gate BASELINE... vs CANDIDATE...")
+        raise UserError(f"gate compares two sides: {USAGE}")
     modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
     _refuse_unused(ctx, next((mode for mode, is_on in modes.items() if is_on), None))
     put_out = partial(_put_out, form=form, targets=_targets(write_to), github=github)
@@ -110,11 +111,7 @@ def gate(
 
 
 def _refuse_unused(ctx: click.Context, mode: str | None) -> None:
-    """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to."""
     for parameter in ctx.command.params:
         option = parameter.opts[0]
         if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE or option == "paths":
@@ -170,23 +167,15 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Ca
 
 
 def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """The baseline's and the candidate's paths.
-
-    Raises:
-        UserError: the two sides cannot be told apart, or a pattern matches nothing.
-    """
-    if SEPARATOR in paths:
-        index = paths.index(SEPARATOR)
-        left, right = paths[:index], paths[index + 1 :]
-    else:
-        left, right = paths[:1], paths[1:]
-        if len(paths) > 2:
-            raise UserError(
-                f"{len(paths)} paths are given, and which are the candidate's is not clear; write the word vs between "
-                "the two sides: distbench gate BASELINE... vs CANDIDATE..."
-            )
+    """The baseline's and the candidate's paths; a UserError where they cannot be told apart, or match no file."""
+    has_word = SEPARATOR in paths
+    if not has_word and len(paths) > 2:
+        unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
+        raise UserError(f"{unclear}; write the word vs between the two sides: {USAGE}")
+    end = paths.index(SEPARATOR) if has_word else 1
+    left, right = paths[:end], paths[end + has_word :]
     if not left or not right or SEPARATOR in right:
-        raise UserError("gate compares two sides: distbench gate BASELINE... vs CANDIDATE...")
+        raise UserError(f"gate compares two sides: {USAGE}")
     return expanded(left), expanded(right)
 
 

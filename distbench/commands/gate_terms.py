@@ -21,11 +21,7 @@ strict = click.option("--strict", is_flag=True, help="Exit with 3 when a case is
 
 
 def options_of(tolerance: Sequence[str], allow_different: Sequence[str], **more: Any) -> "Options":
-    """What was given as the terms of a comparison; `more` are fields of Options.
-
-    Raises:
-        UserError: a tolerance is no share, or a field need not agree anyway.
-    """
+    """What was given as the terms of a comparison, or a UserError; `more` are fields of Options."""
     from distbench.compare.options import Options, tolerances_of
     from distbench.gate.comparable import check_allowed
 

@@ -14,12 +14,7 @@ from distbench.spec.errors import UserError
 @click.option("--shape", required=True, metavar="N,...", help="Shape of the full tensor, e.g. 4096,4096.")
 @click.option("--dtype", default="bf16", show_default=True, help="f64, f32, bf16 or f16.")
 @click.option("--mesh", required=True, metavar="2x4|DIM=N,...", help="Mesh, e.g. 2x4 or dp_shard=2,tp=4.")
-@click.option(
-    "--profile",
-    "profile_path",
-    type=click.Path(path_type=Path),
-    help="Cost profile; without one, torch's own constants.",
-)
+@click.option("--profile", type=click.Path(path_type=Path), help="Cost profile; without one, torch's own constants.")
 @click.option(
     "--devices-per-host",
     type=click.IntRange(1),
@@ -32,7 +27,13 @@ from distbench.spec.errors import UserError
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
 @click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
 def plan(
-    source: str | None, target: str | None, picture: Path | None, form: str, all_pairs: bool, **asked: Any
+    source: str | None,
+    target: str | None,
+    profile: Path | None,
+    picture: Path | None,
+    form: str,
+    all_pairs: bool,
+    **asked: Any,
 ) -> None:
     """Say how each planner would redistribute a tensor from SOURCE to TARGET, what that costs, and which to use.
 
@@ -48,7 +49,7 @@ def plan(
     from distbench.advise import plan_all_pairs, plan_pair
     from distbench.advise.question import setting_of
 
-    setting = setting_of(**asked)
+    setting = setting_of(profile_path=profile, **asked)
     if all_pairs:
         if source or picture:
             raise UserError("--all-pairs takes neither SOURCE and TARGET nor --picture; leave one of them out")

@@ -8,6 +8,7 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.finite import FiniteRange
+from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.job import CHECKS
 
 
@@ -15,7 +16,7 @@ from distbench.spec.job import CHECKS
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: cuda where there is a GPU, else cpu.")
+@click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
 @click.option("--passes", type=click.IntRange(0), default=0, metavar="N", help="Take turns N times. [0: as it needs]")

@@ -22,13 +22,7 @@ SEED = 20260101
 def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
     """Print the gate's rates of false alarms and of slowdowns found, on this machine.
 
-    Args:
-        paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
-        num_launches: launches to make.
-        options: the gate's terms.
-
-    Raises:
-        UserError: too few launches, or one that could not work.
+    The paths are a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
     """
     from distbench.ab.turns import check_run_arguments, launch_unchanged
     from distbench.gate.quality.rates_text import OURS, table
@@ -53,6 +47,5 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         if trial.num_windows(num_pairs):
             click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
     if trial.series.num_launches < 2 * max(NUM_PAIRS):
-        click.echo(
-            f"\n{max(NUM_PAIRS)} pairs take {2 * max(NUM_PAIRS)} launches; there are {trial.series.num_launches}."
-        )
+        most = max(NUM_PAIRS)
+        click.echo(f"\n{most} pairs take {2 * most} launches; there are {trial.series.num_launches}.")

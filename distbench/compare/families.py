@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from distbench.compare.intervals import side_of_bound
 from distbench.compare.log_differences import Floats, LogDifference, holm
 from distbench.compare.options import Options
-from distbench.compare.sign_flips import PRIOR_FREEDOM, Flipped, flip_tests
+from distbench.compare.sign_flips import PRIOR_FREEDOM, flip_tests
 from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
 
 Words = NDArray[np.str_]
@@ -17,12 +17,7 @@ Words = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Block:
-    """One metric of one group of launches: a row a case.
-
-    Args:
-        difference: the differences of the sides.
-        tolerance: in logarithms, one a case.
-    """
+    """One metric of one group of launches: a row a case; tolerances in logarithms."""
 
     difference: LogDifference
     tolerance: Floats
@@ -58,24 +53,19 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
     flipped = iter(flip_tests(paired, options.least_launches(paired=True), alpha))
     corrected = iter(_holm(blocks, enough))
     found = []
-    for block in blocks:
-        each = alpha / max(num_tests, 1)
-        if block.difference.is_paired:
-            slower, faster, detectable, needed = _paired(block, next(flipped), each, options)
+    each = alpha / max(num_tests, 1)
+    for difference, tolerance in ((block.difference, block.tolerance) for block in blocks):
+        if difference.is_paired:
+            of = next(flipped)
+            slower, faster, detectable = of.slower, of.faster, of.detectable(tolerance)
+            # How the largest statistic will behave with more pairs is not known; Bonferroni's bound on it is.
+            needed = difference.launches_to_settle(each, options.confidence, tolerance, of.error, PRIOR_FREEDOM)
         else:
             slower, faster = next(corrected)
-            detectable = block.difference.detectable(each, block.tolerance)
-            needed = block.difference.launches_to_settle(each, options.confidence, block.tolerance)
+            detectable = difference.detectable(each, tolerance)
+            needed = difference.launches_to_settle(each, options.confidence, tolerance)
         found.append(Tested(slower * designs, faster * designs, detectable, needed))
     return found, num_tests
-
-
-def _paired(block: Block, flipped: Flipped, alpha: float, options: Options) -> tuple[Floats, Floats, Floats, Floats]:
-    # How the largest statistic will behave with more pairs is not known; Bonferroni's bound on it is.
-    needed = block.difference.launches_to_settle(
-        alpha, options.confidence, block.tolerance, flipped.error, PRIOR_FREEDOM
-    )
-    return flipped.slower, flipped.faster, flipped.detectable(block.tolerance), needed
 
 
 def _holm(blocks: Sequence[Block], enough: Sequence[np.ndarray]) -> list[tuple[Floats, Floats]]:
@@ -98,9 +88,7 @@ def tolerance_words(
     """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was seen, or "".
 
     Args:
-        block: the tests.
-        found: what their family says of them.
-        options: the terms.
+        found: what the block's family says of it.
         is_believed: whether a change that was seen may be held against the candidate.
         may_pass: whether a candidate that looks no slower may pass.
     """

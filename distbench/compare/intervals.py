@@ -32,10 +32,7 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples.
 
     The interval is the distribution-free one of `medians.median_ci_ranks`. p95 is the nearest-rank percentile, so it is
-    always a sample that was measured.
-
-    Args:
-        samples: seconds, one sequence a case, of any lengths.
+    always a sample that was measured. The sequences may be of any lengths.
     """
     counts = counts_of(samples)
     out = {name: np.full(len(samples), np.nan) for name in SUMMARY}
@@ -69,11 +66,7 @@ def ratio_of(numerator: Interval, denominator: Interval) -> Interval:
     medians, the lower bound is d - sqrt((center - low of the numerator)^2 + (high - center of the denominator)^2), the
     upper bound the mirror image, everything in logarithms. It needs only the two medians' own intervals, keeps their
     asymmetry, and is closed form, so a thousand rows cost nothing. It knows nothing of drift between the two: what
-    that does is seen on pairs that must not differ.
-
-    Args:
-        numerator: positive numbers and their bounds.
-        denominator: the same, of the same length.
+    that does is seen on pairs that must not differ. Both are positive and of one length.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         above, below = _logs(numerator), _logs(denominator)
@@ -88,16 +81,12 @@ def _logs(interval: Interval) -> Interval:
 
 
 def widening_for(ratio: Interval, controls: NDArray[np.bool_]) -> float:
-    """By what factor (at least 1) intervals must be widened for 95 % of the controls to hold one.
+    """By what factor (at least 1) intervals must be widened for 95 % of the ratios marked as controls to hold one.
 
     Samples of one launch depend on each other, so intervals made of them are too narrow by as much as the machine
     drifts. Controls are ratios that are truly one; each needs |log ratio| over the distance to its bound on that side.
     The factor is the ceil(0.95 (n + 1))-th smallest of these (split conformal prediction: it holds for any
     distribution, as far as the other ratios are as noisy as the controls). Below MIN_CONTROLS there is no such rank: 1.
-
-    Args:
-        ratio: ratios with their intervals.
-        controls: which of them are truly one.
     """
     if controls.sum() < MIN_CONTROLS:
         return 1.0
@@ -116,22 +105,14 @@ def widened(ratio: Interval, factor: float | Floats) -> Interval:
 
 
 def side_of_one(ratio: Interval, enough: NDArray[np.bool_]) -> Ints:
-    """-1 where the whole interval lies below one, 1 where above, 0 where one cannot be ruled out.
-
-    Args:
-        ratio: ratios with their intervals.
-        enough: False where the intervals rest on too few samples to decide anything.
-    """
+    """-1 where the whole interval lies below one, 1 where above; else, and with too few samples for either, 0."""
     return np.where(enough, side_of_bound(ratio.low, ratio.high, 1.0), 0)
 
 
 def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
-    """The rule for "beyond noise": 1 where the whole interval lies above the bound, -1 where below it, else 0.
+    """The rule for "beyond noise": 1 where the whole 95 % interval lies above the bound, -1 where below it, else 0.
 
-    Args:
-        low: lower bounds of 95 % intervals; nan decides nothing.
-        high: their upper bounds.
-        bound: 1 for a ratio, 0 for a difference of logarithms.
+    The bound is 1 for a ratio, 0 for a difference of logarithms. A nan decides nothing.
     """
     return np.greater(low, bound).astype(np.int64) - np.less(high, bound).astype(np.int64)
 

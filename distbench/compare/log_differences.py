@@ -23,12 +23,10 @@ class LogDifference:
     """Candidate minus baseline, in logarithms; every array with one element a test.
 
     Args:
-        estimate: the mean difference.
-        error: its standard error; nan where there are too few launches for one.
+        error: the estimate's standard error; nan where there are too few launches for one.
         freedom: degrees of freedom of that error.
         num_launches: pairs, or launches of the smaller side.
-        baseline: the baseline's mean.
-        candidate: the candidate's mean.
+        baseline: that side's mean; likewise `candidate`.
         pairs: each pair's difference, [tests, pairs]; None where launches were not compared in pairs.
     """
 
@@ -61,12 +59,8 @@ class LogDifference:
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
         """The smallest true slowdown that such data would have called a regression four times in five.
 
-        It must be significant at `alpha`, and its estimate above the tolerance. The noncentral t is taken for a
-        shifted one, as usual for planning (Cohen, Statistical Power Analysis, 2.4).
-
-        Args:
-            alpha: one-sided level of the one test.
-            tolerance: in logarithms, one a test.
+        It must be significant at `alpha`, one-sided, and its estimate above the tolerance, which is in logarithms. The
+        noncentral t is taken for a shifted one, as usual for planning (Cohen, Statistical Power Analysis, 2.4).
         """
         return _detectable(self.error, self.freedom, alpha, tolerance)
 
@@ -84,15 +78,14 @@ class LogDifference:
         tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
 
         Args:
-            alpha: as `detectable`.
+            alpha: one-sided level of the one test.
             confidence: of the interval whose upper bound a pass needs.
-            tolerance: in logarithms, one a test.
+            tolerance: in logarithms.
             found_error: the standard error by which a slowdown is found, where that is not `error`.
             prior_freedom: degrees of freedom that it has beyond those of its own launches.
         """
-        roots = np.sqrt(self.num_launches)
-        found_spread = (self.error if found_error is None else found_error) * roots
-        spread = self.error * roots
+        spread = self.error * np.sqrt(self.num_launches)
+        found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)
         needed = np.full(self.estimate.shape, np.nan)
         for count in _GRID[::-1]:
             error = spread / np.sqrt(count)
@@ -112,21 +105,14 @@ def _detectable(error: Floats, freedom: Floats | float, alpha: float, tolerance:
 def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
     """The difference within pairs where launches took turns, else that of two independent samples.
 
-    Args:
-        sides: baseline and candidate: logarithms, each [tests, launches]; nan where a launch lacks the value.
-        pairing: which columns are compared.
+    The sides are logarithms, each [tests, launches]; nan where a launch lacks the value.
     """
     left, right = sides[0][:, list(pairing.baseline)], sides[1][:, list(pairing.candidate)]
     return paired_difference(left, right) if pairing.interleaved else unpaired_difference(left, right)
 
 
 def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
-    """The mean of differences within pairs.
-
-    Args:
-        baseline: logarithms, shape [tests, pairs]; nan where a launch lacks the value.
-        candidate: likewise; a pair lacking either is left out.
-    """
+    """The mean of differences within pairs of logarithms, each [tests, pairs]; a pair with a nan is left out."""
     pairs = candidate - baseline
     mean, variance, count = _moments(pairs)
     left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
@@ -137,9 +123,7 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     """The difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
 
-    Args:
-        baseline: logarithms, shape [tests, launches]; nan where a launch lacks the value.
-        candidate: likewise; the number of launches may differ.
+    The sides are as in `difference_between`; their numbers of launches may differ.
     """
     (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
     left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
@@ -168,8 +152,7 @@ def _known(freedom: Floats) -> Floats:
 def holm(p: Floats) -> Floats:
     """Adjusted p values (Holm, Scand. J. Statist. 6, 1979): below alpha where the family's error stays below it.
 
-    Args:
-        p: one a test; nan where none was made, which counts as no member of the family.
+    A nan, where no test was made, is no member of the family.
     """
     adjusted = np.full(p.shape, np.nan)
     tested = np.flatnonzero(~np.isnan(p))

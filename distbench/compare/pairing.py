@@ -17,7 +17,7 @@ class Pairing:
     Args:
         interleaved: whether they took turns; else they are compared unpaired, as of two occasions.
         baseline: indexes into the baseline's launches: of each pair its one, or all of them.
-        candidate: likewise, in the same order.
+        candidate: likewise, partners in the same order.
         num_left_out: launches without a neighbour on the other side, left out of the pairs.
     """
 
@@ -28,19 +28,12 @@ class Pairing:
 
 
 def pairing_of(baseline: Sequence[float], candidate: Sequence[float]) -> Pairing:
-    """Neighbours in time as pairs, where that is how the launches were run.
-
-    Args:
-        baseline: start times in seconds; 0 where unknown.
-        candidate: likewise.
-    """
+    """Neighbours in time as pairs, where that is how the launches were run; start times in seconds, 0 where unknown."""
     everything = Pairing(False, tuple(range(len(baseline))), tuple(range(len(candidate))))
     if not baseline or not candidate or min(*baseline, *candidate) <= 0:
         return everything
-    timeline = sorted(
-        [(moment, 0, index) for index, moment in enumerate(baseline)]
-        + [(moment, 1, index) for index, moment in enumerate(candidate)]
-    )
+    sides = (baseline, candidate)
+    timeline = sorted((moment, side, index) for side in (0, 1) for index, moment in enumerate(sides[side]))
     pairs, position = [], 0
     while position + 1 < len(timeline):
         (_, side, index), (_, next_side, next_index) = timeline[position], timeline[position + 1]

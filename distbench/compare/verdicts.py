@@ -18,9 +18,7 @@ FASTER, SLOWER, WITHIN_NOISE, TOO_FEW = "faster", "slower", "within noise", "too
 def noise_words(speedup: Interval, enough: NDArray[np.bool_]) -> NDArray[np.str_]:
     """FASTER, SLOWER, WITHIN_NOISE or TOO_FEW, one a speed-up: within noise is one whose interval holds one.
 
-    Args:
-        speedup: the other's time over this one's, so that more than one is faster.
-        enough: False where the intervals rest on too few samples to decide anything.
+    A speed-up is the other's time over this one's, so more than 1 is faster; `enough`: it rests on enough samples.
     """
     side = side_of_one(speedup, enough)
     return np.select([~enough, side > 0, side < 0], [TOO_FEW, FASTER, SLOWER], WITHIN_NOISE)

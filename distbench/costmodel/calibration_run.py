@@ -44,11 +44,7 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
 
 
 def profile_of(run: Run) -> Profile:
-    """The profile that such a run gives.
-
-    Raises:
-        UserError: the run holds no calibration, or too few sizes of an op for a line.
-    """
+    """The profile of such a run; UserError where it holds no calibration, or too few sizes of an op for a line."""
     try:
         lines = [fit_line(one.op, one.mesh_dim, one.group_size, one.fitted, one.held_out) for one in measured_in(run)]
     except ValueError as error:

@@ -89,9 +89,7 @@ class Line:
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
-    """Fit a line by non-negative least squares on the relative error, then centre it on the samples' median.
-
-    It is judged by the samples `held_out`.
+    """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` judges it.
 
     Raises:
         ValueError: samples of fewer than two sizes.

@@ -60,11 +60,7 @@ class Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read what `Profile.save` wrote, or a hand-written file of the same fields.
-
-    Raises:
-        UserError: no such file, no such fields, or a version newer than ours.
-    """
+    """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
         if record.pop("profile_version") > PROFILE_VERSION:

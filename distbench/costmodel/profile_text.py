@@ -2,18 +2,28 @@
 
 from itertools import pairwise
 
-from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import Profile
-from distbench.render.blocks import Table, text_of
+from distbench.render.blocks import TableColumns, table_of, text_of
 from distbench.render.units import NOTHING, bandwidth_text, percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
 
 GB = 1e9
+COLUMNS: TableColumns = (
+    ("<op", lambda line: line.op),
+    ("<mesh dim", lambda line: line.mesh_dim),
+    ("base", lambda line: time_text(line.base_s)),
+    ("GB/s", lambda line: _rate_text(line.per_byte_s)),
+    ("copied", lambda line: _rate_text(line.per_copied_byte_s)),
+    ("knee", lambda line: NOTHING if line.knee_bytes is None else size_text(line.knee_bytes)),
+    ("beyond", lambda line: NOTHING if line.knee_bytes is None else _rate_text(line.per_byte_beyond_s)),
+    ("fit error", lambda line: percent_text(line.error)),
+    ("held out", lambda line: NOTHING if line.held_out_error is None else percent_text(line.held_out_error)),
+    ("samples", lambda line: str(len(line.samples))),
+)
 
 
 def profile_text(profile: Profile) -> str:
     """The profile as a table of at most 100 columns."""
-    columns = ("<op", "<mesh dim", "base", "GB/s", "copied", "knee", "beyond", "fit error", "held out", "samples")
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
     notes = [
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
@@ -21,23 +31,8 @@ def profile_text(profile: Profile) -> str:
         "errors: median of |predicted / measured - 1|, over the sizes fitted and over those held out",
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
-    breaks = frozenset(number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim)
-    return text_of([Table(title, columns, [_row(line) for line in profile.lines], notes, breaks)])
-
-
-def _row(line: Line) -> tuple[str, ...]:
-    return (
-        line.op,
-        line.mesh_dim,
-        time_text(line.base_s),
-        _rate_text(line.per_byte_s),
-        _rate_text(line.per_copied_byte_s),
-        NOTHING if line.knee_bytes is None else size_text(line.knee_bytes),
-        NOTHING if line.knee_bytes is None else _rate_text(line.per_byte_beyond_s),
-        percent_text(line.error),
-        NOTHING if line.held_out_error is None else percent_text(line.held_out_error),
-        str(len(line.samples)),
-    )
+    breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
+    return text_of([table_of(title, COLUMNS, profile.lines, notes, breaks)])
 
 
 def _rate_text(per_byte_s: float) -> str:

@@ -9,27 +9,19 @@ from distbench.render.blocks import Heading, Lines, Table, text_of
 from distbench.render.units import NOTHING, time_text
 from distbench.runs.baselines import load_record, read_baseline
 from distbench.runs.header import MUST_AGREE
-from distbench.runs.launches import Launch, Value
+from distbench.runs.launches import Value
 
 PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 
 def baseline_page(path: Path) -> str:
-    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart.
-
-    Args:
-        path: the baseline's file.
-
-    Raises:
-        UserError: it is no baseline, or damaged.
-    """
+    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart."""
     record, launches = load_record(path), read_baseline(path)
     facts = record["facts"]
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
     lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(facts_text))
-    rows = [
-        _row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in _ids(launches)
-    ]
+    ids = dict.fromkeys(case_id for launch in launches for case_id in launch.cases)
+    rows = [_row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in ids]
     columns = ("<case", "launches", "mean", "p10")
     notes = [
         "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
@@ -38,16 +30,12 @@ def baseline_page(path: Path) -> str:
     return text_of([Heading(f"baseline {record['scenario']}", 1), Lines(lines), Table(title, columns, rows, notes)])
 
 
-def _ids(launches: Sequence[Launch]) -> list[str]:
-    return list(dict.fromkeys(case_id for launch in launches for case_id in launch.cases))
-
-
 def _row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:
     good = [value for value in values if value.status == "ok"]
     if not good:
-        return (case_id, "0", values[0].status, NOTHING)
-    by_metric = [value.mean_s for value in good], [value.p10_s for value in good]
-    return (case_id, str(len(good)), *map(_over_launches, by_metric))
+        return case_id, "0", values[0].status, NOTHING
+    mean, p10 = _over_launches([value.mean_s for value in good]), _over_launches([value.p10_s for value in good])
+    return case_id, str(len(good)), mean, p10
 
 
 def _over_launches(times: Sequence[float]) -> str:

@@ -11,17 +11,15 @@ from distbench.spec.errors import UserError, nearest
 
 DTYPE = "dtype"  # it stands in a case's id, not in the environment
 _DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")
-MAX_VALUES = 3
+MAX_LISTED = 3
 
 
 @dataclass(frozen=True)
 class Group:
-    """Launches of one scenario that are held against each other.
+    """Launches of one scenario, oldest first, that are held against each other.
 
     Args:
         label: the scenario's name, and what differs from another group of the same scenario.
-        baseline: launches, oldest first.
-        candidate: likewise.
         conflicts: sentences on fields that forbid the comparison; empty where it is allowed.
     """
 
@@ -32,11 +30,7 @@ class Group:
 
 
 def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
-    """The fields that may differ.
-
-    Raises:
-        UserError: a name that is none of MUST_AGREE or "dtype".
-    """
+    """The fields that may differ; a UserError for a name that is none of MUST_AGREE or "dtype"."""
     known = (*MUST_AGREE, DTYPE)
     for name in fields:
         if name not in known:
@@ -96,7 +90,8 @@ def differences(baseline: Sequence[Launch], candidate: Sequence[Launch], fields:
     for name in fields:
         left, right = _values(baseline, name), _values(candidate, name)
         if left and right and left != right:
-            found.append(f"{name}: {_listed(left)} in the baseline, {_listed(right)} in the candidate")
+            left_text, right_text = listed(left, " and "), listed(right, " and ")
+            found.append(f"{name}: {left_text} in the baseline, {right_text} in the candidate")
     return found
 
 
@@ -110,9 +105,10 @@ def _text(value: Any) -> str:
     return "not recorded" if value is None else str(value)
 
 
-def _listed(values: Sequence[str]) -> str:
-    shown = " and ".join(values[:MAX_VALUES])
-    return shown + (f" and {len(values) - MAX_VALUES} more" if len(values) > MAX_VALUES else "")
+def listed(values: Sequence[str], separator: str) -> str:
+    """The first three of them, and how many more there are."""
+    more = f" and {len(values) - MAX_LISTED} more" if len(values) > MAX_LISTED else ""
+    return separator.join(values[:MAX_LISTED]) + more
 
 
 def without_dtype(case_id: str) -> tuple[str, str | None]:

@@ -1,12 +1,12 @@
 """Baseline and candidate to verdicts. Nothing is printed and nothing is read here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from distbench.compare.options import Options
 from distbench.compare.pairing import Pairing
 from distbench.compare.verdicts import INCOMPARABLE, INVALID, MISSING, NEW, REGRESSION, VERDICTS
-from distbench.gate.comparable import DTYPE, Group, differences, groups_of, without_dtype
+from distbench.gate.comparable import DTYPE, Group, differences, groups_of, listed, without_dtype
 from distbench.gate.judge import MeasuredCases, judged, measure
 from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.gate.table import CaseTable, table_of
@@ -14,19 +14,11 @@ from distbench.runs.header import SHOWN
 from distbench.runs.launches import Launch, Value
 from distbench.spec.errors import UserError
 
-MAX_LABELS = 3
-
 
 def gate(
     baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options, warnings: Sequence[str] = ()
 ) -> Gated:
-    """A verdict for every case of either side, the worst first.
-
-    Args:
-        baseline: its launches.
-        candidate: its launches.
-        options: the terms.
-        warnings: sentences to hand on.
+    """A verdict for every case of either side, the worst first; `warnings` are handed on.
 
     Raises:
         UserError: a launch stands on both sides.
@@ -37,6 +29,7 @@ def gate(
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []
+    # Each sentence once, with the groups that it is true of.
     stamps: dict[str, list[str]] = {}
     shown: dict[str, list[str]] = {}
     num_not_run = 0
@@ -79,12 +72,7 @@ def _unfinished(candidate: Sequence[Launch]) -> list[str]:
 
 
 def _labelled(said: dict[str, list[str]]) -> list[str]:
-    """Each sentence once, after the groups that it is true of."""
-    lines = []
-    for text, labels in said.items():
-        more = f" and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
-        lines.append(f"{', '.join(labels[:MAX_LABELS])}{more}: {text}")
-    return lines
+    return [f"{listed(labels, ', ')}: {text}" for text, labels in said.items()]
 
 
 def _design(group: Group, pairing: Pairing, options: Options) -> str:
@@ -155,14 +143,11 @@ def _other_dtypes(settled: list[CaseVerdict], allowed: Sequence[str]) -> list[Ca
     """A missing and a new case that differ in nothing but their dtype are one case that cannot be compared."""
     if DTYPE in allowed:
         return settled
-    new = {without_dtype(case.case_id)[0]: case for case in settled if case.verdict == NEW}
-    return [_as_other_dtype(case, new) if case.verdict == MISSING else case for case in settled]
-
-
-def _as_other_dtype(missing: CaseVerdict, new: Mapping[str, CaseVerdict]) -> CaseVerdict:
-    key, dtype = without_dtype(missing.case_id)
-    if not dtype or key not in new:
-        return missing
-    other = without_dtype(new[key].case_id)[1]
-    reason = f"dtype: {dtype} in the baseline, {other} in the candidate"
-    return replace(missing, verdict=INCOMPARABLE, reason=reason)
+    new = dict(without_dtype(case.case_id) for case in settled if case.verdict == NEW)
+    cases = []
+    for case in settled:
+        key, dtype = without_dtype(case.case_id)
+        is_same = case.verdict == MISSING and dtype and key in new
+        reason = f"dtype: {dtype} in the baseline, {new.get(key)} in the candidate"
+        cases.append(replace(case, verdict=INCOMPARABLE, reason=reason) if is_same else case)
+    return cases

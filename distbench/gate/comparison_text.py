@@ -1,6 +1,8 @@
 """A comparison as a person reads it: text of at most 100 columns, and Markdown for a step summary. The worst first."""
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 from distbench.compare.options import METRICS
 from distbench.compare.verdicts import INCONCLUSIVE, JUDGED, PASS
@@ -21,44 +23,38 @@ NOTES = (
 
 def text(gated: Gated, strict: bool = False) -> str:
     """The comparison as text, no line longer than 100 characters."""
-    return text_of([*_top(gated, strict), *_tables(gated), *_bottom(gated)])
+    return text_of(_blocks(gated, strict))
 
 
 def markdown(gated: Gated, strict: bool = False) -> str:
     """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
-    folded = [_all_cases(case) for case in gated.cases]
-    blocks = [*_top(gated, strict), *_tables(gated), *_bottom(gated)]
-    page = markdown_of(blocks)
+    page = markdown_of(_blocks(gated, strict))
     head = "\n\n<details><summary>Every case and metric</summary>\n\n```\n"
     tail = "\n```\n\n</details>\n"
     room = MAX_MARKDOWN_BYTES - len((page + head + tail).encode()) - 100
-    kept: list[str] = []
-    for lines in folded:
-        room -= len(lines.encode()) + 1
-        if room < 0:
-            kept.append(f"... {len(folded) - len(kept)} more cases: distbench gate --format json")
-            break
-        kept.append(lines)
+    folded = [_all_cases(case) for case in gated.cases]
+    num_kept = sum(size <= room for size in accumulate(len(lines.encode()) + 1 for lines in folded))
+    kept = folded[:num_kept]
+    if num_kept < len(folded):
+        kept.append(f"... {len(folded) - num_kept} more cases: distbench gate --format json")
     return page + head + "\n".join(kept) + tail
 
 
-def _top(gated: Gated, strict: bool) -> list[Block]:
+def _blocks(gated: Gated, strict: bool) -> list[Block]:
     lines = [f"{gated.num_baseline} baseline launches, {gated.num_candidate} candidate launches; {_terms(gated)}"]
     lines += gated.designs
     lines += [f"allowed to differ: {stamp}" for stamp in gated.stamps]
     lines += [f"differs: {sentence}" for sentence in gated.shown]
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
-    return [Heading(f"gate: {gated.headline(strict)}", 1), Lines(tuple(_capped(lines)))]
+    heading = Heading(f"gate: {gated.headline(strict)}", 1)
+    return [heading, Lines(tuple(_capped(lines))), *_tables(gated), *_bottom(gated)]
 
 
 def _terms(gated: Gated) -> str:
     options = gated.options
-    shares = {f"{100 * options.tolerances[metric]:g} %" for metric in METRICS}
-    tolerance = (
-        shares.pop()
-        if len(shares) == 1
-        else ", ".join(f"{metric} {100 * options.tolerances[metric]:g} %" for metric in METRICS)
-    )
+    shares = {metric: f"{100 * options.tolerances[metric]:g} %" for metric in METRICS}
+    is_common = len(set(shares.values())) == 1
+    tolerance = shares[METRICS[0]] if is_common else ", ".join(f"{metric} {share}" for metric, share in shares.items())
     floor = f" and {options.floor_s * 1e6:g} us" if options.floor_s else ""
     return f"tolerance {tolerance}{floor}, alpha {options.alpha:g} over {gated.num_tests} tests"
 
@@ -74,10 +70,8 @@ def _tables(gated: Gated) -> list[Block]:
     untimed = [case for case in gated.cases if case.verdict not in JUDGED]
     if untimed:
         reasons = [(case.verdict, _name(case, several), case.reason) for case in untimed[:MAX_ROWS]]
-        table = Table(
-            "cases without a comparison:", ("<verdict", "<case", "<why"), reasons, _left_out(untimed, MAX_ROWS)
-        )
-        blocks.append(table)
+        left_out = _left_out(untimed, MAX_ROWS)
+        blocks.append(Table("cases without a comparison:", ("<verdict", "<case", "<why"), reasons, left_out))
     timed = [case for case in gated.cases if case.metrics]
     worth = [case for case in timed if case.verdict != PASS] or timed
     if worth:
@@ -99,17 +93,9 @@ def _name(case: CaseVerdict, several: bool) -> str:
 def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
     first = case.metrics[0]
     verdict = f"{case.verdict}\n({case.suspected}?)" if case.suspected else case.verdict
-    return (verdict, _name(case, several), first.metric, *_numbers(first))
-
-
-def _numbers(metric: MetricVerdict) -> tuple[str, ...]:
-    return (
-        time_text(metric.baseline_s),
-        change_text(metric.change),
-        interval_text(metric),
-        NOTHING if metric.detectable is None else f"{100 * metric.detectable:.0f} %",
-        _more_text(metric),
-    )
+    finds = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
+    change = change_text(first.change), interval_text(first)
+    return verdict, _name(case, several), first.metric, time_text(first.baseline_s), *change, finds, _more_text(first)
 
 
 def change_text(share: float | None) -> str:
@@ -134,10 +120,7 @@ def _more_text(metric: MetricVerdict) -> str:
 
 def _bottom(gated: Gated) -> list[Block]:
     """Why cases are inconclusive, and what passed or was left out."""
-    counted: dict[str, int] = {}
-    for case in gated.cases:
-        if case.verdict == INCONCLUSIVE:
-            counted[case.reason] = counted.get(case.reason, 0) + 1
+    counted = Counter(case.reason for case in gated.cases if case.verdict == INCONCLUSIVE)
     lines = [f"inconclusive ({count}): {reason}" for reason, count in counted.items()]
     passed = [case for case in gated.cases if case.verdict == PASS]
     if passed:

@@ -11,12 +11,13 @@ from distbench.compare.families import Block, Tested, tested, tolerance_words
 from distbench.compare.log_differences import Floats, LogDifference, difference_between
 from distbench.compare.options import METRICS, Options
 from distbench.compare.pairing import Pairing, pairing_of
-from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
+from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, JUDGED, PASS, REGRESSION
 from distbench.gate.comparable import Group
-from distbench.gate.load import load_conflict
 from distbench.gate.outcome import CaseVerdict, MetricVerdict
 from distbench.gate.table import CaseTable, logarithms
+from distbench.runs.launches import Launch
 
+SURE = 2.0  # standard errors: a difference in load that launches scatter around is none
 REASONS = {
     REGRESSION: "the {} is slower by more than the tolerance, and not by chance",
     IMPROVEMENT: "the {} is faster by more than the tolerance, and not by chance",
@@ -29,10 +30,8 @@ class MeasuredCases:
     """One group's cases that both sides measured, and their differences.
 
     Args:
-        group: the group.
         case_ids: one a row of every array.
-        pairing: how its launches go together.
-        differences: of each metric.
+        differences: by metric.
         notes: case id to sentences.
         doubt: why nothing of this group may be held against the candidate, or None.
         may_pass: False where foreign load differed, which also forbids a pass.
@@ -55,18 +54,30 @@ def measure(
     options: Options,
 ) -> MeasuredCases:
     """The differences of one group in the cases that both sides measured, and what stands against believing them."""
-    pairing = pairing_of(
-        [launch.started_at for launch in group.baseline], [launch.started_at for launch in group.candidate]
-    )
-    differences = {
-        metric: difference_between([logarithms(side, case_ids, metric) for side in sides], pairing)
-        for metric in METRICS
-    }
+    pairing = pairing_of(*([launch.started_at for launch in side] for side in (group.baseline, group.candidate)))
+    logs = {metric: [logarithms(side, case_ids, metric) for side in sides] for metric in METRICS}
+    differences = {metric: difference_between(both, pairing) for metric, both in logs.items()}
     conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = conflict
     if doubt is None and not pairing.interleaved and not options.dedicated:
         doubt = "the launches did not take turns, and machines drift; interleave them, or give --dedicated"
     return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, conflict is None)
+
+
+def load_conflict(
+    baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing, load_share: float
+) -> str | None:
+    """One sentence if foreign load differed between the sides by more than `load_share` of the CPUs, else None.
+
+    An idle baseline against a contended candidate makes most unchanged cases look slower, whatever the statistics.
+    """
+    loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
+    difference = difference_between(loads, pairing)
+    # nan, where the load of a side is not known, exceeds nothing; one launch has no error.
+    if not abs(difference.estimate[0]) > max(load_share, SURE * np.nan_to_num(difference.error[0])):
+        return None
+    before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
+    return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
 
 
 def judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
@@ -90,16 +101,12 @@ def _block(difference: LogDifference, metric: str, options: Options) -> Block:
 def _cases_of(one: MeasuredCases, by_metric: Sequence[Sequence[MetricVerdict]], options: Options) -> list[CaseVerdict]:
     cases = []
     for case_id, metrics in zip(one.case_ids, zip(*by_metric, strict=True), strict=True):
-        verdict = _together([metric.verdict for metric in metrics])
+        # A case is as bad as its worst metric; it is improved where one is and no other is in doubt.
+        verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
         ordered = tuple(sorted(metrics, key=lambda metric: _decides(metric, verdict)))
         reason, notes = _reason(ordered[0], one, options), one.notes.get(case_id, ())
         cases.append(CaseVerdict(one.group.label, case_id, verdict, reason, one.pairing.interleaved, ordered, notes))
     return cases
-
-
-def _together(verdicts: Sequence[str]) -> str:
-    """A case is as bad as its worst metric; it is improved where one is and no other is in doubt."""
-    return next(verdict for verdict in (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS) if verdict in verdicts)
 
 
 def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:

@@ -7,9 +7,11 @@ from typing import Any
 
 from distbench.compare.verdicts import BROKEN, INCONCLUSIVE, NEW, REGRESSION
 from distbench.gate.comparison_text import sentence
-from distbench.gate.outcome import CaseVerdict, Gated
+from distbench.gate.outcome import Gated
 from distbench.render.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.render.ci import annotations as annotation_lines
+
+JUNIT_TAGS = {REGRESSION: "failure", **dict.fromkeys(BROKEN, "error"), **dict.fromkeys((INCONCLUSIVE, NEW), "skipped")}
 
 
 def json_text(gated: Gated, strict: bool = False) -> str:
@@ -36,7 +38,8 @@ def _finite(value: Any) -> Any:
 def junit_text(gated: Gated, _: bool = False) -> str:
     """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
     outcomes = [
-        CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", _tag(case)) for case in gated.cases
+        CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", JUNIT_TAGS.get(case.verdict))
+        for case in gated.cases
     ]
     if gated.num_judged == 0:
         nothing = "nothing was measured that could be compared"
@@ -44,23 +47,13 @@ def junit_text(gated: Gated, _: bool = False) -> str:
     return junit_xml(outcomes)
 
 
-def _tag(case: CaseVerdict) -> str | None:
-    if case.verdict == REGRESSION:
-        return "failure"
-    if case.verdict in BROKEN:
-        return "error"
-    return "skipped" if case.verdict in (INCONCLUSIVE, NEW) else None
-
-
 def annotations(gated: Gated, strict: bool = False) -> str:
     """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
+    level_of = {**dict.fromkeys((REGRESSION, *BROKEN), "error"), INCONCLUSIVE: "error" if strict else "warning"}
     for case in gated.cases:
-        message = (f"{case.verdict}: {case.scenario}", sentence(case))
-        if case.verdict in (REGRESSION, *BROKEN):
-            levels["error"].append(message)
-        elif case.verdict == INCONCLUSIVE:
-            levels["error" if strict else "warning"].append(message)
+        if level := level_of.get(case.verdict):
+            levels[level].append((f"{case.verdict}: {case.scenario}", sentence(case)))
     lines = annotation_lines(levels)
     if gated.num_judged == 0:
         lines.insert(0, annotation("error", TOOL, gated.headline(strict)))

@@ -9,22 +9,17 @@ from distbench.compare.verdicts import BROKEN, IMPROVEMENT, INCONCLUSIVE, JUDGED
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One metric of one case.
+    """One metric of one case; None is what too few launches cannot give.
 
     Args:
-        metric: one of METRICS.
         verdict: "regression", "inconclusive", "improvement" or "pass".
-        baseline_s: geometric mean over the baseline's launches, seconds.
-        candidate_s: likewise.
-        change: candidate over baseline, minus one.
-        low: lower bound of the change; None where there are too few launches for one.
-        high: likewise.
-        p: adjusted over the whole family, of "no slower"; None likewise.
+        baseline_s: geometric mean over launches, seconds; likewise `candidate_s`.
+        change: candidate over baseline, minus one; between `low` and `high`.
+        p: of "no slower", adjusted over the whole family.
         tolerance: the change that is still no regression, the floor in seconds included.
-        detectable: the smallest true slowdown that would have been found four times in five; None likewise.
+        detectable: the smallest true slowdown that would have been found four times in five.
         num_launches: pairs, or launches of the smaller side.
-        num_more: further pairs, or launches a side, that would settle an inconclusive one; None if not known or not
-            within reach.
+        num_more: further pairs, or launches a side, to settle an inconclusive one; None also where out of reach.
         suspected: "regression" or "improvement" that was seen but cannot be held against the candidate, or None.
     """
 
@@ -49,12 +44,9 @@ class CaseVerdict:
 
     Args:
         scenario: the scenario, and what tells the group of launches apart where it has several.
-        case_id: the case's id.
         verdict: one of VERDICTS.
-        reason: one sentence.
         paired: whether launches were compared in pairs.
         metrics: one a metric, the one that decided first; empty where nothing was compared.
-        notes: further sentences.
     """
 
     scenario: str
@@ -83,9 +75,7 @@ class Gated:
 
     Args:
         cases: the worst first.
-        options: the terms.
-        num_baseline: launches of the baseline.
-        num_candidate: launches of the candidate.
+        num_baseline: launches; likewise `num_candidate`.
         num_tests: tests in the family.
         num_not_run: cases that neither side ran (skipped or unsupported).
         num_too_few: cases with too few launches for a verdict.
@@ -130,13 +120,12 @@ class Gated:
     def headline(self, strict: bool = False) -> str:
         """The outcome in one line: `FAIL: 2 regression, 1 inconclusive, 27 pass`."""
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
-        code = self.exit_code(strict)
-        if code == 0:
+        word = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[self.exit_code(strict)]
+        if word == "PASS":
             looks = sum(case.suspected == REGRESSION for case in self.cases)
             unsure = [f"{self.counts[INCONCLUSIVE]} could not be told"] if self.counts.get(INCONCLUSIVE) else []
             unsure += [f"{looks} of them looks slower"] if looks else []
-            return f"PASS{' (' + ', '.join(unsure) + ')' if unsure else ''}: {counted}"
-        word = {1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[code]
-        if code == 4 and self.num_judged == 0:
+            word += f" ({', '.join(unsure)})" if unsure else ""
+        if word == "NO VERDICT" and not self.num_judged:
             counted += "; nothing was measured that could be compared"
         return f"{word}: {counted}"

@@ -16,7 +16,6 @@ class CaseTable:
     """One side's launches.
 
     Args:
-        launches: in time order.
         values: case id to its value in each launch; None where the launch does not hold the case.
         expected: case id to how many launches should hold it: those with parameters under which it was seen.
     """

@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,8 @@ COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     """Every case's levels, the case with the largest change first."""
     num_changed = sum(bool(one.changes) for one in series)
-    blocks: list[Block] = [
-        Heading("history", 1),
-        Lines((f"{len(series)} cases, {num_changed} of them changed their level", *notes)),
-    ]
+    first_line = f"{len(series)} cases, {num_changed} of them changed their level"
+    blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
     for one in series[:MAX_CASES]:
         rows = []
         changes = dict(zip((level.start for level in one.levels[1:]), one.changes, strict=True))
@@ -51,17 +50,11 @@ def commit_text(point: Point) -> str:
 
 
 def draw(series: Sequence[Series], folder: Path) -> list[Path]:
-    """One figure a case; the paths.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """One figure a case; the paths. An OSError where the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     with styled():
-        for number, one in enumerate(series[:MAX_CASES]):
-            paths += save(figure_of(one), folder, f"history-{number:02}")
-    return paths
+        drawn = [save(figure_of(one), folder, f"history-{n:02}") for n, one in enumerate(series[:MAX_CASES])]
+    return list(chain.from_iterable(drawn))
 
 
 def figure_of(one: Series) -> "Figure":
@@ -73,17 +66,11 @@ def figure_of(one: Series) -> "Figure":
     for level, (point, change) in zip(one.levels[1:], one.changes, strict=True):
         colour = RED if change > 0 else BLUE
         axes.axvline(level.start - 0.5, color=colour, linewidth=1, linestyle=":")
-        axes.annotate(
-            f"{100 * change:+.0f} %\n{commit_text(point)}",
-            (level.start - 0.4, 1.0),
-            xycoords=("data", "axes fraction"),
-            va="top",
-            color=colour,
-        )
-    axes.set_title(f"{one.case_id}: the 10th percentile of each launch's samples")
-    axes.set_xlabel("launch, oldest first")
-    axes.set_ylabel("time")
-    axes.set_ylim(0, 1.25 * max(point.seconds for point in one.points))
+        text = f"{100 * change:+.0f} %\n{commit_text(point)}"
+        axes.annotate(text, (level.start - 0.4, 1), xycoords=("data", "axes fraction"), va="top", color=colour)
+    title = f"{one.case_id}: the 10th percentile of each launch's samples"
+    top = 1.25 * max(point.seconds for point in one.points)
+    axes.set(title=title, xlabel="launch, oldest first", ylabel="time", ylim=(0, top))
     axes.grid(axis="y")
     label_axis(axes.yaxis, time_tick)
     return figure

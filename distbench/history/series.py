@@ -26,7 +26,6 @@ class Point:
 
     Args:
         started_at: seconds since the epoch.
-        commit: hash, or None.
         dirty: whether files differed from that commit.
         seconds: the 10th percentile of its samples, which strays less between launches than their mean.
     """
@@ -48,14 +47,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Series:
-    """One case on one machine.
-
-    Args:
-        scenario: the scenario's name.
-        case_id: the case's id.
-        points: oldest first.
-        levels: in order, together all points.
-    """
+    """One case on one machine: points oldest first, and the levels that they fall into, in order."""
 
     scenario: str
     case_id: str
@@ -71,11 +63,7 @@ class Series:
 
 
 def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], list[str]]:
-    """A series for each case that matches, of launches that may be compared with the newest of its scenario.
-
-    Args:
-        launches: in any order.
-        pattern: glob on case ids.
+    """A series for each case that matches the glob, of launches that may be compared with the newest of its scenario.
 
     Returns:
         The series, those with the largest change first, and sentences on what was left out.
@@ -83,12 +71,8 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     ordered = sorted(launches, key=lambda launch: launch.started_at)
     newest = {launch.scenario: launch for launch in ordered}
     kept = [launch for launch in ordered if _alike(launch, newest[launch.scenario])]
-    notes = []
-    if len(kept) < len(ordered):
-        notes.append(
-            f"{len(ordered) - len(kept)} of {len(ordered)} launches were left out: made on another machine, mesh or "
-            "device than the newest"
-        )
+    left_out = f"{len(ordered) - len(kept)} of {len(ordered)} launches were left out"
+    notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
     points: dict[tuple[str, str], list[Point]] = {}
     for launch in kept:
         for case_id, value in launch.cases.items():
@@ -108,11 +92,7 @@ def _point(launch: Launch, seconds: float) -> Point:
 
 
 def levels_of(seconds: Sequence[float]) -> tuple[Level, ...]:
-    """The series split at its change points: PELT on logarithms (Killick et al. 2012), as `ruptures` has it.
-
-    Args:
-        seconds: positive, in order of time.
-    """
+    """Times, oldest first, split at change points: PELT on logarithms (Killick et al. 2012), as `ruptures` has it."""
     logs = np.log(np.asarray(seconds, dtype=float))
     bounds = [0, *_change_points(logs), len(logs)]
     return tuple(Level(*ends, math.exp(float(np.median(logs[slice(*ends)])))) for ends in pairwise(bounds))

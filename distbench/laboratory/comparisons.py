@@ -5,18 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.compare.intervals import (
-    MIN_CONTROLS,
-    Floats,
-    Interval,
-    Ints,
-    geometric_mean,
-    geometric_mean_with_ci,
-    ratio_of,
-    side_of_one,
-    widened,
-    widening_for,
-)
+from distbench.compare import intervals
+from distbench.compare.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_with_ci
 from distbench.laboratory.planner_table import Bools, PlannerTable
 from distbench.planning.choice import choose
 from distbench.spec.planner_names import BASELINE, TORCH_PLANNERS
@@ -40,39 +30,23 @@ class PlannerRun(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """One planner's time over another's; every field has one element a pair.
+    """One planner's time over another's; every field has one element a pair."""
 
-    Args:
-        ratio: the ratio with its 95 % interval (`intervals.ratio_of`), widened.
-        same: both run the same: the ratio is truly one.
-        enough: both have enough samples.
-        side: -1 where the first is faster beyond noise, 1 where the second is, else 0; 0 where both run the same.
-    """
-
-    ratio: Interval
-    same: Bools
-    enough: Bools
-    side: Ints
+    ratio: Interval  # 95 % (`intervals.ratio_of`), widened
+    same: Bools  # both run the same: the ratio is truly one
+    enough: Bools  # both have enough samples
+    side: Ints  # -1 where the first is faster beyond noise, 1 where the second is, else 0; 0 where both run the same
 
 
 class Tally(NamedTuple):
-    """How a planner did against a baseline over some pairs that both moved.
-
-    Args:
-        num_pairs: how many pairs.
-        num_differing: of these, the ones on which the two do not run the same.
-        num_faster: the planner is faster beyond noise.
-        num_slower: the baseline is.
-        num_much_slower: of these, the ones whose interval lies above 1 + WORSE_SHARE as a whole.
-        mean: geometric mean of planner / baseline over all num_pairs, with its 95 % CI over pairs.
-    """
+    """How a planner did against a baseline over some pairs that both moved."""
 
     num_pairs: int
-    num_differing: int
-    num_faster: int
-    num_slower: int
-    num_much_slower: int
-    mean: tuple[float, float, float]
+    num_differing: int  # on which the two do not run the same
+    num_faster: int  # the planner is faster beyond noise
+    num_slower: int  # the baseline is
+    num_much_slower: int  # of these, the ones whose interval lies above 1 + WORSE_SHARE as a whole
+    mean: tuple[float, float, float]  # geometric mean of planner / baseline over num_pairs, its 95 % CI over pairs
 
 
 class PathDifference(NamedTuple):
@@ -83,21 +57,13 @@ class PathDifference(NamedTuple):
 
 
 class Regret(NamedTuple):
-    """What a planner (or CHOSEN) takes over the best measured of each pair.
-
-    Args:
-        num_pairs: non-trivial pairs that it moved.
-        mean: geometric mean of its time over the best's, at least 1.
-        worst: the largest such ratio.
-        share_near: share of pairs on which it is within NEAR_BEST of the best.
-        num_best: pairs on which it is the best.
-    """
+    """What a planner (or CHOSEN) takes over the best measured of each non-trivial pair that it moved."""
 
     num_pairs: int
-    mean: float
-    worst: float
-    share_near: float
-    num_best: int
+    mean: float  # geometric mean of its time over the best's, at least 1
+    worst: float  # the largest such ratio
+    share_near: float  # of pairs on which it is within NEAR_BEST of the best
+    num_best: int  # pairs on which it is the best
 
 
 class LargestGain(NamedTuple):
@@ -116,10 +82,10 @@ def run_of(table: PlannerTable, planner: str) -> PlannerRun:
 
 def ratios(one: PlannerRun, other: PlannerRun, widening: float | Floats = 1.0) -> Ratios:
     """One planner's time over another's, pair by pair, each interval widened by a factor."""
-    ratio = widened(ratio_of(one.times, other.times), widening)
+    ratio = intervals.widened(intervals.ratio_of(one.times, other.times), widening)
     same = (one.runs_as == other.runs_as) & (one.runs_as != "") & np.isfinite(ratio.center)
     enough = one.enough & other.enough
-    return Ratios(ratio, same, enough, side_of_one(ratio, enough & ~same))
+    return Ratios(ratio, same, enough, intervals.side_of_one(ratio, enough & ~same))
 
 
 def widenings(table: PlannerTable, baseline: str = BASELINE) -> Floats:
@@ -136,8 +102,8 @@ def widenings(table: PlannerTable, baseline: str = BASELINE) -> Floats:
     pooled = Interval(*(np.stack(parts) for parts in zip(*(one.ratio for one in found), strict=True)))
     controls = np.stack([one.same & one.enough for one in found])
     for pairs in (np.ones(len(factors), dtype=bool), *(pairs for _, _, pairs in table.groups())):
-        if (controls & pairs).sum() >= MIN_CONTROLS:
-            factors[pairs] = widening_for(pooled, controls & pairs)
+        if (controls & pairs).sum() >= intervals.MIN_CONTROLS:
+            factors[pairs] = intervals.widening_for(pooled, controls & pairs)
     return factors
 
 

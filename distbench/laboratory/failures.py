@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from distbench.runs.frame import Row
 from distbench.spec.layouts import Placement, parse_placements
@@ -18,87 +18,49 @@ PAIR_KEY = ["run_file", "mesh", "mesh_shape", "shape", "dtype", "suite", "direct
 
 
 class Failure(NamedTuple):
-    """Cases of one cause.
+    """Cases of one cause."""
 
-    Args:
-        status: one of BAD.
-        planner: whose plan it was.
-        suite: the laboratory's suite, empty for none.
-        pattern: what the layouts have in common, in words.
-        num_cases: how many.
-        example: the frame's row of the smallest of them.
-        ours: planner of ours to its statuses on the same pairs, as counts.
-    """
-
-    status: str
+    status: str  # one of BAD
     planner: str
-    suite: str
-    pattern: str
+    suite: str  # the laboratory's suite, empty for none
+    pattern: str  # what the layouts have in common, in words
     num_cases: int
-    example: Row
-    ours: dict[str, dict[str, int]]
+    example: Row  # the frame's row of the smallest of them
+    ours: dict[str, dict[str, int]]  # planner of ours to its statuses on the same pairs, as counts
 
 
 def failures_of(rows: "pd.DataFrame") -> list[Failure]:
-    """Every group of rows that are not ok, most serious status first, then the largest.
-
-    Args:
-        rows: redistributions, as `laboratory.laboratory_rows` gives them.
-    """
+    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
     bad = rows[rows["status"].isin(BAD)]
     if bad.empty:
         return []
     bad = bad.assign(pattern=[pattern_of(record) for record in bad.to_dict("records")])
-    ours = _outcomes_by_pair(rows[rows["planner"].isin(OUR_VARIANTS)])
-    found = []
+    outcomes, found = rows[[*PAIR_KEY, "planner", "status"]], []
     for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
         example = min(group.to_dict("records"), key=lambda record: (numel_of(record), str(record["id"])))
-        keys = group[PAIR_KEY].drop_duplicates().itertuples(index=False, name=None)
-        others = _counted(ours, keys, str(planner))
+        same = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
+        statuses = {name: same.loc[same["planner"] == name, "status"] for name in OUR_VARIANTS}
+        others = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
         found.append(Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, others))
     return sorted(found, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
 
 
-def _outcomes_by_pair(rows: "pd.DataFrame") -> dict[tuple[Any, ...], list[tuple[str, str]]]:
-    found: dict[tuple[Any, ...], list[tuple[str, str]]] = {}
-    for *key, planner, status in rows[[*PAIR_KEY, "planner", "status"]].itertuples(index=False, name=None):
-        found.setdefault(tuple(key), []).append((planner, status))
-    return found
-
-
-def _counted(
-    outcomes: dict[tuple[Any, ...], list[tuple[str, str]]], keys: Iterable[tuple[Any, ...]], without: str
-) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = {}
-    for key in keys:
-        for planner, status in outcomes.get(key, ()):
-            if planner != without:
-                counts.setdefault(planner, Counter())[status] += 1
-    return {planner: dict(counts[planner]) for planner in OUR_VARIANTS if planner in counts}
-
-
 def pattern_of(record: Row) -> str:
     """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
-    source, target = _placements(record["source"]), _placements(record["target"])
+    source, target = sides = _placements(record["source"]), _placements(record["target"])
     both = (*source, *target)
-    words = []
-    if any(placement.split_factor is not None for placement in both):
-        words.append("strided shards")
-    if any(placement.turn is not None for placement in both):
-        words.append("explicit shard order")
-    if any(placement.reduce_op for placement in target):
-        words.append("Shard to Partial" if _sharded_dims(source) else "to Partial")
-    if reduce_ops := sorted({placement.reduce_op for placement in source if placement.reduce_op}):
-        words.append("from Partial " + "/".join(reduce_ops))
-    if any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, (source, target))):
-        words.append("nested shards")
-    if _is_uneven(record, (source, target)):
-        words.append("uneven")
-    if record["flattened"]:
-        words.append("a flattened mesh exists")
-    if record["direction"] == "backward":
-        words.append("backward")
-    return ", ".join(words) or "plain layouts"
+    reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
+    words = {
+        "strided shards": any(placement.split_factor is not None for placement in both),
+        "explicit shard order": any(placement.turn is not None for placement in both),
+        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(one.reduce_op for one in target),
+        "from Partial " + "/".join(reduce_ops): bool(reduce_ops),
+        "nested shards": any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, sides)),
+        "uneven": _is_uneven(record, sides),
+        "a flattened mesh exists": bool(record["flattened"]),
+        "backward": record["direction"] == "backward",
+    }
+    return ", ".join(word for word, is_true in words.items() if is_true) or "plain layouts"
 
 
 def numel_of(record: Row) -> int:
@@ -127,11 +89,8 @@ def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
 
 def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
     shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
-    for placements in layouts:
-        num_chunks = [1] * len(shape)
-        for size, placement in zip(mesh_shape, placements, strict=False):
-            if placement.tensor_dim is not None and placement.tensor_dim < len(shape):
-                num_chunks[placement.tensor_dim] *= size
-        if any(length % count for length, count in zip(shape, num_chunks, strict=True)):
-            return True
-    return False
+    return any(
+        length % math.prod(size for size, one in zip(mesh_shape, placements, strict=False) if one.tensor_dim == dim)
+        for placements in layouts
+        for dim, length in enumerate(shape)
+    )

@@ -27,23 +27,16 @@ NUMBERS = ("num_collectives", "wire_bytes", "wire_bytes_executed", "predicted_s"
 class PlannerTable:
     """What was measured and right. Arrays are [planners, pairs], pairs in file order.
 
-    Args:
-        pairs: one row a pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
-        planners: those that were run, in the order of VARIANTS, others behind.
-        times: medians with their intervals, seconds; nan where a planner has no right result.
-        enough: whether an interval rests on enough samples.
-        paths: paths as text; "" where there is none.
-        runs_as: path and executed collectives: two planners that agree in it cannot differ in time; "" if unknown.
-        numbers: those of NUMBERS; nan where there is none.
+    `pairs` has one row a pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
     """
 
     pairs: "pd.DataFrame"
-    planners: tuple[str, ...]
-    times: Interval
-    enough: Bools
-    paths: NDArray[Any]
-    runs_as: NDArray[Any]
-    numbers: dict[str, Floats]
+    planners: tuple[str, ...]  # those that were run, in the order of VARIANTS, others behind
+    times: Interval  # of the median, seconds; nan where a planner has no right result
+    enough: Bools  # whether an interval rests on enough samples
+    paths: NDArray[Any]  # as text; "" where there is none
+    runs_as: NDArray[Any]  # path and executed collectives: who agrees in it cannot differ in time; "" if unknown
+    numbers: dict[str, Floats]  # those of NUMBERS; nan where there is none
 
     def at(self, planner: str) -> int:
         """A planner's row in the arrays."""
@@ -98,8 +91,9 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
     """The table of some rows, as `laboratory_rows` gives them."""
     right = measured_of(rows[rows["planner"] != ""], "redistribute").drop_duplicates([*PAIR_KEY, "planner"])
     found = right.groupby(PAIR_KEY, sort=False)
-    pairs = found.agg(payload_bytes=("payload_bytes", "first"), bound_bytes=("lower_bound_bytes", "first"))
-    pairs = pairs.reset_index()
+    pairs = found.agg(
+        payload_bytes=("payload_bytes", "first"), bound_bytes=("lower_bound_bytes", "first")
+    ).reset_index()
     pairs["size"] = size_classes(pairs["payload_bytes"].to_numpy(float))
     names = set(right["planner"])
     planners = (*(name for name in VARIANTS if name in names), *sorted(names - set(VARIANTS)))

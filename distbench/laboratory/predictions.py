@@ -13,17 +13,11 @@ APART = 0.35
 
 
 class PredictionError(NamedTuple):
-    """How far off predictions are.
+    """How far off predictions are."""
 
-    Args:
-        num_pairs: pairs with a prediction.
-        error: median of |predicted / measured - 1|.
-        bias: median of predicted / measured.
-    """
-
-    num_pairs: int
-    error: float
-    bias: float
+    num_pairs: int  # pairs with a prediction
+    error: float  # median of |predicted / measured - 1|
+    bias: float  # median of predicted / measured
 
 
 class PredictionRanking(NamedTuple):

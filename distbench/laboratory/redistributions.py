@@ -19,49 +19,33 @@ MAX_PAIRS = 20
 
 
 class NoiseCheck(NamedTuple):
-    """What pairs with the same path, which cannot differ, say about the intervals.
+    """What pairs with the same path, which cannot differ, say about the intervals."""
 
-    Args:
-        num_controls: pairs with the same path and enough samples.
-        num_false: those whose own interval leaves one out all the same; about 5 % should.
-        widening: what every interval was widened by, so that it holds for the controls (`intervals.widening_for`).
-    """
-
-    num_controls: int
-    num_false: int
-    widening: float
+    num_controls: int  # pairs with the same path and enough samples
+    num_false: int  # those whose own interval leaves one out all the same; about 5 % should
+    widening: float  # what every interval was widened by to hold for the controls (`intervals.widening_for`)
 
 
 class Comparison(NamedTuple):
-    """One planner against greedy on every pair of one shape and dtype that both measured.
-
-    Args:
-        rows: indexes of the pairs in the table, most striking first.
-        ratios: planner over greedy, of every pair of the table.
-        noise: how far the intervals can be trusted.
-    """
+    """One planner against greedy on every pair of one shape and dtype that both measured."""
 
     table: PlannerTable
     planner: str
     shape: str
     dtype: str
     payload_bytes: float
-    rows: Ints
-    ratios: Ratios
+    rows: Ints  # indexes of the pairs in the table, most striking first
+    ratios: Ratios  # planner over greedy, of every pair of the table
     noise: NoiseCheck
 
 
 def comparisons(frame: "pd.DataFrame") -> list[Comparison]:
     """Every planner of a run against greedy, by shape and dtype."""
     table = planner_table_of(laboratory_rows(frame))
-    planners = [planner for planner in table.planners if planner != BASELINE]
     if BASELINE not in table.planners:
         return []
-    return [
-        comparison
-        for planner in sorted(planners, key=lambda name: (name != "min_cost", name))
-        for comparison in _of_planner(table, planner)
-    ]
+    others = sorted({*table.planners} - {BASELINE}, key=lambda name: (name != "min_cost", name))
+    return [comparison for planner in others for comparison in _of_planner(table, planner)]
 
 
 def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
@@ -74,15 +58,11 @@ def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
         num_false = int(np.count_nonzero(side_of_one(plain.ratio, controls)))
         noise = NoiseCheck(int(controls.sum()), num_false, widening_for(plain.ratio, controls))
         found, size = ratios(one, other, noise.widening), float(of_shape["payload_bytes"].iloc[0])
-        rows = rows[_striking_first(found, rows)]
+        # Differing paths first, then the surest and largest win or loss.
+        distance, margin = np.abs(np.log(found.ratio.center)), margin_of(found.ratio)
+        keys = (-distance, -margin, ~found.enough, -np.abs(found.side), found.same)
+        rows = rows[np.lexsort([key[rows] for key in keys])]
         yield Comparison(table, planner, str(shape), str(dtype), size, rows, found, noise)
-
-
-def _striking_first(found: Ratios, rows: Ints) -> Ints:
-    """The order of some pairs: differing paths first, then the surest and largest win or loss."""
-    distance, margin = np.abs(np.log(found.ratio.center)), margin_of(found.ratio)
-    keys = (-distance, -margin, ~found.enough, -np.abs(found.side), found.same)
-    return np.lexsort([key[rows] for key in keys])
 
 
 def tables(frame: "pd.DataFrame") -> list[Table]:
@@ -137,7 +117,6 @@ def _verdict(comparison: Comparison, pair: int) -> str:
 
 
 def _summary(comparison: Comparison) -> list[str]:
-    """What all pairs say together, in sentences."""
     table, planner, rows = comparison.table, comparison.planner, comparison.rows
     lines = [f"{len(rows)} pairs" + _outcome(comparison)]
     if comparison.noise.num_controls:
@@ -150,11 +129,9 @@ def _summary(comparison: Comparison) -> list[str]:
 
 
 def _noise_line(noise: NoiseCheck) -> str:
-    share = percent_text(noise.num_false / noise.num_controls)
-    line = (
-        f"noise check: of {noise.num_controls} pairs with the same path, {noise.num_false} ({share}) differ beyond "
-        "their own 95 % interval; "
-    )
+    false = f"{noise.num_false} ({percent_text(noise.num_false / noise.num_controls)})"
+    same = f"of {noise.num_controls} pairs with the same path, {false}"
+    line = f"noise check: {same} differ beyond their own 95 % interval; "
     if noise.num_controls < MIN_CONTROLS:
         return line + "too few such pairs to correct the intervals by"
     if noise.widening == 1:

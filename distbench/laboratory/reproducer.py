@@ -4,18 +4,20 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
 from distbench.laboratory.failures import Failure, numel_of, sizes_in
-from distbench.laboratory.reproducer_script import SCRIPT, kept
 from distbench.render.blocks import clean, shorten
 from distbench.runs.frame import Row
+from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
 
+TEMPLATE = "reproducer_template.txt"
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 # Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
@@ -23,40 +25,30 @@ REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
 
 
 class Cut(NamedTuple):
-    """One mesh dim's share in cutting a tensor: `num_pieces` is above 1 for a strided shard that cuts pieces."""
+    """One mesh dim's share in cutting a tensor."""
 
     mesh_dim: int
     tensor_dim: int
-    num_pieces: int
+    num_pieces: int  # above 1 for a strided shard that cuts pieces
 
 
 class ScriptLayout(NamedTuple):
-    """A layout as the script writes it.
+    """A layout as the script writes it."""
 
-    Args:
-        placements: Python expressions, one a mesh dim.
-        cuts: in the order in which they are made.
-        order: tensor dim to the mesh dims that cut it.
-        is_ordered: whether that is another order than from left to right.
-    """
-
-    placements: list[str]
-    cuts: list[Cut]
-    order: dict[int, tuple[int, ...]]
-    is_ordered: bool
+    placements: list[str]  # Python expressions, one a mesh dim
+    cuts: list[Cut]  # in the order in which they are made
+    order: dict[int, tuple[int, ...]]  # tensor dim to the mesh dims that cut it
+    is_ordered: bool  # whether that is another order than from left to right
 
 
 def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
-    """One script a failure; (the files, sentences on the failures that no script of torch alone can show).
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
     written, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, failure in enumerate(failures, start=1):
-            name = _file_name(number, failure)
+            words = f"{failure.status}-{failure.planner}-{failure.suite or 'pairs'}-{failure.pattern}"
+            name = f"{number:02d}-" + re.sub(r"[^A-Za-z0-9_]+", "-", words).strip("-")[:80] + ".py"
             try:
                 text = script_of(failure, versions, name)
             except NotWritten as reason:
@@ -65,9 +57,8 @@ def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder:
             (folder / name).write_text(text)
             written.append(folder / name)
     except OSError as error:
-        raise UserError(
-            f"reproducers cannot be written to {folder} ({error.strerror}); give a writable folder"
-        ) from error
+        what = f"reproducers cannot be written to {folder} ({error.strerror})"
+        raise UserError(f"{what}; give a writable folder") from error
     return written, left_out
 
 
@@ -83,11 +74,7 @@ class NotWritten(Exception):
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
-    """The script for the smallest case of a failure.
-
-    Raises:
-        NotWritten: its planner is not torch's, or its row does not say enough.
-    """
+    """The script for the smallest case of a failure, or NotWritten."""
     record = failure.example
     planner = failure.planner.partition("+")[0]
     if planner not in TORCH_PLANNERS:
@@ -100,6 +87,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
     if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
         raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
+    used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
     flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
     fields = {
         "mesh_shape": mesh_shape,
@@ -108,7 +96,8 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "shape": shape,
         "dtype": DTYPES[record["dtype"]],
         "backend": versions.backend,
-        "names": _imported((*source.placements, *target.placements)),
+        "device": device_of(versions.backend),
+        "names": ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate",
         "source": ", ".join(source.placements),
         "target": ", ".join(target.placements),
         "source_cuts": [tuple(cut) for cut in source.cuts],
@@ -118,8 +107,25 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "reduction": REDUCTIONS[next(iter(_operators(target)), "sum")],
         **_prose(failure, versions, math.prod(mesh_shape), file_name),
     }
-    text = kept(SCRIPT, _words(failure, source, target, versions))
+    template = resources.files("distbench.laboratory").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    text = _kept(template, _words(failure, source, target, versions))
     return Template(text).substitute({name: str(value) for name, value in fields.items()})
+
+
+def _kept(template: str, words: set[str]) -> str:
+    """The lines that a case needs, `words` being what is true of it.
+
+    A line `#? words` says for which cases the lines after it are kept, up to the next such line: all of the words must
+    be true (a word behind - must be false); `#?` alone keeps them always.
+    """
+    lines, keep = [], True
+    for line in template.split("\n"):
+        if line.startswith("#?"):
+            conditions = line.removeprefix("#?").split()
+            keep = all((word.removeprefix("-") in words) != word.startswith("-") for word in conditions)
+        elif keep:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, versions: Versions) -> set[str]:
@@ -129,7 +135,7 @@ def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, version
     becomes_partial = any(new.startswith("Partial") and new != old for old, new in after)
     operators = _operators(source)
     true = {
-        "nccl": versions.backend == "nccl",
+        "accelerator": device_of(versions.backend) != "cpu",
         "min_cost": failure.planner.startswith("min_cost"),
         "native": failure.planner.endswith(NATIVE),
         "strided": any("Strided" in text for text in (*source.placements, *target.placements)),
@@ -144,11 +150,6 @@ def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, version
 
 def _operators(layout: ScriptLayout) -> set[str]:
     return set(re.findall(r'Partial\("(\w+)"\)', " ".join(layout.placements)))
-
-
-def _imported(placements: Sequence[str]) -> str:
-    used = {text.partition("(")[0] for text in placements}
-    return ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate"
 
 
 def _prose(failure: Failure, versions: Versions, num_ranks: int, file_name: str) -> dict[str, object]:
@@ -174,11 +175,6 @@ def _docstring(text: str, indent: str, before: str = "") -> str:
     return "\n".join(lines).removeprefix(before).replace("\\", "/").replace('"""', "'''").removesuffix('"')
 
 
-def _file_name(number: int, failure: Failure) -> str:
-    words = f"{failure.status}-{failure.planner}-{failure.suite or 'pairs'}-{failure.pattern}"
-    return f"{number:02d}-" + re.sub(r"[^A-Za-z0-9_]+", "-", words).strip("-")[:80] + ".py"
-
-
 def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple[str, ...]:
     text = record["mesh"] if isinstance(record["mesh"], str) else ""
     names = tuple(part.partition("=")[0] for part in text.split(",")) if text else ()
@@ -192,15 +188,7 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
 
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
-    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script writes it.
-
-    Args:
-        text: one placement a mesh dim.
-        mesh_shape: ranks along each mesh dim.
-
-    Raises:
-        NotWritten: the text is no such layout, or does not fit the mesh.
-    """
+    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten if it is none."""
     try:
         placements = parse_placements(text.strip())
     except ValueError:

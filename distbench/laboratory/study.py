@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.compare.intervals import Floats, geometric_mean
-from distbench.laboratory.comparisons import (
-    LargestGain,
-    PathDifference,
-    Place,
-    Regret,
-    Tally,
-    differences,
-    largest_gains,
-    ratio_when_chosen,
-    regrets,
-    tallies,
-    widenings,
-)
+from distbench.laboratory import comparisons
+from distbench.laboratory.comparisons import LargestGain, PathDifference, Place, Regret, Tally
 from distbench.laboratory.failures import Failure, failures_of
 from distbench.laboratory.planner_table import Bools, PlannerTable, laboratory_rows, planner_table_of
 from distbench.laboratory.predictions import PredictionError, PredictionRanking, prediction_errors, ranking
@@ -40,41 +29,26 @@ MIN_FOCUS = 20
 
 @dataclass(frozen=True)
 class Study:
-    """What a machine's runs of redistributions say together.
-
-    Args:
-        runs: the runs it is made of, oldest first.
-        versions: torch and backend of the latest run.
-        profile: the profile's file as the latest run was given it, or None.
-        is_native: every all-to-all ran as such; the planners' names then do without +native.
-        focus: the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough.
-        widening: by what each pair's ratio intervals were widened.
-        tallies: each planner against greedy and against torch's better one.
-        regrets: each planner, and choosing by prediction, against the best measured; only what moved a pair in focus.
-        errors: predicted against measured, by planner and size class ("" for the pairs in focus).
-        chosen_ratio: geometric mean, with its CI, of choosing by prediction over greedy.
-        sent_over_bound: planner to the geometric mean of bytes sent over the receive lower bound.
-        outcomes: planner to its cases by status.
-    """
+    """What a machine's runs of redistributions say together."""
 
     machine: str
-    runs: Sequence[Run]
-    versions: Versions
-    profile: str | None
-    is_native: bool
+    runs: Sequence[Run]  # oldest first
+    versions: Versions  # torch and backend of the latest run
+    profile: str | None  # the file as the latest run was given it
+    is_native: bool  # every all-to-all ran as such; the planners' names then do without +native
     table: PlannerTable
-    focus: Bools
+    focus: Bools  # the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough
     focus_text: str
-    widening: Floats
-    tallies: dict[Place, Tally]
+    widening: Floats  # by what each pair's ratio intervals were widened
+    tallies: dict[Place, Tally]  # each planner against greedy and against torch's better one
     differences: dict[Place, PathDifference]
-    regrets: dict[str, Regret]
-    errors: dict[tuple[str, str], PredictionError]
+    regrets: dict[str, Regret]  # of each planner and CHOSEN that moved a pair in focus
+    errors: dict[tuple[str, str], PredictionError]  # by planner and size class, "" for the pairs in focus
     ranking: PredictionRanking
     largest_gains: list[LargestGain]
-    chosen_ratio: tuple[float, float, float]
-    sent_over_bound: dict[str, float]
-    outcomes: dict[str, Counter[str]]
+    chosen_ratio: tuple[float, float, float]  # geometric mean, with its CI, of choosing by prediction over greedy
+    sent_over_bound: dict[str, float]  # geometric mean of bytes sent over the receive lower bound
+    outcomes: dict[str, Counter[str]]  # planner to its cases by status
     failures: list[Failure]
 
     def against(self, planner: str, baseline: str = BASELINE) -> Tally | None:
@@ -110,10 +84,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
     table = planner_table_of(rows)
     focus, focus_text = _focus(table)
-    widening, environment = widenings(table), runs[-1].about.environment
-    outcomes: dict[str, Counter[str]] = {}
-    for planner, status in zip(rows["planner"], rows["status"], strict=True):
-        outcomes.setdefault(planner, Counter())[status] += 1
+    widening, environment = comparisons.widenings(table), runs[-1].about.environment
     return Study(
         machine=machine,
         runs=runs,
@@ -124,15 +95,15 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         focus=focus,
         focus_text=focus_text,
         widening=widening,
-        tallies=tallies(table, focus, widening),
-        differences=differences(table, focus),
-        regrets=regrets(table, focus),
+        tallies=comparisons.tallies(table, focus, widening),
+        differences=comparisons.differences(table, focus),
+        regrets=comparisons.regrets(table, focus),
         errors=prediction_errors(table, focus),
         ranking=ranking(table, focus),
-        largest_gains=largest_gains(table, focus, widening, MAX_STRIKING),
-        chosen_ratio=ratio_when_chosen(table, focus),
+        largest_gains=comparisons.largest_gains(table, focus, widening, MAX_STRIKING),
+        chosen_ratio=comparisons.ratio_when_chosen(table, focus),
         sent_over_bound=_sent_over_bound(table, focus),
-        outcomes=outcomes,
+        outcomes={str(planner): Counter(found) for planner, found in rows.groupby("planner", sort=False)["status"]},
         failures=failures_of(rows),
     )
 

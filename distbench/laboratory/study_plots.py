@@ -36,13 +36,12 @@ PER_ROW = 4
 
 def laboratory_figures(study: Study) -> "Iterator[tuple[str, Figure]]":
     """(name, figure) of whatever there is something to draw of, in the order of telling."""
-    for name, figure in (
-        ("cost-over-best", cost_figure(study)),
-        ("ratio-by-size", ratio_figure(study)),
-        ("predicted-against-measured", prediction_figure(study)),
-    ):
-        if figure is not None:
-            yield name, figure
+    parts = {
+        "cost-over-best": cost_figure,
+        "ratio-by-size": ratio_figure,
+        "predicted-against-measured": prediction_figure,
+    }
+    yield from ((name, figure) for name, part in parts.items() if (figure := part(study)))
 
 
 def cost_figure(study: Study) -> "Figure | None":
@@ -60,9 +59,6 @@ def cost_figure(study: Study) -> "Figure | None":
         axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
     style.name_bars(axes, [planner for planner, _ in regrets])
     axes.set_xlim(0, max(*extra, 5) * 1.3)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, axis="x")
     style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
     axes.set_xlabel(f"time over the best planner of each pair (geometric mean over {most} pairs)")
     style.title(figure, f"What each choice costs, pairs {study.focus_text}: shorter is better")

@@ -15,7 +15,7 @@ from distbench.spec.planner_names import NATIVE, OUR_VARIANTS
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
 # Predictions further off than this rank plans by luck.
 ROUGH = 0.5
-NO_PROFILE = "profile.json"
+ROUGH_TEXT = "That is rough: this machine did not behave as when it was calibrated; calibrate again, without --quick."
 
 
 def verdict_lines(study: Study) -> tuple[str, ...]:
@@ -53,10 +53,8 @@ def _use_line(study: Study) -> str:
         return f"{on} no redistribution came out right, so there is nothing to compare."
     parts = []
     if by_hand:
-        parts.append(
-            f"direct for redistributions that you write yourself: {_times_greedy(by_hand)} on the {by_hand.num_pairs} "
-            f"pairs that it can move"
-        )
+        what = "direct for redistributions that you write yourself"
+        parts.append(f"{what}: {_times_greedy(by_hand)} on the {by_hand.num_pairs} pairs that it can move")
     if everywhere:
         planner, tally = everywhere
         parts.append(f"{planner} for everything: {_times_greedy(tally)} over {tally.num_pairs} pairs")
@@ -66,7 +64,6 @@ def _use_line(study: Study) -> str:
         )
     if not parts:
         return f"{on} greedy was not measured beside another planner, so none can be recommended."
-    parts.sort(key=lambda part: part.startswith("greedy"))
     return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
 
 
@@ -105,49 +102,41 @@ def _prediction_line(study: Study) -> str:
     overall = [error.error for (_, size), error in study.errors.items() if not size]
     if CHOSEN not in study.regrets or not overall:
         return ""
-    rank = study.ranking
-    ranked = ""
+    rank, ranked = study.ranking, ""
     if rank.num_plans:
-        share = percent_text(rank.num_right / rank.num_plans)
-        ranked = (
-            f", and of {rank.num_plans} plan pairs predicted over {percent_text(APART)} apart {share} are ranked right"
-        )
-    low, high = min(overall), max(overall)
-    errors = (
-        percent_text(low) if percent_text(low) == percent_text(high) else f"{100 * low:.0f} to {percent_text(high)}"
-    )
+        apart, share = percent_text(APART), percent_text(rank.num_right / rank.num_plans)
+        ranked = f", and of {rank.num_plans} plan pairs predicted over {apart} apart {share} are ranked right"
+    errors = " to ".join(dict.fromkeys(f"{100 * end(overall):.0f}" for end in (min, max)))
     line = (
         f"Choosing each pair's planner by the profile's prediction alone takes {ratio_text(*study.chosen_ratio)} of "
-        f"greedy's time; predictions are off by {errors} (median, by planner){ranked}."
+        f"greedy's time; predictions are off by {errors} % (median, by planner){ranked}."
     )
     if max(overall) > ROUGH:
-        line += (
-            " That is rough: this machine did not behave as when it was calibrated; calibrate again, without --quick."
-        )
+        line += f" {ROUGH_TEXT}"
     return line
 
 
 def _wrong_line(study: Study) -> str:
     ours = sum(study.outcomes[planner]["ok"] for planner in OUR_VARIANTS if planner in study.outcomes)
     bad = {planner: sum(counts[status] for status in BAD) for planner, counts in sorted(study.outcomes.items())}
-    theirs = [f"{planner} on {count}" for planner, count in bad.items() if count and planner not in OUR_VARIANTS]
-    own = [f"{planner} on {count}" for planner, count in bad.items() if count and planner in OUR_VARIANTS]
-    parts = []
-    if theirs:
-        parts.append(f"torch's planners gave wrong values or broke: {', '.join(theirs)} cases")
+    own, theirs = (
+        ", ".join(f"{name} on {count}" for name, count in bad.items() if count and (name in OUR_VARIANTS) is is_ours)
+        for is_ours in (True, False)
+    )
+    if not own and not theirs:
+        return "Every value was checked, and right." if study.outcomes else ""
+    parts = [f"torch's planners gave wrong values or broke: {theirs} cases"] if theirs else []
     if own:
-        parts.append(f"OURS TOO: {', '.join(own)} cases")
+        parts.append(f"OURS TOO: {own} cases")
     elif ours:
         parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
-    if theirs or own:
-        return "; ".join(parts) + "."
-    return "Every value was checked, and right." if study.outcomes else ""
+    return "; ".join(parts) + "."
 
 
 def code_blocks(study: Study) -> list[Block]:
     """The lines of code for what the verdict says to use."""
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
-    profile = study.profile or NO_PROFILE
+    profile = study.profile or "profile.json"
     if Path(profile).is_relative_to(Path.cwd()):
         profile = str(Path(profile).relative_to(Path.cwd()))
     native = NATIVE if study.is_native else ""

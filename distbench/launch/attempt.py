@@ -31,14 +31,10 @@ class Attempt:
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
-        cause: why it did not complete.
-        num_cases: cases of the whole job, None before the ranks counted them.
-        running: the case that was running when the launch ended.
-        pass_number: the pass that it was in.
-        num_by_status: cases that this launch finished, by status.
+        num_cases: of the whole job, None before the ranks counted them.
+        pass_number: the pass that the running case was in.
         spent_s: seconds of rank 0 by what they were spent on.
         last_event_s: when the last event came, seconds, monotonic.
-        reached_end: whether rank 0 reported that it was done.
     """
 
     status: str = "complete"
@@ -142,12 +138,8 @@ def _follow(
 
 
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
-    """Have every rank that still runs write its stacks to its log.
-
-    Args:
-        log_dir: the launch's log folder.
-        launcher: pid of the process that we started: torchrun, or the only rank.
-    """
+    """Have every rank that still runs write its stacks to its log; `launcher` is the pid of torchrun, or the only
+    rank."""
     for path in log_dir.glob("rank*.pid"):
         pid = int(path.read_text())
         if _is_rank_of(launcher, pid):

@@ -11,12 +11,9 @@ LAUNCH_LOG = "launch.log"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a launch failed.
+    """Why a launch failed: what kind of cause, in one sentence, and the rank that failed first, where known.
 
-    Args:
-        kind: "user" and "storage" for what the user can fix, "raised", "killed" or "hung" for the rest.
-        message: one sentence.
-        rank: the rank that failed first, where known.
+    `kind` is "user" or "storage" for what the user can fix, "raised", "killed" or "hung" for the rest.
     """
 
     kind: str

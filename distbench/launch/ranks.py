@@ -14,13 +14,8 @@ SRUN_PORT = 29517
 
 @dataclass(frozen=True)
 class Joined:
-    """This process is one rank of a launch that somebody else made.
-
-    Args:
-        rank: global rank.
-        world_size: ranks in all.
-        variables: rank variables to set for the worker.
-    """
+    """This process is one rank of a launch that somebody else made; `variables` are rank variables to set for the
+    worker."""
 
     rank: int
     world_size: int
@@ -28,11 +23,7 @@ class Joined:
 
 
 def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
-    """The launch that this process is a rank of, or None when we must launch ranks ourselves.
-
-    Raises:
-        UserError: rank variables that make no sense.
-    """
+    """The launch that this process is a rank of, or None when we must launch ranks ourselves."""
     try:
         if "RANK" in environ and "WORLD_SIZE" in environ:
             return Joined(int(environ["RANK"]), int(environ["WORLD_SIZE"]), {})

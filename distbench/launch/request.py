@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distbench.launch.ranks import Joined
-from distbench.runs.machine import gpu_count, host_facts, slug
+from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
-from distbench.spec.job import BACKENDS, axis_names, parse_choices, variants_of
+from distbench.spec.devices import DEVICES
+from distbench.spec.job import axis_names, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
@@ -27,19 +28,14 @@ class Request:
         targets: scenarios by name, file, or file::name.
         choices: texts of --set.
         mesh: mesh dim name to size, or None for the scenario's own.
-        device: "cpu", "cuda", or None to use CUDA where there is a GPU.
+        device: a name out of DEVICES, or None for an accelerator where there is one.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
-        passes: times that all cases are gone through.
-        budget_s: seconds of timed iterations that the cases of a launch share; None for the default.
-        check: what steps are compared with one device's, see Settings.
-        out: results folder.
+        passes, budget_s, check: as Settings have them; budget_s is None for the default.
         log_dir: folder for ranks' logs, or None for one next to each run file.
-        timeout_s: seconds without progress after which a launch is given up.
-        started_at: seconds since the epoch when the command began.
+        timeout_s, started_at, trace_paths: as a Job has them.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
-        trace_paths: whether each step is traced after it was timed and checked.
         full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, more of them cost nothing.
     """
 
@@ -65,31 +61,24 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """One job a scenario, all checked before the first is started.
 
     Raises:
-        UserError: an unknown scenario, axis or value, a mesh that does not fit the ranks, or a profile that cannot be
-            read or was not measured on such a mesh.
+        UserError: an unknown scenario, axis or value, or a mesh or profile that does not fit.
     """
-    return jobs_of_entries(request, _distinct([entry for target in request.targets for entry in find(target)]), joined)
+    named = {(entry.file, entry.name): entry for target in request.targets for entry in find(target)}
+    return jobs_of_entries(request, [*named.values()], joined)
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
-    """The same for scenarios that are found already; the request's targets are not looked at.
-
-    Raises:
-        UserError: as `jobs_of`.
-    """
-    facts, num_gpus = host_facts(), gpu_count()
-    request = replace(request, device=request.device or ("cuda" if num_gpus else "cpu"))
-    if request.device == "cuda" and not num_gpus:
-        raise UserError("--device cuda: no CUDA device is visible here; use --device cpu, or `distbench doctor`")
+    """The same for scenarios that are found already; the request's targets are not looked at."""
+    facts, device = host_facts(), request.device or accelerator_here()[0]
+    if device != "cpu" and not device_count(device):
+        what = f"--device {device}: no {device.upper()} device"
+        raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
+    request = replace(request, device=device)
     invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
     return [
         _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
         for entry in entries
     ]
-
-
-def _distinct(entries: list[Entry]) -> list[Entry]:
-    return list({(entry.file, entry.name): entry for entry in entries}.values())
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
@@ -153,16 +142,12 @@ def _profile_for(request: Request, entry: Entry, mesh: Mapping[str, int], device
 
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
-    """Refuse a profile that says nothing about this mesh.
-
-    Raises:
-        UserError: the file cannot be read, or was measured on another backend or mesh.
-    """
+    """Refuse a profile that cannot be read, or was measured on another backend or mesh."""
     from distbench.costmodel.mesh_costs import measured_cost
     from distbench.costmodel.profile import load_profile
 
     profile = load_profile(path)
-    backend = BACKENDS[device]
+    backend = DEVICES[device].backend
     if profile.backend != backend:
         raise UserError(f"profile {path} is of {profile.backend}, this run is on {backend}; calibrate on {backend}")
     try:
@@ -172,16 +157,13 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
 
 
 def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
-    """The mesh of a job: the one asked for, or the scenario's own fitted to the ranks there are.
+    """The mesh of a job: the one asked for, where it multiplies to the ranks, or the scenario's own fitted to them.
 
-    A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the mesh
-    itself is what is measured, it is not there at all.
-
-    Raises:
-        UserError: the mesh asked for does not multiply to the ranks.
+    A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the
+    mesh itself is what is measured, it is not there at all.
     """
-    num_gpus = gpu_count() if device == "cuda" else 0
-    ranks = joined.world_size if joined else num_gpus
+    num_devices = device_count(device) if device != "cpu" else 0
+    ranks = joined.world_size if joined else num_devices
     if asked is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
     declared = () if MESH_TAGS & set(entry.tags) else entry.mesh
@@ -192,10 +174,10 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
             f"mesh {format_mesh(mesh)} needs {wanted} ranks, the launcher started {joined.world_size}; "
             f"give sizes that multiply to {joined.world_size}"
         )
-    if not joined and device == "cuda" and wanted > num_gpus:
+    if not joined and device != "cpu" and wanted > num_devices:
         raise UserError(
-            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_gpus} CUDA devices; "
-            f"give sizes that multiply to at most {num_gpus}, or --device cpu"
+            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_devices} {device.upper()} devices; "
+            f"give sizes that multiply to at most {num_devices}, or --device cpu"
         )
     return mesh
 

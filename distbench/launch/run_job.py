@@ -1,10 +1,7 @@
 """A job to its end: its ranks are launched, launched again after a case that broke them, and the run file is closed."""
 
-import contextlib
 import os
-import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +13,15 @@ from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import Joined
 from distbench.runs.machine import load_average
 from distbench.spec import Job, UserError
+from distbench.spec.signals import stopped_as_interrupt
 
 MODULE = "distbench.worker"
 
 
 @dataclass
 class JobOutcome:
-    """What became of one job.
-
-    Args:
-        job: the job.
-        status: "complete", "failed", "timeout" or "interrupted".
-        message: one sentence, empty when complete and no case broke its launch.
-        user_can_fix: whether the user can fix the cause.
-        num_by_status: cases by status.
-    """
+    """What became of one job; `status` is "complete", "failed", "timeout" or "interrupted", `message` one sentence
+    or empty."""
 
     job: Job
     status: str
@@ -53,22 +44,19 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     """Run one job to its end, whatever that is; the run file is closed with a footer.
 
     A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
-    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started).
+    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started). `UserError` where
+    the results or log folder cannot be written.
 
     Args:
-        job: the job.
         joined: the launch this process is a rank of, or None to start the ranks with torchrun.
         display: is given every event.
         module: what a rank runs, as Python's arguments (tests put a mutant here).
-
-    Raises:
-        UserError: the results or log folder cannot be written.
     """
     environment = {**job.environment, "load_at_start": load_average()}
     job = replace(job, started_at=time.time(), environment=environment)
     _make_folders(job)
     record = JobRecord(job, joined, display)
-    with _terminated_as_interrupt():
+    with stopped_as_interrupt():
         try:
             record.add(attempt(job, joined, display, module))
             while record.goes_on():
@@ -117,17 +105,3 @@ def _make_folders(job: Job) -> None:
             f"{error.filename or job.run_file} cannot be written ({error.strerror}); "
             "give a writable folder with --out or --log-dir"
         ) from error
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM (how a scheduler or torchrun stops a process) ends the run as Ctrl-C does."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

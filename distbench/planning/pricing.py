@@ -191,11 +191,7 @@ class PricedStep:
 
 
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
-    """Every step of a path, ours or another planner's, priced on the rank that has most to do.
-
-    Raises:
-        ValueError: two neighbours are not one legal step apart.
-    """
+    """A path's steps, priced on the rank that has most to do; ValueError where neighbours are no legal step apart."""
     # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
     pricing = Pricing(Graph(len(problem.mesh_shape), len(problem.shape), (), even=False), problem, model, None)
     steps = []

@@ -19,7 +19,6 @@ class State:
     """One layout of a tensor on a mesh; mesh dims named nowhere hold replicas.
 
     Args:
-        mesh_ndim: number of mesh dims.
         orders: for each tensor dim, the mesh dims that shard it, the first one first.
         partials: (mesh dim, reduce op) of each mesh dim that still waits for its reduction, ascending.
     """
@@ -49,22 +48,16 @@ class State:
 
 
 def parse_state(text: str, tensor_ndim: int) -> State:
-    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` (the notation of `spec.layouts`) to a state.
-
-    Raises:
-        ValueError: the text is no list of placements, its turns are not 0, 1, 2, ... on a tensor dim, or it has a
-            strided shard.
-        NotHandled: a reduce op that is unknown here.
-    """
+    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` (the notation of `spec.layouts`) to a state; see `state_of`."""
     return state_of(parse_placements(text), tensor_ndim)
 
 
 def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
-    """The same of placements that are parsed already.
+    """The state of placements.
 
     Raises:
-        ValueError: as `parse_state`.
-        NotHandled: likewise.
+        ValueError: turns that are not 0, 1, 2, ... on a tensor dim, or a strided shard.
+        NotHandled: a reduce op that is unknown here.
     """
     if any(placement.split_factor is not None for placement in placements):
         text = format_placements(placements)
@@ -78,11 +71,7 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
 
 
 def known_reduce_op(reduce_op: str) -> str:
-    """The reduce op itself.
-
-    Raises:
-        NotHandled: it is none of torch's plain ones.
-    """
+    """The reduce op itself; NotHandled where it is none of torch's plain ones."""
     if reduce_op not in REDUCE_OPS:
         raise NotHandled(f"reduce op {reduce_op!r}")
     return reduce_op
@@ -104,11 +93,7 @@ Box = tuple[tuple[int, int], ...]
 def box_of(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> Box:
     """What one rank holds: for each tensor dim the interval (start, stop) of the full tensor, stop exclusive.
 
-    Args:
-        state: the layout; partial mesh dims hold the whole of what is left.
-        shape: of the full tensor.
-        mesh_shape: ranks along each mesh dim.
-        coordinate: the rank's index along each mesh dim.
+    The coordinate is the rank's index along each mesh dim; partial mesh dims hold the whole of what is left.
     """
     box = []
     for size, order in zip(shape, state.orders, strict=True):

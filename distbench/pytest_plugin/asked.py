@@ -20,7 +20,7 @@ KEYWORDS = ("ranks", "mesh", "timeout_s", "quick")
 
 @dataclass(frozen=True)
 class Asked:
-    """What `@pytest.mark.distbench(...)` asks for: few samples if quick, an end `timeout_s` after the last progress."""
+    """What `@pytest.mark.distbench(...)` asks for; quick: few samples; given up after `timeout_s` without progress."""
 
     mesh: dict[str, int]
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -28,11 +28,7 @@ class Asked:
 
 
 def asked_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
-    """A marker's arguments.
-
-    Raises:
-        UserError: one that the marker does not take, a value it cannot have, or ranks and a mesh that disagree.
-    """
+    """A marker's arguments; UserError for an unknown one, a wrong value, or ranks and a mesh that disagree."""
     if args:
         raise UserError(f"@pytest.mark.distbench takes its arguments by name; write ranks={args[0]!r} or mesh=...")
     for name in kwargs:

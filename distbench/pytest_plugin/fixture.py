@@ -44,11 +44,7 @@ class Distbench:
             return self._measure(function, {name: (value,) for name, value in arguments.items()})
 
     def sweep(self, function: Callable[..., Any], /, **axes: Sequence[Any]) -> list[MeasuredCase]:
-        """All combinations of the values in one launch, one case each: `sweep(function, numel=(1024, 4096))`.
-
-        Raises:
-            pytest.fail.Exception: as a call of the fixture.
-        """
+        """As a call, of all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
         with _user_errors():
             for name, values in axes.items():
                 if not isinstance(values, list | tuple) or not values:
@@ -76,7 +72,7 @@ class Distbench:
         marker = self._item.get_closest_marker(MARKER)
         asked = asked_of(marker.args if marker else (), marker.kwargs if marker else {})
         request = launch.Request(
-            (),
+            targets=(),
             mesh=asked.mesh,
             device="cpu",
             quick=asked.quick,

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from distbench.render.units import key_text
@@ -31,21 +33,13 @@ class Lines:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under column headings. A cell may hold several lines.
-
-    Args:
-        title: what is in it, in one line.
-        columns: headings; one that starts with "<" is left-aligned, all others right-aligned.
-        rows: one text a column each.
-        notes: sentences below it.
-        breaks: indexes of the rows that a blank line goes before.
-    """
+    """Rows under column headings, with notes below. A cell may hold several lines."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # one that starts with "<" is left-aligned, all others right-aligned
     rows: Sequence[tuple[str, ...]]
     notes: list[str] = field(default_factory=list)
-    breaks: frozenset[int] = frozenset()
+    breaks: frozenset[int] = frozenset()  # indexes of the rows that a blank line goes before
 
 
 @dataclass(frozen=True)
@@ -73,11 +67,12 @@ def table_of(
 
 def key_columns(keys: Iterable[str]) -> TableColumns:
     """One column a key that rows were grouped by."""
+    return [(f"<{key}", partial(lambda key, row: key_text(row[key]), key)) for key in keys]
 
-    def column(key: str) -> TableColumn:
-        return f"<{key}", lambda row: key_text(row[key])
 
-    return [column(key) for key in keys]
+def changes_in(values: Sequence[object]) -> list[int]:
+    """Indexes of the values that differ from the one before."""
+    return [index for index in range(1, len(values)) if values[index] != values[index - 1]]
 
 
 def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Table:
@@ -94,14 +89,13 @@ def shown(blocks: Sequence[Block], form: str) -> str:
 
 def text_of(blocks: Sequence[Block]) -> str:
     """As plain text, no line longer than MAX_WIDTH characters."""
-    parts = [_text_block(block) for block in blocks]
-    lines = "\n\n".join(part for part in parts if part).split("\n")
+    lines = "\n\n".join(filter(None, map(_text_block, blocks))).split("\n")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def markdown_of(blocks: Sequence[Block]) -> str:
     """As GitHub Markdown; its lines may be of any length."""
-    return "\n\n".join(part for part in (_markdown_block(block) for block in blocks) if part)
+    return "\n\n".join(filter(None, map(_markdown_block, blocks)))
 
 
 def _text_block(block: Block) -> str:
@@ -122,7 +116,7 @@ def _paragraph(text: str) -> str:
 def _table_lines(table: Table) -> list[str]:
     headings = tuple(heading.removeprefix("<") for heading in table.columns)
     lefts = [heading.startswith("<") for heading in table.columns]
-    rows = [tuple(_clean_lines(cell) for cell in row) for row in table.rows]
+    rows = [tuple(clean_lines(cell) for cell in row) for row in table.rows]
     widths = fit(headings, rows)
     lines = _row_lines(headings, widths, lefts)
     lines.append((" " * GAP).join("-" * width for width in widths))
@@ -151,8 +145,7 @@ def _row_lines(cells: Sequence[str], widths: Sequence[int], lefts: Sequence[bool
         for cell, width in zip(cells, widths, strict=True)
     ]
     lines = []
-    for number in range(max(map(len, wrapped), default=0)):
-        texts = [pieces[number] if number < len(pieces) else "" for pieces in wrapped]
+    for texts in zip_longest(*wrapped, fillvalue=""):
         padded = [
             text.ljust(width) if left else text.rjust(width)
             for text, width, left in zip(texts, widths, lefts, strict=True)
@@ -188,7 +181,8 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def _clean_lines(cell: str) -> str:
+def clean_lines(cell: str) -> str:
+    """The same, line breaks kept."""
     return "\n".join(clean(line) for line in cell.split("\n"))
 
 
@@ -211,7 +205,7 @@ def _markdown_block(block: Block) -> str:
     rows = [headings, rules, *([_escaped(cell) for cell in row] for row in block.rows)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     notes = "\n".join(f"- {_escaped(note)}" for note in block.notes)
-    return "\n\n".join(part for part in (f"**{_escaped(block.title)}**", table, notes) if part)
+    return "\n\n".join(filter(None, (f"**{_escaped(block.title)}**", table, notes)))
 
 
 def _escaped(text: str) -> str:

@@ -10,19 +10,12 @@ MAX_ANNOTATIONS = 10  # of each level that GitHub shows for one step
 
 @dataclass(frozen=True)
 class CiOutcome:
-    """One test case of a JUnit report.
-
-    Args:
-        suite: what it belongs to.
-        name: what was tried.
-        message: what came of it.
-        tag: "failure", "error" or "skipped"; None where all is well.
-    """
+    """One test case of a JUnit report: what was tried, and what came of it."""
 
     suite: str
     name: str
     message: str
-    tag: str | None = None
+    tag: str | None = None  # "failure", "error" or "skipped"; None where all is well
 
 
 def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
@@ -60,10 +53,9 @@ def _legal(text: str) -> str:
 
 
 def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
-    """GitHub's workflow commands; the last of a level says how many were left out.
+    """GitHub's workflow commands, of "error" or "warning" to (title, message) of each.
 
-    Args:
-        levels: "error" or "warning" to (title, message) of each.
+    The last of a level says how many were left out.
     """
     return [line for level, found in levels.items() for line in _of_level(level, list(found))]
 
@@ -79,6 +71,5 @@ def _of_level(level: str, found: Sequence[tuple[str, str]]) -> list[str]:
 def annotation(level: str, title: str, message: str) -> str:
     """One workflow command."""
     # A property ends at a comma or colon, a message at the line's end (GitHub's escapes of workflow commands).
-    message = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    title = title.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A").replace(":", "%3A").replace(",", "%2C")
-    return f"::{level} title={title}::{message}"
+    message, title = (text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A") for text in (message, title))
+    return f"::{level} title={title.replace(':', '%3A').replace(',', '%2C')}::{message}"

@@ -4,9 +4,10 @@ import html
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distbench.render.blocks import Block, Code, Heading, Lines, Table, clean
+from distbench.render.blocks import Block, Code, Heading, Lines, Table, clean, clean_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,14 +38,8 @@ pre { background: #f5f5f3; border: 1px solid #e2e2de; padding: .8rem 1rem; overf
 
 
 def page_of(title: str, blocks: Sequence["Block | Verdict | Picture"]) -> str:
-    """The whole page.
-
-    Args:
-        title: for the browser's tab.
-        blocks: in order of reading.
-    """
-    parts = (_html(block, number) for number, block in enumerate(blocks))
-    body = "\n".join(part for part in parts if part)
+    """The whole page; the title is for the browser's tab."""
+    body = "\n".join(filter(None, (_html(block, number) for number, block in enumerate(blocks))))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     return (
         f'<!doctype html>\n<html lang="en">\n<head>{head}\n<title>{_text(title)}</title>\n'
@@ -57,15 +52,11 @@ class Verdict(Lines):
     """Lines that stand out: what the page is for."""
 
 
+@dataclass(frozen=True)
 class Picture:
-    """A figure on a page.
+    """A figure on a page, drawn when the page is written."""
 
-    Args:
-        figure: a matplotlib figure, drawn when the page is written.
-    """
-
-    def __init__(self, figure: "Figure") -> None:
-        self.figure = figure
+    figure: "Figure"
 
 
 def _html(block: "Block | Picture", number: int) -> str:
@@ -84,11 +75,14 @@ def _html(block: "Block | Picture", number: int) -> str:
 def _table(table: Table) -> str:
     lefts = [' class="left"' if heading.startswith("<") else "" for heading in table.columns]
     headings = "".join(
-        f"<th{left}>{_cell(heading.removeprefix('<'))}</th>" for heading, left in zip(table.columns, lefts, strict=True)
+        f"<th{left}>{html.escape(clean_lines(heading.removeprefix('<')))}</th>"
+        for heading, left in zip(table.columns, lefts, strict=True)
     )
     rows = []
     for index, row in enumerate(table.rows):
-        cells = "".join(f"<td{left}>{_cell(cell)}</td>" for cell, left in zip(row, lefts, strict=True))
+        cells = "".join(
+            f"<td{left}>{html.escape(clean_lines(cell))}</td>" for cell, left in zip(row, lefts, strict=True)
+        )
         rows.append(f"<tr{' class=break' if index in table.breaks else ''}>{cells}</tr>")
     notes = "".join(f'<p class="note">{_text(note)}</p>' for note in table.notes)
     return (
@@ -97,21 +91,12 @@ def _table(table: Table) -> str:
     )
 
 
-def _cell(text: str) -> str:
-    return "\n".join(_text(line) for line in text.split("\n"))
-
-
 def _text(text: str) -> str:
     return html.escape(clean(text))
 
 
 def svg_of(figure: "Figure", prefix: str) -> str:
-    """The figure as an <svg> element that can stand in a page beside others: text as outlines, ids of its own.
-
-    Args:
-        figure: a matplotlib figure.
-        prefix: what every id begins with, unique on the page.
-    """
+    """The figure as an <svg> element that can stand in a page: text as outlines, ids that begin with `prefix`."""
     import matplotlib as mpl
 
     written = io.StringIO()
@@ -119,10 +104,7 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     with mpl.rc_context({"svg.fonttype": "path"}):
         figure.savefig(written, format="svg", metadata={"Date": None})
     text = written.getvalue()
-    svg = text[text.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(\bid=")', rf"\1{prefix}", svg)
-    svg = re.sub(r"url\(#", f"url(#{prefix}", svg)
-    svg = re.sub(r'(xlink:href="#)', rf"\1{prefix}", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\1{prefix}", svg)
     label = html.escape(figure.get_suptitle() or "figure")
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -63,11 +63,7 @@ def styled() -> Iterator[None]:
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    """Write name.png and name.svg; the paths.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write name.png and name.svg; the paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     figure.savefig(paths[0], dpi=DPI, metadata={"Software": None})
     figure.savefig(paths[1], metadata={"Date": None})
@@ -75,25 +71,14 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
-    """Save every figure in our style under its name, made fit for a file; the files.
-
-    Args:
-        figures: (name, figure), made as they are asked for.
-        folder: made if it is not there.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
+    """Save every figure, made as it is asked for, in our style under its name; the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with styled():
-            return [path for name, figure in figures for path in save(figure, folder, _file_name(name))]
+            names = ((re.sub(r"[^A-Za-z0-9._-]+", "-", name), figure) for name, figure in figures)
+            return [path for name, figure in names for path in save(figure, folder, name)]
     except OSError as error:
         raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)
 
 
 def title(figure: "Figure", text: str) -> None:
@@ -158,10 +143,7 @@ def time_tick(seconds: float) -> str:
 def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str]) -> None:
     """Each line's name at the right edge, at the height where it ends, moved apart where lines end close together.
 
-    Args:
-        axes: with a logarithmic y axis whose limits are set.
-        ends: name to the y of the line's last point.
-        colors: name to colour, BLACK for any other.
+    The y axis is logarithmic, its limits set; `ends` are the y of each line's last point.
     """
     low, high = axes.get_ylim()
     places = spread([math.log10(value) for value in ends.values()], math.log10(high / low) * 0.055)

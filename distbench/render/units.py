@@ -1,11 +1,10 @@
 """Numbers as a person reads them: three significant digits, the unit that suits them. "-" where there is no number."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 NOTHING = "-"
-FEW_SAMPLES = "* fewer than 6 samples: the interval is their whole range and does not reach 95 %"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -58,6 +57,12 @@ def median_ci_text(row: Mapping[Any, Any], suffix: str = "") -> str:
     """The same of a row of the frame, or of its columns with a suffix."""
     center, low, high, count = (row[name + suffix] for name in ("median_s", "ci_low_s", "ci_high_s", "num_samples"))
     return time_ci_text(center, low, high, count)
+
+
+def sample_notes(num_samples: Iterable[int]) -> list[str]:
+    """What the * of `time_ci_text` means, where there is one."""
+    few = any(count < 6 for count in num_samples)
+    return ["* fewer than 6 samples: the interval is their whole range and does not reach 95 %"] if few else []
 
 
 def ratio_text(center: float, low: float, high: float) -> str:
@@ -119,6 +124,11 @@ def percent_text(share: float) -> str:
 def whole_text(value: float) -> str:
     """A count that is always whole: `12`."""
     return str(int(value)) if known(value) else NOTHING
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """`3 ok, 1 wrong`."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def word_text(value: object) -> str:

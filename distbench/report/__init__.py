@@ -29,16 +29,11 @@ def render(
 
     Args:
         runs: run files and folders of them; empty for every scenario of the latest `distbench run` under `out`.
-        out: the results folder.
         form: one of FORMS; "csv" and "json" give every column of the frame, one row (record) a case.
-        plots: folder to draw plots in as well, or None.
-        group_by: columns to summarise cases by instead of listing them; empty to list them.
-        page: HTML file to write the same report to, with its figures, or None.
-        reproducers: folder for one script for each cause of wrong or broken redistributions, or None.
-
-    Raises:
-        UserError: nothing to report, a file that is no run file, an unknown form or column, or a file or folder that
-            cannot be written.
+        plots: folder to draw plots in as well.
+        group_by: columns to summarise cases by; empty to list them.
+        page: HTML file for the same report with its figures.
+        reproducers: folder for one script for each cause of wrong or broken redistributions.
     """
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.compare.intervals import MIN_SAMPLES_FOR_CI
 from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import FEW_SAMPLES, median_ci_text, time_text, whole_text, word_text
+from distbench.render.units import median_ci_text, sample_notes, time_text, whole_text, word_text
 from distbench.runs.frame import measured_of
 
 if TYPE_CHECKING:
@@ -27,5 +26,5 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     measured = measured_of(frame, "call")
     if measured.empty:
         return []
-    notes = [FEW_SAMPLES] if (measured["num_samples"] < MIN_SAMPLES_FOR_CI).any() else []
-    return [capped(table_of("calls", COLUMNS, measured.to_dict("records"), notes), MAX_ROWS)]
+    rows, notes = measured.to_dict("records"), sample_notes(measured["num_samples"])
+    return [capped(table_of("calls", COLUMNS, rows, notes), MAX_ROWS)]

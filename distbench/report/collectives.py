@@ -2,17 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.compare.intervals import MIN_SAMPLES_FOR_CI
-from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import (
-    FEW_SAMPLES,
-    bandwidth_text,
-    median_ci_text,
-    size_text,
-    time_text,
-    whole_text,
-    word_text,
-)
+from distbench.render import units
+from distbench.render.blocks import Table, TableColumns, capped, changes_in, table_of
 from distbench.runs.frame import Row, measured_of
 
 if TYPE_CHECKING:
@@ -30,13 +21,13 @@ def _op_text(row: Row) -> str:
 
 COLUMNS: TableColumns = (
     ("<op", _op_text),
-    ("<dtype", lambda row: word_text(row["dtype"])),
-    ("size", lambda row: size_text(row["payload_bytes"])),
-    ("median", lambda row: time_text(row["median_s"])),
-    ("<95 % CI", median_ci_text),
-    ("p95", lambda row: time_text(row["p95_s"])),
-    ("algbw GB/s", lambda row: bandwidth_text(row["algbw_gb_per_s"])),
-    ("busbw GB/s", lambda row: bandwidth_text(row["busbw_gb_per_s"])),
+    ("<dtype", lambda row: units.word_text(row["dtype"])),
+    ("size", lambda row: units.size_text(row["payload_bytes"])),
+    ("median", lambda row: units.time_text(row["median_s"])),
+    ("<95 % CI", units.median_ci_text),
+    ("p95", lambda row: units.time_text(row["p95_s"])),
+    ("algbw GB/s", lambda row: units.bandwidth_text(row["algbw_gb_per_s"])),
+    ("busbw GB/s", lambda row: units.bandwidth_text(row["busbw_gb_per_s"])),
 )
 
 
@@ -46,10 +37,9 @@ def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast end of the median's 95 % CI.
     """
     kept = measured_of(frame, "collective")
-    kept["mesh_dim"] = kept["mesh_dim"].fillna("unknown")
-    kept["op"] = kept["op"].fillna("unknown")
-    kept["busbw_low_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept["ci_high_s"]
-    kept["busbw_high_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept["ci_low_s"]
+    kept[["mesh_dim", "op"]] = kept[["mesh_dim", "op"]].fillna("unknown")
+    for end, slowness in (("low", "high"), ("high", "low")):
+        kept[f"busbw_{end}_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept[f"ci_{slowness}_s"]
     kept["mesh_dim_rank"] = kept["mesh_dim"].factorize()[0]
     return kept.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
 
@@ -62,25 +52,21 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
 
 def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
     backends = "/".join(measured["backend"].dropna().unique()) or "unknown backend"
-    title = (
-        f"mesh dim {mesh_dim}: groups of {group_sizes_text(measured) or 'an unknown number of'} ranks over {backends}"
-    )
-    ops = measured["op"].tolist()
-    breaks = [index for index in range(1, len(ops)) if ops[index] != ops[index - 1]]
-    if len(breaks) + 1 == len(ops):
+    sizes = group_sizes_text(measured) or "an unknown number of"
+    title = f"mesh dim {mesh_dim}: groups of {sizes} ranks over {backends}"
+    breaks = changes_in(measured["op"].tolist())
+    if len(breaks) + 1 == len(measured):
         breaks = []
     notes = [
         f"^ {op} runs as {backend_op} on {backend}: its busbw is not {OWN_NAMES.get(op, op)}'s own"
         for op, backend_op, backend in run_as_another(measured)
-    ]
-    if (measured["num_samples"] < MIN_SAMPLES_FOR_CI).any():
-        notes.append(FEW_SAMPLES)
+    ] + units.sample_notes(measured["num_samples"])
     return capped(table_of(title, COLUMNS, measured.to_dict("records"), notes, breaks), MAX_ROWS)
 
 
 def group_sizes_text(measured: "pd.DataFrame") -> str:
     """Ranks in a group, "2/4" where groups differ; empty where nobody knows."""
-    return "/".join(whole_text(size) for size in measured["group_size"].dropna().unique())
+    return "/".join(units.whole_text(size) for size in measured["group_size"].dropna().unique())
 
 
 def run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:

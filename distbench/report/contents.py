@@ -27,11 +27,6 @@ class Contents:
         frames = [frame.iloc[start:end] for start, end in pairwise(ends)]
         return cls(runs, frames, studies_of(runs, frames) if with_studies else [])
 
-    @property
-    def studied(self) -> list[Run]:
-        """The runs whose redistributions a study covers."""
-        return [run for study in self.studies for run in study.runs]
-
     def is_studied(self, run: Run) -> bool:
         """Whether a study covers this run's redistributions."""
-        return any(run is other for other in self.studied)
+        return any(run is other for study in self.studies for other in study.runs)

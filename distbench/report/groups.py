@@ -18,9 +18,6 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
     """One row a group, in order of first appearance: the columns asked for, then STATISTICS.
 
     Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result's time says nothing.
-
-    Raises:
-        UserError: a column that the frame does not have.
     """
     import pandas as pd
 
@@ -28,10 +25,9 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
         if name not in frame.columns:
             raise UserError(f"--group-by {name}: no such column ({nearest(name, map(str, frame.columns))})")
     by = list(dict.fromkeys(group_by))
-    medians = frame["median_s"].where(frame["status"] == "ok")
-    whole = frame[by].assign(_median_s=medians, _ok=frame["status"] == "ok")
-    groups = whole.groupby(by, sort=False, dropna=False)
-    found = groups.agg(
+    is_ok = frame["status"] == "ok"
+    whole = frame[by].assign(_median_s=frame["median_s"].where(is_ok), _ok=is_ok)
+    found = whole.groupby(by, sort=False, dropna=False).agg(
         num_cases=("_ok", "size"),
         num_ok=("_ok", "sum"),
         geometric_mean_s=("_median_s", lambda values: geometric_mean(values.to_numpy(float))),
@@ -55,5 +51,5 @@ def table(groups: "pd.DataFrame") -> Table:
         ("min", lambda row: time_text(row["min_s"])),
         ("max", lambda row: time_text(row["max_s"])),
     ]
-    notes = ["times are of the ok cases' medians"]
-    return capped(table_of(f"by {', '.join(keys)}", columns, groups.to_dict("records"), notes), MAX_ROWS)
+    title, notes = f"by {', '.join(keys)}", ["times are of the ok cases' medians"]
+    return capped(table_of(title, columns, groups.to_dict("records"), notes), MAX_ROWS)

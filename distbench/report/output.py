@@ -1,15 +1,16 @@
 """How a report leaves: text, Markdown, CSV or JSON on standard output; a page and plots in files."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.render.blocks import Block, Lines, shown
-from distbench.render.data_text import data_text
 from distbench.render.html import page_of
 from distbench.render.plot_style import styled
 from distbench.report.contents import Contents
 from distbench.report.sections import page_blocks
+from distbench.runs.frame import PASSES
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,28 +35,42 @@ def rendered(
     plots: Sequence[Path] = (),
     messages: Sequence[str] = (),
 ) -> Rendered:
-    """A report in one of FORMS: `data` for DATA_FORMS, `blocks` for the others.
-
-    Args:
-        warnings: sentences about what was left out.
-        plots: files that were drawn.
-        messages: sentences about other files.
-    """
+    """A report in one of FORMS: `data` for DATA_FORMS, `blocks` for the others; `plots` are files that were drawn."""
     if form in DATA_FORMS:
         # Standard output is data here.
-        named = [f"plot written: {path}" for path in plots]
-        return Rendered(data_text(data(), form), [*warnings, *named, *messages])
+        return Rendered(data_text(data(), form), [*warnings, *(f"plot written: {path}" for path in plots), *messages])
     # The folder apart from the names: a whole path may be longer than a line.
     names = (f"plots written to {plots[0].parent}:", *(f"  {path.name}" for path in plots)) if plots else ()
     return Rendered(shown([*blocks(), Lines(names)], form), [*warnings, *messages])
 
 
-def write_page(page: Path, contents: Contents) -> str:
-    """Write the page; a sentence that says so.
+def data_text(frame: "pd.DataFrame", form: str) -> str:
+    """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
+    frame = frame.drop(columns=PASSES, errors="ignore")
+    if form == "csv":
+        return str(frame.to_csv(index=False)).rstrip("\n")
+    if frame.empty:
+        return "[]"
+    # A name's own % signs must survive the filling in of values.
+    names = [json.dumps(str(name)).replace("%", "%%") for name in frame.columns]
+    record = "{" + ", ".join(f"{name}: %s" for name in names) + "}"
+    columns = [_json_cells(frame[name]) for name in frame.columns]
+    return "[\n" + ",\n".join(record % row for row in zip(*columns, strict=True)) + "\n]"
 
-    Raises:
-        UserError: it cannot be written.
-    """
+
+def _json_cells(column: "pd.Series[Any]") -> list[str]:
+    """Each value as JSON. By column, which is faster."""
+    import numpy as np
+
+    missing = column.isna() | column.isin([np.inf, -np.inf]) if column.dtype.kind == "f" else column.isna()
+    values = column.to_numpy(object, copy=True)
+    values[missing.to_numpy(bool)] = None
+    # A line break between values is safe to cut at, for within one JSON writes it as backslash n.
+    return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
+
+
+def write_page(page: Path, contents: Contents) -> str:
+    """Write the page; a sentence that says so."""
     with styled():
         blocks, title = page_blocks(contents)
         text = page_of(title, blocks)

@@ -1,13 +1,14 @@
 """The top of a report: what ran where, what is not ok; and how each run's time was spent."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from distbench.render.blocks import Block, Heading, Lines, Table, capped, shorten
-from distbench.render.units import brief_time_text, known, percent_text, size_text
+from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
+from distbench.render.units import brief_time_text, counts_text, known, percent_text, size_text
 from distbench.runs.run_file import STATUSES, Run
 from distbench.spec.mesh import format_mesh
 
+RUN_COLUMNS = ("<scenario", "<mesh", "<device", "ranks", "<status", "wall", "<cases")
 MAX_CASES = 40
 # Cases that cannot work here and say so beforehand: `distbench run` exits with 0 for them.
 SKIPPED = ("skipped",)
@@ -15,42 +16,43 @@ NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
 MAX_ERROR = 400
 # Above this many runnable processes a CPU before the run began, somebody else was measured too.
 BUSY_PER_CPU = 0.5
+CASE_COLUMNS: TableColumns = (
+    ("<status", lambda case: str(case["status"])),
+    ("<case", lambda case: str(case["case"]["id"])),
+    ("<error", lambda case: shorten(str(case.get("error") or "-"), MAX_ERROR)),
+)
 
 
-def overview(runs: Sequence[Run], opening: Sequence[Block] = (), studied: Sequence[Run] = ()) -> list[Block]:
+def overview(
+    runs: Sequence[Run], opening: Sequence[Block] = (), is_studied: Callable[[Run], bool] = lambda run: False
+) -> list[Block]:
     """Title, `opening`, machines, one row a run, the cases that are not ok, and those that were skipped.
 
-    Redistributions of `studied` runs are shown elsewhere, those that are not ok too.
+    Redistributions of studied runs are shown elsewhere, those that are not ok too.
     """
-    word = "run" if len(runs) == 1 else "runs"
-    machines = tuple(dict.fromkeys(_machine_line(run) for run in runs))
     cautions = (*dict.fromkeys(line for run in runs for line in _cautions(run)), *_busy_line(runs))
-    title = Heading(f"distbench report: {len(runs)} {word}", 1)
-    blocks: list[Block] = [title, *opening, Lines(machines), _runs_table(runs)]
-    if cautions:
-        blocks.append(Lines(cautions))
-    tables = (_cases_table("NOT OK", NOT_OK, runs, studied), _cases_table("skipped", SKIPPED, runs, studied))
-    return [*blocks, *(table for table in tables if table)]
+    tables = (_cases_table("NOT OK", NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
+    blocks: list[Block] = [
+        Heading(f"distbench report: {len(runs)} {'run' if len(runs) == 1 else 'runs'}", 1),
+        *opening,
+        Lines(tuple(dict.fromkeys(map(_machine_line, runs)))),
+        Table("runs", RUN_COLUMNS, [*map(_run_row, runs)]),
+        *([Lines(cautions)] if cautions else []),
+    ]
+    return [*blocks, *(table for table in tables if table.rows)]
 
 
-def _cases_table(name: str, statuses: Sequence[str], runs: Sequence[Run], studied: Sequence[Run]) -> Table | None:
-    """The cases of some statuses with their errors, the worst first; None where there are none."""
-    elsewhere = {id(run) for run in studied}
+def _cases_table(name: str, statuses: Sequence[str], runs: Sequence[Run], is_studied: Callable[[Run], bool]) -> Table:
+    """The cases of some statuses with their errors, the worst first."""
     found = [
         case
         for run in runs
         for case in run.cases
-        if case["status"] in statuses and not (id(run) in elsewhere and case["case"].get("kind") == "redistribute")
+        if case["status"] in statuses and not (case["case"].get("kind") == "redistribute" and is_studied(run))
     ]
-    if not found:
-        return None
     found.sort(key=lambda case: STATUSES.index(case["status"]))
-    rows = [
-        (str(case["status"]), str(case["case"]["id"]), shorten(str(case.get("error") or "-"), MAX_ERROR))
-        for case in found
-    ]
     title = f"{name}: {len(found)} of {sum(len(run.cases) for run in runs)} cases"
-    return capped(Table(title, ("<status", "<case", "<error"), rows), MAX_CASES)
+    return capped(table_of(title, CASE_COLUMNS, found), MAX_CASES)
 
 
 def spent_line(run: Run) -> str | None:
@@ -65,11 +67,6 @@ def spent_line(run: Run) -> str | None:
     return f"time spent: {brief_time_text(total)} = {text}"
 
 
-def _runs_table(runs: Sequence[Run]) -> Table:
-    columns = ("<scenario", "<mesh", "<device", "ranks", "<status", "wall", "<cases")
-    return Table("runs", columns, [_run_row(run) for run in runs])
-
-
 def _run_row(run: Run) -> tuple[str, ...]:
     about, environment, footer = run.about, run.about.environment, run.footer or {}
     # A run without a footer was interrupted.
@@ -82,7 +79,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
         str(environment.world_size or "-"),
         status + (f": {shorten(str(message), MAX_ERROR)}" if message else ""),
         brief_time_text(footer.get("wall_s") or float("nan")),
-        ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status]) or "none finished",
+        counts_text({status: found[status] for status in STATUSES}) or "none finished",
     )
 
 
@@ -101,25 +98,22 @@ def _machine_line(run: Run) -> str:
     return f"{facts.machine or 'unknown machine'}: " + ", ".join(part for part in parts if part)
 
 
-def _cautions(run: Run) -> list[str]:
+def _cautions(run: Run) -> Iterator[str]:
     facts, repeats = run.about.environment, run.about.settings.get("iterations_per_sample", 1)
-    lines = []
     if facts.device == "cpu" and facts.num_cpus and facts.world_size:
         on_each = facts.world_size / (facts.num_hosts or 1)
         if on_each > facts.num_cpus:
             calm = " (less of it: the ranks ran under SCHED_BATCH)" if facts.scheduler == "batch" else ""
             shared = f"{on_each:g} ranks share {facts.num_cpus} CPUs"
-            lines.append(f"caution: {shared}, so every time includes waiting for a CPU{calm}")
+            yield f"caution: {shared}, so every time includes waiting for a CPU{calm}"
     if known(repeats) and repeats > 1:
-        lines.append(f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back")
-    return lines
+        yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
 
 
-def _busy_line(runs: Sequence[Run]) -> list[str]:
-    """One sentence on the runs that began while the machine was at other work; nothing when none did."""
+def _busy_line(runs: Sequence[Run]) -> Iterator[str]:
+    """On the runs that began while the machine was at other work."""
     loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]
-    if not busy:
-        return []
-    names = ", ".join(dict.fromkeys(name for name, _ in busy))
-    return [f"caution: begun on a busy machine (load up to {max(load for _, load in busy):.1f} a CPU): {names}"]
+    if busy:
+        names = ", ".join(dict.fromkeys(name for name, _ in busy))
+        yield f"caution: begun on a busy machine (load up to {max(load for _, load in busy):.1f} a CPU): {names}"

@@ -76,11 +76,10 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
     ends: dict[str, float] = {}
     for op, of_op in measured.groupby("op", sort=False):
         points = of_op.sort_values("payload_bytes")
-        sizes, busbw = points["payload_bytes"].to_numpy(float), points["busbw_gb_per_s"].to_numpy(float)
-        low, high = points["busbw_low_gb_per_s"].to_numpy(float), points["busbw_high_gb_per_s"].to_numpy(float)
-        color = colors[str(op)]
-        axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
-        axes.plot(sizes, busbw, color=color, marker="o", markersize=4, linewidth=1.8)
+        columns = ("payload_bytes", "busbw_gb_per_s", "busbw_low_gb_per_s", "busbw_high_gb_per_s")
+        sizes, busbw, low, high = (points[name].to_numpy(float) for name in columns)
+        axes.fill_between(sizes, low, high, color=colors[str(op)], alpha=0.15, linewidth=0)
+        axes.plot(sizes, busbw, color=colors[str(op)], marker="o", markersize=4, linewidth=1.8)
         ends[str(op)] = float(busbw[-1])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
@@ -99,12 +98,11 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
     scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
-    places = list(range(len(steps)))
     ends = [0.0] * len(steps)
     for phase, color in zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True):
         widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
         if any(widths):
-            axes.barh(places, widths, left=ends, color=color, height=0.62, label=phase)
+            axes.barh(range(len(steps)), widths, left=ends, color=color, height=0.62, label=phase)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
     labels = [textwrap.fill(str(variant).replace(",", ", "), LABEL_WIDTH) for variant in steps["variant"]]
@@ -112,9 +110,8 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     style.title(figure, f"{name}: where a step's time goes")
-    style.caption(
-        figure, "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
-    )
+    parts = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    style.caption(figure, parts)
     yield "step", figure
 
 
@@ -129,9 +126,8 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
     stacked = steps[[f"{phase}_s" for phase in PHASES]].sum(axis=1).to_numpy(float) / scale
     ends = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
     for place, (median, end) in enumerate(zip(medians, ends, strict=True)):
-        axes.annotate(
-            brief_time_text(median * scale), (end, place), xytext=(6, 0), textcoords="offset points", va="center"
-        )
+        text = brief_time_text(median * scale)
+        axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
     axes.set_xlim(0, max(ends) * 1.12)
 
 
@@ -168,6 +164,6 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
     axes.set_aspect("equal")
     axes.grid(visible=True)
     axes.set_xlabel(f"{BASELINE}, median time")
-    title = f"{comparison.dtype} {comparison.shape} ({size_text(comparison.payload_bytes)})"
-    axes.set_title(title, fontweight="normal")
+    size = size_text(comparison.payload_bytes)
+    axes.set_title(f"{comparison.dtype} {comparison.shape} ({size})", fontweight="normal")
     axes.legend(loc="upper left", fontsize=8.5, handletextpad=0.3, borderaxespad=0.2)

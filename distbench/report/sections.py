@@ -36,7 +36,7 @@ EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 def report_blocks(contents: Contents) -> list[Block]:
     """The report as text has it."""
     studies = contents.studies
-    blocks = overview(contents.runs, [block for study in studies for block in opening(study)], contents.studied)
+    blocks = overview(contents.runs, [opening(study) for study in studies], contents.is_studied)
     blocks += [block for study in studies for block in story(study)]
     for run, frame in zip(contents.runs, contents.frames, strict=True):
         blocks += _section(run, frame, contents.is_studied(run))
@@ -63,9 +63,8 @@ def page_blocks(contents: Contents) -> tuple[list[Block | Picture], str]:
     blocks: list[Block | Picture] = []
     for study in contents.studies:
         blocks.append(Heading(f"Which redistribution planner to use on {study.machine}", 1))
-        blocks += [Verdict(lines.texts) for lines in opening(study)]
-        blocks += [*code_blocks(study), *_with_figures(story(study), study)]
-    head = overview(contents.runs, (), contents.studied)
+        blocks += [Verdict(opening(study).texts), *code_blocks(study), *_with_figures(story(study), study)]
+    head = overview(contents.runs, (), contents.is_studied)
     if contents.studies:
         head[0] = Heading("Where these numbers come from")
     blocks += head

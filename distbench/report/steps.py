@@ -5,19 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.compare.passes import MIN_PASSES, TOO_FEW, as_table, compare_passes
+from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import (
-    count_text,
-    error_text,
-    known,
-    median_ci_text,
-    percent_text,
-    ratio_text,
-    size_text,
-    time_text,
-    whole_text,
-    word_text,
-)
 from distbench.runs.frame import PASSES, Row, measured_of
 
 if TYPE_CHECKING:
@@ -30,27 +19,27 @@ PEAKS = ("peak_allocated_bytes", "peak_growth_bytes")
 def _speedup_text(row: Row) -> str:
     if row["verdict"] == "baseline":
         return "1"
-    return ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
+    return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
 
 
 TIMES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
-    ("forward", lambda row: time_text(row["forward_s"])),
-    ("backward", lambda row: time_text(row["backward_s"])),
-    ("optimizer", lambda row: time_text(row["optimizer_s"])),
-    ("step\n95 % CI", lambda row: f"{time_text(row['median_s'])}\n{median_ci_text(row)}"),
-    ("tokens/s", lambda row: count_text(row["tokens_per_s"])),
+    ("forward", lambda row: units.time_text(row["forward_s"])),
+    ("backward", lambda row: units.time_text(row["backward_s"])),
+    ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
+    ("step\n95 % CI", lambda row: f"{units.time_text(row['median_s'])}\n{units.median_ci_text(row)}"),
+    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
     ("<speed-up\n95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
 CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
-    ("peak memory\nallocated", lambda row: size_text(row["peak_bytes"])),
-    ("loss error", lambda row: error_text(row["loss_rel_error"])),
-    ("gradient\nerror", lambda row: error_text(row["grad_rel_error"])),
-    ("<worst gradient", lambda row: word_text(row["worst_grad"])),
-    ("samples", lambda row: whole_text(row["num_samples"])),
-    ("<stopped by", lambda row: word_text(row["stop_reason"])),
+    ("peak memory\nallocated", lambda row: units.size_text(row["peak_bytes"])),
+    ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
+    ("gradient\nerror", lambda row: units.error_text(row["grad_rel_error"])),
+    ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
+    ("samples", lambda row: units.whole_text(row["num_samples"])),
+    ("<stopped by", lambda row: units.word_text(row["stop_reason"])),
 )
 
 
@@ -82,8 +71,7 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
         return []
     rows: list[Row] = measured.to_dict("records")
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
-    notes += _what_could_be_told(measured)
-    times = table_of("step time", TIMES, rows, notes)
+    times = table_of("step time", TIMES, rows, notes + _what_could_be_told(measured))
     return [capped(times, MAX_ROWS), capped(_checks(rows), MAX_ROWS)]
 
 
@@ -91,9 +79,11 @@ def _what_could_be_told(measured: "pd.DataFrame") -> list[str]:
     verdicts = set(measured["verdict"])
     if TOO_FEW in verdicts:
         return [f"under {MIN_PASSES} passes nothing can be told apart: give --passes {MIN_PASSES} or a larger --budget"]
-    if not known(detectable := measured.attrs["detectable"]):
+    if not units.known(detectable := measured.attrs["detectable"]):
         return []
-    found = f"a variant {percent_text(detectable)} slower than its baseline would have been found four times in five"
+    found = (
+        f"a variant {units.percent_text(detectable)} slower than its baseline would have been found four times in five"
+    )
     needed = measured.attrs["passes_for_10_pct"]
     more = f"; for 10 % it takes about {needed} passes" if detectable > 0.1 and needed else ""
     return [f"{found}{more}", "speed-ups hold for all rows together, against the first row that computes the same"]

@@ -6,17 +6,17 @@ from pathlib import Path
 from distbench.render.blocks import Block, Lines
 from distbench.render.plot_style import draw
 from distbench.report.contents import Contents
-from distbench.report.output import Rendered, rendered, write_page
+from distbench.report.output import DATA_FORMS, Rendered, rendered, write_page
 from distbench.runs.frame import frame_of
 from distbench.spec.errors import UserError
 from distbench.traces.chrome import write_chrome
+from distbench.traces.costs import frame_of_traces
 from distbench.traces.diff import difference
 from distbench.traces.diff_text import comparison_blocks
 from distbench.traces.path_tables import grouped_table, trace_blocks
 from distbench.traces.records import Trace
 from distbench.traces.select import chosen, one_trace
 from distbench.traces.timeline import timeline_figures
-from distbench.traces.trace_frame import frame_of_traces
 
 
 def render_paths(
@@ -32,16 +32,11 @@ def render_paths(
 
     Args:
         named: run files and folders, each with or without `::PART` of a case's id; empty for the latest run.
-        out: the results folder.
         form: one of FORMS; "csv" and "json" give one row a collective, traced step and rank.
-        plots: folder for each trace's timeline, or None.
-        page: HTML file for the whole report on these runs, paths and timelines included, or None.
-        chrome: file for one trace as Chrome's trace events, or None.
+        plots: folder for each trace's timeline.
+        page: HTML file for the whole report on these runs, paths and timelines included.
+        chrome: file for one trace as Chrome's trace events.
         by: columns of the rows to sum by, instead of the usual tables and rows; empty for these.
-
-    Raises:
-        UserError: nothing to report, no trace, an unknown column, several where one is needed, or a file that
-            cannot be written.
     """
     found = chosen(named, out)
     traces = found.traces
@@ -54,22 +49,13 @@ def render_paths(
         shown = [block for trace in traces for block in ([grouped_table(trace, by)] if by else trace_blocks(trace))]
         return [*shown, Lines(tuple(found.failed))]
 
-    if form in ("csv", "json"):
+    if form in DATA_FORMS:
         messages += found.failed
     return rendered(form, lambda: data, blocks, found.warnings, written, messages)
 
 
 def render_difference(one: Path, other: Path, form: str) -> Rendered:
-    """How one traced step differs from another by path.
-
-    Args:
-        one: A, `RUN` or `RUN::PART`.
-        other: B, which it is compared with.
-        form: one of FORMS; "csv" and "json" give one row a path.
-
-    Raises:
-        UserError: a side has no trace, or several.
-    """
+    """How one traced step (`RUN` or `RUN::PART`) differs from another; "csv" and "json" give one row a path."""
     (one_side, warnings), (other_side, other_warnings) = one_trace(one), one_trace(other)
     return rendered(
         form,
@@ -82,10 +68,6 @@ def render_difference(one: Path, other: Path, form: str) -> Rendered:
 def _write_chrome(path: Path, traces: Sequence[Trace]) -> str:
     if len(traces) > 1:
         example = f"{traces[0].run.path}::{traces[0].case_id}"
-        raise UserError(
-            f"--chrome takes one trace, here are {len(traces)}; give RUN::PART of a case's id, as {example}"
-        )
+        how = f"give RUN::PART of a case's id, as {example}"
+        raise UserError(f"--chrome takes one trace, here are {len(traces)}; {how}")
     return write_chrome(path, traces[0])
-
-
-__all__ = ["render_difference", "render_paths"]

@@ -3,7 +3,7 @@
 import datetime
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,13 @@ from distbench.spec.errors import UserError
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
+LAUNCH_FIELDS = ("run_id", "started_at", "variants", "foreign_load", "complete")  # stored as they are
+SAVE_AGAIN = "save it again with distbench baseline save"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
 
 def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
-    """Write launches as baselines, one file a machine, scenario, mesh and device; the files written.
-
-    Args:
-        launches: complete or not; a case that failed is stored as failed.
-        out: the results folder; files go to `baselines/<machine>/` below it.
+    """The files written to `baselines/<machine>/` below a results folder: one a scenario, mesh and device.
 
     Raises:
         UserError: no launches, or the folder cannot be written.
@@ -46,16 +44,9 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
 
 
 def baseline_text(launches: Sequence[Launch]) -> str:
-    """One baseline file's text: JSON, one line a launch and one a case.
-
-    Args:
-        launches: of one scenario.
-    """
-    common = {
-        name: value
-        for name, value in launches[0].facts.items()
-        if all(launch.facts.get(name) == value for launch in launches)
-    }
+    """One baseline file's text, of launches of one scenario: JSON, one line a launch and one a case."""
+    facts = launches[0].facts.items()
+    common = {name: value for name, value in facts if all(launch.facts.get(name) == value for launch in launches)}
     head = {
         "distbench_baseline": FORMAT_VERSION,
         "scenario": launches[0].scenario,
@@ -72,14 +63,8 @@ def baseline_text(launches: Sequence[Launch]) -> str:
 
 
 def _launch_record(launch: Launch, common: Record) -> Record:
-    return {
-        "run_id": launch.run_id,
-        "started_at": launch.started_at,
-        "variants": launch.variants,
-        "foreign_load": launch.foreign_load,
-        "complete": launch.complete,
-        "facts": {name: value for name, value in launch.facts.items() if name not in common},
-    }
+    facts = {name: value for name, value in launch.facts.items() if name not in common}
+    return {**{name: getattr(launch, name) for name in LAUNCH_FIELDS}, "facts": facts}
 
 
 def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
@@ -99,18 +84,12 @@ def _rounded(seconds: float) -> float:
 
 
 def read_baseline(path: Path) -> list[Launch]:
-    """The launches of one baseline file.
-
-    Raises:
-        UserError: it cannot be read, is damaged, or a newer distbench wrote it.
-    """
+    """The launches of one baseline file. Raises as `load_record`."""
     record = load_record(path)
     try:
         return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"baseline {path} is damaged ({error!r}); save it again with distbench baseline save"
-        ) from error
+        raise UserError(f"baseline {path} is damaged ({error!r}); {SAVE_AGAIN}") from error
 
 
 def load_record(path: Path) -> Record:
@@ -126,14 +105,13 @@ def load_record(path: Path) -> Record:
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if not isinstance(version, int):
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
-    again = "save it again with distbench baseline save"
     if version < FORMAT_VERSION:
-        raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {again}")
+        raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {SAVE_AGAIN}")
     if version > FORMAT_VERSION:
         reads = f"this distbench reads up to {FORMAT_VERSION}"
         raise UserError(f"baseline {path} has version {version}, {reads}; update it")
     if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
-        raise UserError(f"baseline {path} is damaged (no {', '.join(lacking)}); {again}")
+        raise UserError(f"baseline {path} is damaged (no {', '.join(lacking)}); {SAVE_AGAIN}")
     return record
 
 
@@ -169,17 +147,12 @@ def _value(columns: Record, index: int) -> Value:
     return Value(status, int(count), float(mean_s), float(p10_s))
 
 
-def baseline_files(out: Path) -> list[Path]:
-    """Baseline files under a results folder, by name."""
-    return sorted((out / FOLDER).rglob("*.json"))
-
-
-def describe(paths: Iterable[Path], folder: Path) -> list[tuple[str, ...]]:
-    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for a list of baselines below a folder."""
+def describe(out: Path) -> list[tuple[str, ...]]:
+    """Rows (file, scenario, mesh, launches, cases, commit, saved at) for the baselines below a results folder."""
     rows: list[tuple[str, ...]] = []
-    for path in paths:
+    for path in sorted((out / FOLDER).rglob("*.json")):
         record = load_record(path)
-        name, facts = str(path.relative_to(folder)), record["facts"]
+        name, facts = str(path.relative_to(out / FOLDER)), record["facts"]
         numbers = str(len(record["launches"])), str(len(record["cases"]))
         commit = str(facts.get("git_commit") or "several")[:8]
         rows.append((name, record["scenario"], str(facts.get("mesh")), *numbers, commit, record["saved_at"]))

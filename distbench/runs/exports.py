@@ -24,14 +24,9 @@ Series = dict[tuple[str, str], list[float]]
 
 
 def exported(form: str, paths: Sequence[Path]) -> str:
-    """Run files in another format, as text.
+    """Run files, baselines, nccl-tests' files, and folders of them in another format, as text.
 
-    Args:
-        form: "pytest-benchmark", "customSmallerIsBetter", "bmf", "otava" or "run".
-        paths: run files, baselines, nccl-tests' files, and folders of them.
-
-    Raises:
-        UserError: a path cannot be read, or no case in them is ok.
+    `form` is "pytest-benchmark", "customSmallerIsBetter", "bmf", "otava" or "run".
     """
     if form == "run":
         return run_text(paths)
@@ -154,11 +149,7 @@ def otava(launches: Sequence[Launch]) -> str:
 
 
 def run_text(paths: Sequence[Path]) -> str:
-    """One nccl-tests file as the lines of a run file.
-
-    Raises:
-        UserError: several files, or one that nccl-tests did not write.
-    """
+    """One nccl-tests file as the lines of a run file."""
     if len(paths) != 1:
         raise UserError(f"export run takes one nccl-tests file at a time, {len(paths)} are given")
     run = read_nccl_tests(paths[0])

@@ -16,12 +16,7 @@ T = TypeVar("T")
 def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
     """The runs to report, oldest first, and sentences about files and lines that were left out.
 
-    Args:
-        named: run files and folders of them; empty for the latest invocation under `out`.
-        out: the results folder.
-
-    Raises:
-        UserError: a named path is missing or no run file, or there is nothing to report.
+    `named` are run files and folders of them; empty for the latest invocation under the results folder `out`.
     """
     warnings: list[str] = []
     runs = _read_named(named, warnings) if named else _read_latest(out, warnings)
@@ -41,9 +36,8 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
         if given.is_dir():
             read = read_each(run_files_in(given), read_run, warnings)
             if not read:
-                raise UserError(
-                    f"folder {given} holds no run file that can be read; give a results folder or a run file"
-                )
+                none = f"folder {given} holds no run file that can be read"
+                raise UserError(f"{none}; give a results folder or a run file")
         elif given.exists():
             read = [read_run(given)]
         else:

@@ -24,53 +24,37 @@ PASSES = "pass_medians_s"  # of each case an array: its median sample in each pa
 
 @dataclass(frozen=True)
 class Column:
-    """One column that is read off a record.
-
-    Args:
-        name: the column's name, with its unit as a suffix.
-        path: keys from the case's record down to the value.
-        is_number: whether anything but a number counts as missing.
-    """
+    """One column that is read off a record; its name ends with its unit."""
 
     name: str
-    path: tuple[str, ...]
-    is_number: bool = False
+    path: tuple[str, ...]  # keys from the case's record down to the value
+    is_number: bool = False  # anything but a number counts as missing
 
 
-def _params(*names: str, is_number: bool = False) -> tuple[Column, ...]:
-    return tuple(Column(name, ("case", "params", name), is_number) for name in names)
+def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, ...]:
+    return tuple(Column(name, (*path, name), is_number) for name in names.split())
 
 
-def _counters(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, ("counters", name), is_number=True) for name in names)
-
-
-WHAT = (Column("kind", ("case", "kind")), Column("id", ("case", "id")), Column("status", ("status",)))
-WHERE = (
-    Column("payload_bytes", ("payload_bytes",), is_number=True),
-    Column("wire_bytes", ("wire_bytes",), is_number=True),
-    Column("group_size", ("group_size",), is_number=True),
-    Column("mesh_dim", ("mesh_dim",)),
-    Column("backend", ("backend",)),
-    Column("backend_op", ("backend_op",)),
+PARAMS, COUNTERS = ("case", "params"), ("counters",)
+BEFORE_TIMES = (*_columns("kind id", "case"), *_columns("status"))
+AFTER_TIMES = (
+    *_columns("payload_bytes wire_bytes group_size", is_number=True),
+    *_columns("mesh_dim backend backend_op"),
+    *_columns("op dtype", *PARAMS),
+    *_columns("size_bytes", *PARAMS, is_number=True),
+    *_columns("source target planner shape variant suite direction mesh_shape flattened", *PARAMS),
+    *_columns("num_tokens", *PARAMS, is_number=True),
+    *_columns("computes", *PARAMS),
 )
-PARAMS = (
-    *_params("op", "dtype"),
-    *_params("size_bytes", is_number=True),
-    *_params("source", "target", "planner", "shape", "variant"),
-    *_params("suite", "direction", "mesh_shape", "flattened"),
-    *_params("num_tokens", is_number=True),
-    *_params("computes"),
+LAST = (
+    *_columns("path", *COUNTERS),
+    *_columns("num_collectives wire_bytes_executed lower_bound_bytes", *COUNTERS, is_number=True),
+    *_columns("predicted_s planning_cold_s planning_warm_s", *COUNTERS, is_number=True),
+    *_columns("peak_allocated_bytes peak_reserved_bytes peak_growth_bytes", *COUNTERS, is_number=True),
+    *_columns("loss_rel_error grad_rel_error entry_skew_s isolated_s", *COUNTERS, is_number=True),
+    *_columns("worst_grad", *COUNTERS),
+    *_columns("stop_reason error"),
 )
-COUNTERS = (
-    Column("path", ("counters", "path")),
-    *_counters("num_collectives", "wire_bytes_executed", "lower_bound_bytes"),
-    *_counters("predicted_s", "planning_cold_s", "planning_warm_s"),
-    *_counters("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes"),
-    *_counters("loss_rel_error", "grad_rel_error", "entry_skew_s", "isolated_s"),
-    Column("worst_grad", ("counters", "worst_grad")),
-)
-OUTCOME = (Column("stop_reason", ("stop_reason",)), Column("error", ("error",)))
 
 
 def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
@@ -85,21 +69,18 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     samples: list[Sequence[float]] = [record.get("samples_s") or () for record in records]
     columns: dict[str, Any] = {
         **_run_columns(runs),
-        **read_columns(records, WHAT),
+        **read_columns(records, BEFORE_TIMES),
         "num_samples": counts_of(samples),
         **summarise(samples),
-        **read_columns(records, WHERE),
+        **read_columns(records, AFTER_TIMES),
     }
     columns[PASSES] = [_of_passes(record) for record in records]
     _intervals_of_passes(columns)
-    columns |= read_columns(records, PARAMS)
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
         columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
-    columns |= read_columns(records, COUNTERS)
-    columns |= read_columns(records, OUTCOME)
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns | read_columns(records, LAST))
 
 
 def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from distbench.spec.devices import DRIVER_FIELDS
 from distbench.spec.mesh import Mesh, format_mesh
 
 # A number measured under another value of one of these is another number.
@@ -12,17 +13,13 @@ MUST_AGREE = (
     *("num_threads", "scheduler", "pipelined", "passes"),
 )
 # These may be the very thing that is compared.
-SHOWN = ("torch", "nccl", "cuda", "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
+SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
 Number = int | float
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a run was made; None for what its header does not say, or says as something else than its type here.
-
-    Args:
-        load_per_cpu: the load average of the minute before the run began, over the CPUs.
-    """
+    """Where a run was made; None for what its header does not say, or says as something else than its type here."""
 
     machine: str | None = None
     cpu_model: str | None = None
@@ -39,7 +36,7 @@ class Environment:
     nccl: str | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None
-    load_per_cpu: Number | None = None
+    load_per_cpu: Number | None = None  # of the minute before the run began
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,11 @@ class Header:
     """What a run file's first line says, as far as anyone reads it; made by `header_of`, whatever the line holds.
 
     Args:
-        run_id: unique.
         invocation_id: what the runs of one `distbench run` share.
-        scenario: its name.
-        mesh: mesh dim to size; None where the line does not say.
         device: as asked for; what was used is the environment's.
         settings: how samples were taken.
         profile: file of the machine's profile.
         started_at: seconds since the epoch, or 0 where the line does not say.
-        variants: the scenario's parameters.
-        environment: where it ran.
         facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
     """
 
@@ -77,13 +69,10 @@ def header_of(record: Mapping[str, Any]) -> Header:
     """The header that a run file's first line is."""
     job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
     return Header(
-        run_id=_of_type(record, "run_id", str),
-        invocation_id=_of_type(record, "invocation_id", str),
-        scenario=_of_type(job, "scenario", str),
+        **{name: _of_type(record, name, str) for name in ("run_id", "invocation_id")},
+        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile")},
         mesh=_of_type(job, "mesh", dict),
-        device=_of_type(job, "device", str),
         settings=_mapping(job.get("settings")),
-        profile=_of_type(job, "profile", str),
         started_at=_of_type(job, "started_at", Number) or 0.0,
         variants=job.get("variants"),
         environment=_environment(environment),

@@ -23,8 +23,7 @@ class Value(NamedTuple):
 
     Args:
         status: as a run file's.
-        num_samples: samples it took.
-        mean_s: their mean, seconds; nan where there are none.
+        mean_s: the samples' mean, seconds; nan where there are none.
         p10_s: their 10th percentile, seconds; nan likewise.
         error: one sentence, when status is not ok.
     """
@@ -43,13 +42,11 @@ class Launch:
     Args:
         run_id: unique; a launch may stand on one side only.
         source: the file it was read from.
-        scenario: the scenario's name.
         started_at: seconds since the epoch, or 0 where the file does not say.
         variants: the scenario's parameters as text: launches with the same text should hold the same cases.
-        facts: the fields of `comparable`, by name.
+        facts: as a header's: what must agree, and what is only shown.
         foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
         complete: whether it ran to its end.
-        cases: by case id.
     """
 
     run_id: str

@@ -7,30 +7,17 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distbench.spec.devices import ACCELERATORS, DEVICES
+
 ALLOWED_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_IB_DISABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_SHM_DISABLE",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_NTHREADS",
-    "NCCL_BUFFSIZE",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "SLURM_JOB_ID",
-    "SLURM_NNODES",
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *(variable for known in DEVICES.values() for variable in known.variables),
+    *("SLURM_JOB_ID", "SLURM_NNODES"),
 )
 COMMAND_TIMEOUT_S = 10
 
@@ -52,8 +39,7 @@ def host_facts() -> dict[str, Any]:
 
 def machine_name() -> str:
     """A short name for this machine, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
-    given = os.environ.get("DISTBENCH_MACHINE")
-    if given:
+    if given := os.environ.get("DISTBENCH_MACHINE"):
         return slug(given)
     digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
     return f"{slug(platform.node() or 'host')}-{digest}"
@@ -135,19 +121,26 @@ def git_state() -> dict[str, Any]:
     return {"git_commit": commit.strip(), "git_dirty": bool(_output(["git", "status", "--porcelain"]))}
 
 
-def gpu_count() -> int:
-    """CUDA devices this process may use, counted without importing torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def accelerator_here() -> tuple[str, int]:
+    """The first type of accelerator that this process may use, and how many; ("cpu", 0) without one."""
+    counts = {name: device_count(name) for name in ACCELERATORS}
+    return next(((name, count) for name, count in counts.items() if count), ("cpu", 0))
+
+
+def device_count(device: str) -> int:
+    """Accelerators of a type that this process may use, counted without importing torch."""
+    known = DEVICES[device]
+    visible = os.environ.get(known.visible)
     if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi"):
-        listed = _output(["nvidia-smi", "--list-gpus"])
+        return len([number for number in visible.split(",") if number.strip() not in ("", "-1")])
+    if shutil.which(known.lister[0]):
+        listed = _output(known.lister)
         if listed is not None:
-            return len([line for line in listed.splitlines() if line.startswith("GPU ")])
-    return len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
+            return len([line for line in listed.splitlines() if line.startswith(known.line)])
+    return len([path for path in Path("/dev").glob(f"{known.node}*") if path.name[len(known.node) :].isdecimal()])
 
 
-def _output(command: list[str]) -> str | None:
+def _output(command: Sequence[str]) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, Record, Run
+from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
@@ -25,9 +26,6 @@ def read_nccl_tests(path: Path) -> Run:
     """One file of nccl-tests as a run with one case a size and placement.
 
     Each iteration is a sample where nccl-tests was asked for them (`-I`); otherwise its average is the only one.
-
-    Raises:
-        UserError: it cannot be read, or has no results.
     """
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -37,7 +35,8 @@ def read_nccl_tests(path: Path) -> Run:
     if not isinstance(results, list) or not results:
         raise UserError(f"nccl-tests file {path} holds no results; write it with -J on a run that ends")
     try:
-        op = _op(str(data["args"][0]))
+        name = Path(str(data["args"][0])).name.removesuffix("_perf").removesuffix("_perf_mpi")
+        op = OPS.get(name, name)
         devices = (data.get("config") or {}).get("devices") or []
         cases = [
             _case(row, op, placement, max(len(devices), 1))
@@ -48,11 +47,6 @@ def read_nccl_tests(path: Path) -> Run:
         return Run(path, _header(data, path, op, devices), cases, _footer(data), [])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
-
-
-def _op(program: str) -> str:
-    name = Path(program).name.removesuffix("_perf").removesuffix("_perf_mpi")
-    return OPS.get(name, name)
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
@@ -69,13 +63,13 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
             "scenario": f"nccl-tests-{op}",
             "variants": [],
             "mesh": {MESH_DIM: max(len(devices), 1)},
-            "device": "cuda",
+            "device": device_of("nccl"),
             "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
             "started_at": started.timestamp(),
         },
         "environment": {
             "machine": "+".join(hosts) or None,
-            "device": "cuda",
+            "device": device_of("nccl"),
             "device_name": next((device.get("device_info") for device in devices), None),
             "backend": "nccl",
             "world_size": max(len(devices), 1),
@@ -123,6 +117,5 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
 
 
 def _footer(data: Record) -> Record | None:
-    if "end_time" not in data:
-        return None
-    return {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
+    footer = {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
+    return footer if "end_time" in data else None

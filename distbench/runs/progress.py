@@ -16,11 +16,7 @@ SAMPLES_EVERY_S = 0.25
 
 
 class ProgressWriter:
-    """Rank 0's end. Events of a case's samples are thinned, so that writing them never disturbs what is being measured.
-
-    Args:
-        path: the file, or None on ranks that report nothing.
-    """
+    """Rank 0's end; with no path it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = path.open("a", encoding="utf-8", buffering=1) if path else None
@@ -32,7 +28,7 @@ class ProgressWriter:
             self._file.write(json.dumps({"event": event, **facts}) + "\n")
 
     def tell_samples(self, count: int) -> None:
-        """Write how far a case is, a few times a second at most."""
+        """Write how far a case is, a few times a second at most: writing must not disturb what is being measured."""
         now = time.monotonic()
         if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
             self._last_samples = now

@@ -33,16 +33,10 @@ UPGRADES: dict[int, Callable[[Record], Record]] = {1: lambda record: record}
 
 @dataclass(frozen=True)
 class Case:
-    """One thing measured.
+    """One thing measured; `params` tell it apart, as columns for a report."""
 
-    Args:
-        id: stable join key, kind/dtype[shape]/what/how.
-        kind: "collective", "redistribute", "calibrate", "step" or "call".
-        params: what tells it apart, as columns for a report.
-    """
-
-    id: str
-    kind: str
+    id: str  # stable join key, kind/dtype[shape]/what/how
+    kind: str  # "collective", "redistribute", "calibrate", "step" or "call"
     params: Record = field(default_factory=dict)
 
 
@@ -51,17 +45,13 @@ class CaseResult:
     """What one case gave.
 
     Args:
-        case: the case.
         status: one of STATUSES.
         samples_s: seconds of each sample on its slowest rank.
         phases_s: phase name to seconds of each sample on that phase's slowest rank.
-        rank_median_s: each rank's median, seconds.
-        payload_bytes: S as nccl-tests has it for a collective or a calibrated step; the global tensor's bytes for a
-            redistribution.
+        payload_bytes: S as nccl-tests has it for a collective or a calibrated step; a redistribution's global tensor.
         wire_bytes: bytes that one rank must send, by the algorithm's own count.
         group_size: ranks in one group.
         mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
-        backend: "gloo" or "nccl".
         backend_op: what the backend really runs for it.
         stop_reason: what ended sampling: "precise", "max_samples", "max_case_s", or "passes" where variants take turns.
         counters: any other number or short text of the case.
@@ -93,14 +83,12 @@ class Run:
     """One run file, read.
 
     Args:
-        path: the file.
         header: its first line, as it stands; `about` has it typed.
         cases: one record a case, in file order, each with the fields of CaseResult over all its passes, and `passes`:
             (number of a pass, its samples), in order.
         footer: its last line, or None when the run was interrupted.
         warnings: sentences about lines that could not be read.
-        traces: what was traced of steps, one record each, in file order: `case_id`, and either `error` or the fields
-            that `worker.trace` gives.
+        traces: one record a traced step, in file order: `case_id`, and `error` or the fields of `worker.tracing`.
     """
 
     path: Path
@@ -125,9 +113,6 @@ def append(path: Path, *records: Record) -> None:
     """Append records, a line each, and return when they are on the disk.
 
     A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own.
-
-    Raises:
-        OSError: the disk is full, or the file cannot be written.
     """
     line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
     with path.open("ab+") as file:
@@ -141,36 +126,29 @@ def append(path: Path, *records: Record) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read one run file, whatever state it was left in, and bring it to the present schema.
-
-    Raises:
-        UserError: it cannot be read, its first line is no run header, or a newer distbench wrote it.
-    """
+    """Read one run file, whatever state it was left in, and bring it to the present schema."""
     warnings: list[str] = []
     try:
         records = list(_records(path, warnings))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"run file {path} cannot be read: {error}") from error
     if not records or records[0].get("type") != "run":
-        raise UserError(
-            f"{path} is no distbench run file (its first line is no run header); give a results/*.jsonl file"
-        )
+        what = f"{path} is no distbench run file (its first line is no run header)"
+        raise UserError(f"{what}; give a results/*.jsonl file")
     version = records[0].get("schema_version")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
-        raise UserError(
-            f"run file {path} has schema version {version}, this distbench reads 1 up to {SCHEMA_VERSION}; "
-            "update distbench"
-        )
+        known = f"this distbench reads 1 up to {SCHEMA_VERSION}"
+        raise UserError(f"run file {path} has schema version {version}, {known}; update distbench")
     for step in range(version, SCHEMA_VERSION):
         records = [UPGRADES[step](record) for record in records]
-    footers = [record for record in records if record.get("type") == "footer"]
-    cases = [_with_passes(record) for record in records if record.get("type") == "case"]
-    _add_passes(cases, [record for record in records if record.get("type") == "pass"])
+    cases, passes, traces, footers = (
+        [record for record in records if record.get("type") == kind] for kind in ("case", "pass", "trace", "footer")
+    )
+    cases = [_with_passes(case) for case in cases]
+    _add_passes(cases, passes)
     if not footers:
-        warnings.append(
-            f"{path.name} has no footer: the run was interrupted; its {len(cases)} finished cases are shown"
-        )
-    traces = [record for record in records if record.get("type") == "trace"]
+        finished = f"its {len(cases)} finished cases are shown"
+        warnings.append(f"{path.name} has no footer: the run was interrupted; {finished}")
     return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
 
 
@@ -263,12 +241,7 @@ def _is_table(data: Any) -> bool:
 def busbw_factor(op: str, group_size: int) -> float:
     """What algbw = S/t is multiplied by to give busbw, as nccl-tests' PERFORMANCE.md derives it.
 
-    Args:
-        op: a name out of COLLECTIVE_OPS, or "send_recv".
-        group_size: ranks in the group that ran it (not the world's).
-
-    Raises:
-        ValueError: an op that has no factor here.
+    `op` is one of COLLECTIVE_OPS or "send_recv", else ValueError; `group_size` is of the group that ran it.
     """
     n = group_size
     if op == "all_reduce":

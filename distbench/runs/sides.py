@@ -20,7 +20,7 @@ def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Lau
 
     Args:
         paths: run files, baseline files, nccl-tests' JSON files, and folders of them.
-        side: "baseline" or "candidate", for messages.
+        side: what messages call it.
         warnings: sentences are added here: files left out, lines that could not be read.
 
     Raises:

@@ -44,11 +44,7 @@ class Compared:
 
 
 def compare(base: Path, new: Path) -> Compared:
-    """Two files, or two folders of `*.signature` files by name.
-
-    Raises:
-        UserError: a file is no signature, or a folder and a file are given.
-    """
+    """Two signature files, or two folders of `*.signature` files by name; UserError for anything else."""
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
@@ -79,11 +75,7 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
 
 
 def update(base: Path, new: Path) -> list[Path]:
-    """Make the baseline what is new; gives the files written.
-
-    Raises:
-        UserError: a file is no signature, or the baseline cannot be written.
-    """
+    """Make the baseline what is new; the files written. UserError: a file is no signature, or cannot be written."""
     targets = [(base, new)]
     if new.is_dir():
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]

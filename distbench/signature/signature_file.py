@@ -95,11 +95,7 @@ def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
 
 
 def parse(text: str, where: str) -> Signature:
-    """Read what `Signature.to_text` wrote; messages name the file as `where`.
-
-    Raises:
-        UserError: it is no signature, or one of a newer distbench.
-    """
+    """Read what `Signature.to_text` wrote; UserError, naming the file as `where`, for other text or a newer version."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith(FIRST_LINE):
         raise UserError(f"{where} is no signature; write one with distbench signature SCENARIO -o {where}")
@@ -134,11 +130,7 @@ def _path(found: dict[str, Any]) -> Path:
 
 
 def load(file: FilePath) -> Signature:
-    """Read a signature file.
-
-    Raises:
-        UserError: it cannot be read or is none.
-    """
+    """Read a signature file; UserError where it cannot be read or is none."""
     try:
         return parse(file.read_text(encoding="utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:

@@ -25,17 +25,6 @@ __all__ = [
     "Job",
     "Laboratory",
     "LargestDim",
-    "ParallelPlan",
-    "Redistributions",
-    "Scenario",
-    "Settings",
-    "ShardParam",
-    "UserError",
-    "find",
-    "fit_mesh",
-    "format_mesh",
-    "list_entries",
-    "parse_mesh",
-    "placement_pairs",
-    "scenario",
 ]
+__all__ += ["ParallelPlan", "Redistributions", "Scenario", "Settings", "ShardParam", "UserError", "find", "fit_mesh"]
+__all__ += ["format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario"]

@@ -1,7 +1,7 @@
 """Finds scenarios by reading source with `ast`: listing them costs milliseconds and imports nothing of theirs."""
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,11 @@ class Entry:
     """One scenario as its source declares it.
 
     Args:
-        name: the function's name.
-        file: the file that holds it.
-        mesh: default mesh, mesh dim name to size.
+        mesh: default mesh, mesh dim name to size; `quick_mesh` that under --quick, where it is another one.
         axes: parameter name to the values it runs through.
         quick: parameter name to its value under --quick.
-        tags: words to find it by.
         summary: first line of its docstring.
         params: parameter name to default value.
-        quick_mesh: the mesh under --quick, where it is another one.
     """
 
     name: str
@@ -46,21 +42,14 @@ def scenario_folder() -> Path:
 
 
 def list_entries() -> list[Entry]:
-    """Every shipped scenario, by name.
-
-    Raises:
-        UserError: a file cannot be parsed or a header is not literal.
-    """
+    """Every shipped scenario, by name."""
     found = [entry for file in sorted(scenario_folder().glob("*.py")) for entry in read_entries(file)]
     return sorted(found, key=lambda entry: entry.name)
 
 
 def find(target: str) -> list[Entry]:
-    """Scenarios meant by a name, `path/file.py` (all of it) or `path/file.py::name`.
-
-    Raises:
-        UserError: no such scenario or file, with the nearest names.
-    """
+    """Scenarios meant by a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` has the nearest
+    names."""
     path, separator, name = target.partition("::")
     if separator or path.endswith(".py"):
         file = Path(path)
@@ -79,11 +68,8 @@ def find(target: str) -> list[Entry]:
 
 
 def read_entries(file: Path) -> list[Entry]:
-    """Scenarios that a file declares, in its order.
-
-    Raises:
-        UserError: the file cannot be read or parsed, or a header is not literal.
-    """
+    """Scenarios that a file declares, in its order; `UserError` where it cannot be parsed or a header is not
+    literal."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     except SyntaxError as error:
@@ -91,16 +77,13 @@ def read_entries(file: Path) -> list[Entry]:
         raise UserError(f"scenario file {where} is not valid Python: {error.msg}; fix that line") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"scenario file {file} cannot be read: {error}; give a Python file") from error
-    return list(_entries_of(tree, file))
-
-
-def _entries_of(tree: ast.Module, file: Path) -> Iterator[Entry]:
-    for node in tree.body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        for decorator in node.decorator_list:
-            if isinstance(decorator, ast.Call) and _called_name(decorator) == "scenario":
-                yield _entry(node, decorator, file)
+    return [
+        _entry(node, decorator, file)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Call) and _called_name(decorator) == "scenario"
+    ]
 
 
 def _called_name(call: ast.Call) -> str:

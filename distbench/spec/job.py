@@ -13,8 +13,6 @@ from distbench.spec.errors import UserError, nearest
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
-# The backend that moves a device's tensors.
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 # The environment variable in which a process names itself to the processes that it starts.
 PARENT_PID = "DISTBENCH_PARENT_PID"
 
@@ -79,20 +77,16 @@ class Job:
     Args:
         run_id: names the run file; unique.
         invocation_id: shared by all runs of one command.
-        scenario: the scenario's name.
-        file: the file that declares it.
+        file: declares the scenario.
         variants: one dict of parameters each, in the order they run.
         axes: names of the parameters that tell the variants apart.
         mesh: mesh dim name to size.
-        device: "cpu" or "cuda".
-        settings: see Settings.
-        run_file: where results go.
-        log_dir: where each rank's log goes.
+        device: a name out of DEVICES.
         timeout_s: seconds without progress after which the launch is given up.
         started_at: seconds since the epoch when the command began.
         is_call: `scenario` names no scenario but a function as `Scenario.calls` has them, and a variant its arguments.
         environment: what the parent knows of the machine.
-        profile: file of the cost profile that every rank loads, or None.
+        profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
         ended_ids: those of them that failed: none of their passes is run.
         first_pass: number of the pass to go on with once every case has its row.
@@ -142,16 +136,7 @@ class Job:
 
 
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
-    """All combinations of the axes, the user's choices first, the quick sizes for what the user left unset.
-
-    Args:
-        entry: the scenario.
-        chosen: parameter name to the values that the user gave with --set.
-        quick: whether --quick was given.
-
-    Raises:
-        UserError: a name that is no parameter of the scenario.
-    """
+    """All combinations of the axes, the user's choices (--set) first, the quick sizes for what the user left unset."""
     for name in chosen:
         if name not in entry.params:
             raise UserError(
@@ -175,11 +160,7 @@ def axis_names(variants: Sequence[Variant], entry: Entry) -> list[str]:
 
 
 def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """`["rotate=allgather,alltoall"]` to `{"rotate": ["allgather", "alltoall"]}`, each value of its default's type.
-
-    Raises:
-        UserError: a text that is not NAME=VALUE, a name given twice, or a value of another type.
-    """
+    """`["rotate=allgather,alltoall"]` to `{"rotate": ["allgather", "alltoall"]}`, each value of its default's type."""
     chosen: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")

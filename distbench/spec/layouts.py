@@ -23,7 +23,6 @@ class Placement:
     """What one mesh dim does with a tensor: it shards a tensor dim, holds partial values, or else a replica.
 
     Args:
-        tensor_dim: the tensor dim that it shards.
         turn: how many mesh dims shard that tensor dim before this one; None where the text does not say.
         split_factor: the pieces that a strided shard takes its chunks of; None for a plain shard.
         reduce_op: the reduction that partial values wait for.
@@ -45,11 +44,7 @@ class Placement:
 
 
 def parse_placements(text: str) -> tuple[Placement, ...]:
-    """`"S(0)[1]RP(sum)"` as one placement a mesh dim, outermost mesh dim first.
-
-    Raises:
-        ValueError: the text is no list of placements.
-    """
+    """`"S(0)[1]RP(sum)"` as one placement a mesh dim, outermost mesh dim first; ValueError for any other text."""
     matches = list(_TOKEN.finditer(text))
     if "".join(match.group() for match in matches) != text or not matches:
         raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[turn] or P(sum)")

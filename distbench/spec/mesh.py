@@ -11,11 +11,8 @@ Mesh = dict[str, int]
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`.
-
-    Raises:
-        UserError: a part is not name=size, a name is unknown or given twice, or a size is not a positive integer.
-    """
+    """`"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`; `UserError` where a part is no known NAME=SIZE, or comes
+    twice."""
     mesh: Mesh = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
@@ -29,11 +26,7 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def check_mesh_dims(mesh: Mapping[str, int]) -> None:
-    """Refuse mesh dim names that no plan knows.
-
-    Raises:
-        UserError: a name is not one of MESH_DIMS.
-    """
+    """Refuse names that are not in MESH_DIMS: no plan knows them."""
     for name in mesh:
         if name not in MESH_DIMS:
             raise UserError(f"mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
@@ -45,14 +38,10 @@ def format_mesh(mesh: Mapping[str, int]) -> str:
 
 
 def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
-    """The declared mesh adapted to another number of ranks, mesh dims and their order kept.
+    """The declared mesh adapted to another number of ranks (all are used), mesh dims and their order kept.
 
     The last mesh dims are the fastest links, so they keep as much of their declared size as divides what is left;
     the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
-
-    Args:
-        declared: mesh dim name to size, as the scenario's header has it.
-        world_size: number of ranks to fill exactly.
     """
     left = world_size
     fitted: Mesh = {}

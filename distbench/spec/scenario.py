@@ -35,7 +35,6 @@ class Redistributions:
     """DTensor redistributions of one global shape over the whole mesh, by each planner.
 
     Args:
-        shape: the global tensor's shape.
         pairs: (source, target), each one placement a mesh dim: `("S(0)", "R")`.
         dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
@@ -54,13 +53,13 @@ class Redistributions:
 class Laboratory:
     """One suite of redistributions over the whole mesh; which pairs follows from the mesh that is really used.
 
+    What is not said here is as for Redistributions.
+
     Args:
         suite: a name out of LABORATORY_SUITES.
         sizes_bytes: of the global tensor, about; suites on awkward shapes use the first, or choose their own.
         max_pairs: pairs at most, at each size; above it a sample, pairs that differ by names only last. 0: all.
-        dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: all that can move the pair; calibrated only with a profile.
-        native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers as torch does there.
     """
 
     suite: str
@@ -78,7 +77,6 @@ class Calibration:
     Args:
         sizes_bytes: of the global tensor; lines are fitted to these.
         held_out_bytes: of the global tensor; lines are judged by these.
-        dtype: a name out of DTYPES.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -96,9 +94,6 @@ class Scenario:
         make_batch: `(inputs, targets)` of the global batch on the CPU, batch first; the same on every rank.
         loss: `(output, targets) -> scalar`, a mean over the batch.
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
-        plan: how the model is parallelised.
-        collectives: sweeps to time on their own.
-        redistributions: sweeps to time on their own.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
@@ -152,8 +147,4 @@ def scenario(
         quick_mesh: the default mesh under --quick, where it shall be a smaller one.
         tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
     """
-
-    def mark(function: Callable[..., Scenario]) -> Callable[..., Scenario]:
-        return function
-
-    return mark
+    return lambda function: function

@@ -44,9 +44,8 @@ def chrome_events(trace: Trace) -> list[Event]:
         for mesh_dim in lanes(trace)[1:]:
             found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
             # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
-            used = lanes_of(
-                [(round(event["ts"] * NANO), round((event["ts"] + event["dur"]) * NANO)) for event in found]
-            )
+            spans = [(event["ts"], event["ts"] + event["dur"]) for event in found]
+            used = lanes_of([(round(start * NANO), round(end * NANO)) for start, end in spans])
             for lane in range(max(used, default=0) + 1):
                 name = mesh_dim if lane == 0 else f"{mesh_dim}, at the same time"
                 events += _named(rank, "thread", thread + lane, name, thread + lane)
@@ -96,12 +95,7 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
         at = starts[int(row["step"])]
         args = {
             "owner": str(row["owner"]) if row["owner_known"] else None,
-            "phase": str(row["phase"]),
-            "source": str(row["source"]),
-            "backend_op": str(row["backend_op"]),
-            "mesh_dim": str(row["mesh_dim"]),
-            "group": str(row["group"]),
-            "dtype": str(row["dtype"]),
+            **{name: str(row[name]) for name in ("phase", "source", "backend_op", "mesh_dim", "group", "dtype")},
             "payload_bytes": int(row["payload_bytes"]),
             "wire_bytes": int(row["wire_bytes"]) if known(row["wire_bytes"]) else None,
             "redistribution": str(row["redistribution"] or ""),
@@ -112,11 +106,7 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
 
 
 def write_chrome(path: Path, trace: Trace) -> str:
-    """Write the trace file; a sentence that says so.
-
-    Raises:
-        UserError: the file cannot be written, or the trace has no times.
-    """
+    """Write the trace file; a sentence that says so."""
     if not trace.is_timed:
         raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.runs.frame import PHASES
+from distbench.spec.errors import UserError, nearest
 from distbench.traces.records import Trace
 from distbench.traces.spans import left_of
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 PATH = ("phase", "source", "kind", "mesh_dim")
 SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
 COSTS = (*SUMMED, "straggler_share", "exposed_share")
+# What is summed cannot be summed by, and costs are medians over steps.
+GROUPABLE = (
+    *("rank", "phase", "source", "kind", "op", "backend_op", "mesh_dim", "group", "group_size", "seq", "dtype"),
+    *("owner", "path_owner", "owner_known", "redistribution", "explicit"),
+)
 
 
 def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = None) -> "pd.DataFrame":
@@ -23,12 +29,7 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
     none. With "rank" among the keys they are that rank's own. The straggler share is of the time of those rows whose
     straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
-    of phase, then the longest first.
-
-    Args:
-        trace: where the rows are from.
-        keys: columns of `Trace.rows`; none for one row on everything.
-        only: which of the rows count; all of them if it is not given.
+    of phase, then the longest first. Keys are columns of `Trace.rows`, none for one row on everything.
     """
     kept = trace.rows if only is None else trace.rows[only]
     rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
@@ -47,6 +48,26 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
         )
     ordered = largest_first(found.reset_index().drop(columns="in_steps"), "time_s", "payload_bytes")
     return ordered if keys else ordered.drop(columns="everything")
+
+
+def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.DataFrame":
+    """One row a collective, traced step and rank: where it is from, then the columns of `records.rows_of`.
+
+    With `by`, columns out of GROUPABLE, one row a combination of them with the columns of `costs`.
+    """
+    import pandas as pd
+
+    parts = []
+    for trace in traces:
+        for name in by:
+            if name not in GROUPABLE:
+                raise UserError(f"--group-by {name}: a trace has no such column to sum by ({nearest(name, GROUPABLE)})")
+        rows = costs(trace, tuple(dict.fromkeys(by))) if by else trace.rows.copy()
+        where = (("scenario", trace.run.scenario), ("run_file", trace.run.path.name), ("case_id", trace.case_id))
+        for place, (name, value) in enumerate(where):
+            rows.insert(place, name, value)
+        parts.append(rows)
+    return pd.concat(parts, ignore_index=True)
 
 
 def largest_first(frame: "pd.DataFrame", *columns: str) -> "pd.DataFrame":
@@ -85,18 +106,14 @@ def busy_share(trace: Trace) -> float:
 def doubts(trace: Trace) -> list[str]:
     """What does not fit together in the rows, as sentences; nothing where every collective is on all its ranks."""
     rows = trace.rows
-    said = []
-    silent = sorted(set(trace.ranks) - set(rows["rank"].tolist()))
-    if silent and len(rows):
-        said.append(f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too")
+    silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
     same = rows.groupby(["step", "group", "seq"], sort=False)
     num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind"].nunique()
-    if alone := int((num_ranks != sizes).sum()):
-        said.append(
-            f"{alone} of {len(sizes)} collectives were not seen on every rank of their group: no straggler share"
-        )
-    if mixed := int((kinds > 1).sum()):
-        said.append(
-            f"{mixed} of {len(sizes)} collectives are of another kind on another rank: ranks ran different steps"
-        )
-    return said
+    alone, mixed = int((num_ranks != sizes).sum()), int((kinds > 1).sum())
+    of = f"of {len(sizes)} collectives"
+    said = {
+        f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
+        f"{alone} {of} were not seen on every rank of their group: no straggler share": alone,
+        f"{mixed} {of} are of another kind on another rank: ranks ran different steps": mixed,
+    }
+    return [sentence for sentence, is_so in said.items() if is_so]

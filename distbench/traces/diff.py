@@ -100,18 +100,20 @@ def sizes(trace: Trace, record: dict[Any, Any], keys: Sequence[str]) -> list[int
 
 def cautions(one: Trace, other: Trace) -> list[str]:
     """What makes two traces hard to compare, as sentences."""
-    said = []
-    machines = [trace.run.about.environment.machine or "unknown machine" for trace in (one, other)]
-    if machines[0] != machines[1]:
-        said.append(f"caution: measured on different machines, {machines[0]} and {machines[1]}: compare no times")
-    elif one.run.about.run_id != other.run.about.run_id:
-        said.append(
-            "caution: one launch a side; the interval knows the noise within a launch, not between launches: launch "
-            "both again, in turn, before you believe a small difference of times"
-        )
-    tokens = [_params(trace).get("num_tokens") for trace in (one, other)]
-    if tokens[0] != tokens[1]:
-        said.append(f"caution: a step is of {tokens[0]} tokens on one side and of {tokens[1]} on the other")
-    if len(one.ranks) != len(other.ranks):
-        said.append(f"caution: {len(one.ranks)} ranks against {len(other.ranks)}; counts and bytes are of one rank")
-    return said
+    (machine, other_machine), (tokens, other_tokens), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
+    same_machine = machine == other_machine
+    said = {
+        f"measured on different machines, {machine} and {other_machine}: compare no times": not same_machine,
+        "one launch a side; the interval knows the noise within a launch, not between launches: launch both again, in "
+        "turn, before you believe a small difference of times": same_machine and run_id != other_id,
+        f"a step is of {tokens} tokens on one side and of {other_tokens} on the other": tokens != other_tokens,
+        f"{len(one.ranks)} ranks against {len(other.ranks)}; counts and bytes are of one rank": (
+            len(one.ranks) != len(other.ranks)
+        ),
+    }
+    return [f"caution: {sentence}" for sentence, is_so in said.items() if is_so]
+
+
+def _facts(trace: Trace) -> tuple[str, Any, str | None]:
+    about = trace.run.about
+    return about.environment.machine or "unknown machine", _params(trace).get("num_tokens"), about.run_id

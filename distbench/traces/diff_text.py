@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from distbench.compare.verdicts import WITHIN_NOISE
-from distbench.render.blocks import Block, Heading, Lines, Table, TableColumn, capped, key_columns, table_of
+from distbench.render.blocks import Block, Heading, Lines, Table, TableColumn, capped, changes_in, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, size_text, time_text
 from distbench.runs.frame import Row
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
-from distbench.traces.diff import StepChange, cautions, difference, names_of, sizes, step_change
+from distbench.traces.diff import cautions, difference, names_of, sizes, step_change
 from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
 from distbench.traces.records import Trace
 
@@ -19,19 +19,16 @@ WHOLE = ("mesh_dim", "kind")
 
 def comparison_blocks(one: Trace, other: Trace) -> list[Block]:
     """A against B: the sentence, the sides, what changed path by path, the tables."""
-    name, other_name = names_of(one, other)
-    sides = tuple(
-        f"{letter}: {own}: {_side(trace)}" for letter, own, trace in (("A", name, one), ("B", other_name, other))
-    )
+    sides = list(zip("AB", names_of(one, other), (one, other), strict=True))
     changes = path_changes(one, other)
     return [
         Heading("what a step communicates, A against B", 1),
         Lines((headline(one, other),)),
-        Lines((*sides, *cautions(one, other))),
+        Lines((*(f"{letter}: {name}: {_side(trace)}" for letter, name, trace in sides), *cautions(one, other))),
         Lines(tuple(changes) or ("every path is taken as often and moves as many bytes on both sides",)),
         _paths_table(one, other),
         _owners_table(one, other),
-        Lines(tuple(f"{letter} {overhead_text(trace.record)}" for letter, trace in (("A", one), ("B", other)))),
+        Lines(tuple(f"{letter} {overhead_text(trace.record)}" for letter, _, trace in sides)),
     ]
 
 
@@ -39,32 +36,31 @@ def headline(one: Trace, other: Trace) -> str:
     """`TP2xFSDP2 against FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`; + is what A has more."""
     name, other_name = names_of(one, other)
     rows: list[Row] = difference(one, other, WHOLE).to_dict("records")
-    parts = [text for row in _most_first(rows) if (text := change_text(row, _sizes(one, other, row, WHOLE)))]
+    # What one side has more of, then what it has less of, the most first.
+    rows.sort(key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
+    parts = [text for row in rows if (text := change_text(row, _sizes(one, other, row, WHOLE)))]
     return f"{name} against {other_name}: " + ", ".join([*(parts or ["the same communication"]), step_text(one, other)])
 
 
 def path_changes(one: Trace, other: Trace) -> list[str]:
     """A sentence for each path that is taken more or less often, or moves other bytes."""
-    said = []
-    for row in difference(one, other).to_dict("records"):
-        text = change_text(row, _sizes(one, other, row, PATH))
-        if text:
-            said.append(f"{row['phase']}, {row['source']}: {text}{_time_more(row)}")
-    return said
+    return [
+        f"{row['phase']}, {row['source']}: {text}{_time_more(row['time_s_more'])}"
+        for row in difference(one, other).to_dict("records")
+        if (text := change_text(row, _sizes(one, other, row, PATH)))
+    ]
 
 
 def change_text(row: Row, payloads: Sequence[int]) -> str:
     """`+19 tp all_gather of 512 KiB`; empty where count and bytes are the same.
 
-    Args:
-        row: of `difference`, with mesh dim and kind.
-        payloads: the sizes of the collectives that are on one side only, if one side has none.
+    `row` is of `difference`; `payloads` are the sizes of the collectives of a path that one side lacks.
     """
     what = f"{row['mesh_dim']} {row['kind']}"
     more, more_bytes = row["count_more"], whole_bytes(row["payload_bytes_more"])
     if more:
-        size = f" of {size_text(payloads[0])}" if len(payloads) == 1 else f" ({_signed_size(more_bytes)})"
-        return f"{'+' if more > 0 else '-'}{number_text(abs(more))} {what}{size}"
+        size = f" of {size_text(payloads[0])}" if len(payloads) == 1 else f" ({_signed(more_bytes, size_text)})"
+        return f"{_signed(more, number_text)} {what}{size}"
     if more_bytes:
         now, before = (size_text(whole_bytes(row[f"payload_bytes_{side}"])) for side in ("a", "b"))
         return f"{number_text(row['count_a'])} {what} of {now} in all instead of {before}"
@@ -84,26 +80,18 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.0f} %"
 
 
-def _signed_size(size: float) -> str:
-    return f"{'-' if size < 0 else '+'}{size_text(abs(size))}"
+def _signed(value: float, text: Callable[[float], str]) -> str:
+    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
-def _time_more(row: Row) -> str:
-    more = row["time_s_more"]
-    if not known(more) or not more:
-        return ""
-    return f", {'-' if more < 0 else '+'}{brief_time_text(abs(more))}"
+def _time_more(seconds: float) -> str:
+    return f", {_signed(seconds, brief_time_text)}" if known(seconds) and seconds else ""
 
 
 def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
     if row["count_a"] and row["count_b"]:
         return []
     return sizes(one if row["count_a"] else other, row, keys)
-
-
-def _most_first(rows: Sequence[Row]) -> list[Row]:
-    """What one side has more of, then what it has less of, the most first."""
-    return sorted(rows, key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
 
 
 def _side(trace: Trace) -> str:
@@ -130,18 +118,14 @@ SIDES = tuple(
 
 def _paths_table(one: Trace, other: Trace) -> Table:
     rows: list[Row] = difference(one, other).to_dict("records")
-    breaks = [at for at in range(1, len(rows)) if rows[at]["phase"] != rows[at - 1]["phase"]]
-    notes = _step_notes(step_change(one, other))
-    columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
-    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks), MAX_ROWS)
-
-
-def _step_notes(change: StepChange | None) -> list[str]:
     notes = ["times here are of traced steps, the median of them and the mean over ranks"]
-    if change is not None:
-        one, other = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
-        notes.append(f"a step without tracing takes {one} (A) against {other} (B), the medians of the cases' samples")
-    return notes
+    if change := step_change(one, other):
+        taken, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
+        medians = f"{taken} (A) against {other_taken} (B), the medians of the cases' samples"
+        notes.append(f"a step without tracing takes {medians}")
+    columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
+    breaks = changes_in([row["phase"] for row in rows])
+    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks), MAX_ROWS)
 
 
 def _owners_table(one: Trace, other: Trace) -> Table:

@@ -3,17 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from distbench.render.blocks import (
-    Block,
-    Heading,
-    Lines,
-    Table,
-    TableColumn,
-    TableColumns,
-    capped,
-    key_columns,
-    table_of,
-)
+from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.runs.frame import Row
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
@@ -48,24 +38,26 @@ def number_text(count: float) -> str:
     return f"{count:.1f}".removesuffix(".0") if known(count) else NOTHING
 
 
-COUNT: TableColumn = ("count", lambda row: number_text(row["count"]))
-PAYLOAD: TableColumn = ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"])))
-WIRE: TableColumn = ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"])))
-TIME: TableColumn = ("time", lambda row: time_text(row["time_s"]))
-SHARE: TableColumn = ("of\nstep", lambda row: share_text(row["share_of_step"]))
-STRAGGLER: TableColumn = ("strag-\ngler", lambda row: share_text(row["straggler_share"]))
-EXPOSED: TableColumn = ("exposed", lambda row: share_text(row["exposed_share"], "n/a"))
-COST_COLUMNS = (COUNT, PAYLOAD, WIRE, TIME, SHARE, STRAGGLER, EXPOSED)
+COST_COLUMNS: TableColumns = (
+    ("count", lambda row: number_text(row["count"])),
+    ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"]))),
+    ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"]))),
+    ("time", lambda row: time_text(row["time_s"])),
+    ("of\nstep", lambda row: share_text(row["share_of_step"])),
+    ("strag-\ngler", lambda row: share_text(row["straggler_share"])),
+    ("exposed", lambda row: share_text(row["exposed_share"], "n/a")),
+)
+COUNT, PAYLOAD, _, TIME, SHARE, STRAGGLER, _ = COST_COLUMNS
 
 
 def trace_blocks(trace: Trace) -> list[Block]:
     """One trace: what a step spends in short, by path, by owner, by redistribution, and what to think of it."""
     blocks: list[Block] = [Heading(f"{trace.name}: which path costs what"), Lines(_opening(trace))]
-    if trace.rows.empty:
-        return [*blocks, Lines(_evidence(trace))]
-    blocks += [_paths_table(trace), _owners_table(trace)]
-    moves = _redistributions_table(trace)
-    return [*blocks, *([moves] if moves else []), Lines(_evidence(trace))]
+    if not trace.rows.empty:
+        blocks += [_paths_table(trace), _owners_table(trace), *_redistributions_table(trace)]
+    record = trace.record
+    # How far to trust the tables.
+    return [*blocks, Lines((overhead_text(record), *_agreement(record), *_memory(record), *doubts(trace)))]
 
 
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
@@ -81,13 +73,11 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     if trace.rows.empty:
         return (case, "this step communicates nothing")
     (whole,) = costs(trace, ()).to_dict("records")
-    step = brief_time_text(step_of(trace))
-    spent = f"a traced step takes {step} on {len(trace.ranks)} ranks"
+    spent = f"a traced step takes {brief_time_text(step_of(trace))} on {len(trace.ranks)} ranks"
     if known(busy := busy_share(trace)):
         spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
-    if known(whole["straggler_share"]):
-        waited = percent_text(whole["straggler_share"])
-        spent += f"; {waited} of collectives' time is waiting for the group's slowest rank"
+    if known(waited := whole["straggler_share"]):
+        spent += f"; {percent_text(waited)} of collectives' time is waiting for the group's slowest rank"
     return case, spent
 
 
@@ -139,8 +129,8 @@ def _owners_table(trace: Trace) -> Table:
         of_owner = _costliest_first(parts[parts["path_owner"] == row["path_owner"]])
         return _first_of([f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner])
 
-    owner: TableColumn = ("<owner", lambda row: str(row["path_owner"]))
-    columns = (owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
+    owner: TableColumns = (("<owner", lambda row: str(row["path_owner"])),)
+    columns = (*owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
     rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
     title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
     owned = trace.rows["owner_known"].astype(bool)
@@ -159,11 +149,11 @@ def _first_of(names: Sequence[str]) -> str:
     return names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "")
 
 
-def _redistributions_table(trace: Trace) -> Table | None:
-    """What DTensor redistributed, by placements; None where it did not."""
+def _redistributions_table(trace: Trace) -> list[Table]:
+    """What DTensor redistributed, by placements."""
     moved = trace.rows["redistribution"].fillna("").astype(str) != ""
     if not moved.any():
-        return None
+        return []
     named = ("redistribution", "explicit", "mesh_dim", "kind")
     owners = costs(trace, (*named, "path_owner"), moved)
 
@@ -180,13 +170,7 @@ def _redistributions_table(trace: Trace) -> Table | None:
     )
     rows = _costliest_first(costs(trace, named, moved))
     notes = [IMPLICIT] if any(row["explicit"] is False for row in rows[:MAX_OWNERS]) else []
-    return capped(table_of("where it came from a redistribution of DTensor", columns, rows, notes), MAX_OWNERS)
-
-
-def _evidence(trace: Trace) -> tuple[str, ...]:
-    """How far to trust the tables."""
-    record = trace.record
-    return (overhead_text(record), *_agreement(record), *_memory(record), *doubts(trace))
+    return [capped(table_of("where it came from a redistribution of DTensor", columns, rows, notes), MAX_OWNERS)]
 
 
 def overhead_text(record: dict[str, Any]) -> str:

@@ -20,23 +20,14 @@ PHASE_COLUMNS = frozenset(("rank", "step", "phase", "start_s", "end_s"))
 
 @dataclass(frozen=True)
 class Trace:
-    """What one step case communicates, with times.
-
-    Args:
-        record: its line of the run file.
-        case: the measured case's record; None where the run file has none.
-        rows: one row a collective, traced step and rank: the record's columns and those of `rows_of`.
-        phases: one row a phase, traced step and rank: `start_s`, `end_s`.
-        ranks: every rank that took part.
-        steps: the traced steps.
-    """
+    """What one step case communicates, with times."""
 
     run: Run
-    record: Record
-    case: Record | None
-    rows: "pd.DataFrame"
-    phases: "pd.DataFrame"
-    ranks: tuple[int, ...]
+    record: Record  # its line of the run file
+    case: Record | None  # the measured case; None where the run file has none
+    rows: "pd.DataFrame"  # one row a collective, traced step and rank: the record's columns and those of `rows_of`
+    phases: "pd.DataFrame"  # one row a phase, traced step and rank: `start_s`, `end_s`
+    ranks: tuple[int, ...]  # every rank that took part
     steps: tuple[int, ...]
 
     @property
@@ -99,10 +90,6 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
         rank_step_s: how long the step took on this rank.
         share_of_step: duration over that.
         path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" where nobody is known.
-
-    Args:
-        record: a trace record.
-        phases: the frame of its phases.
     """
     rows = _frame(record, TIMES)
     rows["duration_s"] = rows["completed_s"] - rows["issued_s"]

@@ -15,31 +15,16 @@ HOW_TO_TRACE = "trace a step with `distbench run SCENARIO --trace-paths`"
 
 @dataclass(frozen=True)
 class Chosen:
-    """What was asked for.
-
-    Args:
-        runs: every run that was named.
-        traces: their traces, without those that no PART means.
-        warnings: sentences on files and lines that were left out.
-        failed: a sentence for each trace that failed or cannot be read.
-    """
+    """The runs that were named, and their traces without those that no PART means."""
 
     runs: list[Run]
     traces: list[Trace]
-    warnings: list[str]
-    failed: list[str]
+    warnings: list[str]  # on files and lines that were left out
+    failed: list[str]  # one for each trace that failed or cannot be read
 
 
 def chosen(named: Sequence[Path], out: Path) -> Chosen:
-    """The traces that were named.
-
-    Args:
-        named: run files and folders of them, each with or without `::PART`; empty for the latest run under `out`.
-        out: the results folder.
-
-    Raises:
-        UserError: nothing to report, a path that is none, no trace, or no traced case with that part in its id.
-    """
+    """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
     asked = [_split(given) for given in named]
     runs, warnings = collect(tuple(path for path, _ in asked), out)
     traces, failed = traces_of(runs)
@@ -58,18 +43,13 @@ def one_trace(given: Path) -> tuple[Trace, list[str]]:
     """The one trace that `RUN` or `RUN::PART` names, and sentences on what was left out.
 
     A PART that is the whole end of one case's id means that case, whatever else holds it.
-
-    Raises:
-        UserError: there is none, or more than one.
     """
     found = chosen((given,), Path())
     path, part = _split(given)
     traces = [trace for trace in found.traces if part and trace.case_id.endswith(f"/{part}")] or found.traces
     if len(traces) > 1:
-        raise UserError(
-            f"{given} holds {len(traces)} traces; give {path}{SEPARATOR}PART with a part of one's case id; "
-            f"{_there_are(traces)}"
-        )
+        how = f"give {path}{SEPARATOR}PART with a part of one's case id"
+        raise UserError(f"{given} holds {len(traces)} traces; {how}; {_there_are(traces)}")
     return traces[0], [*found.warnings, *found.failed]
 
 

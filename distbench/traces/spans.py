@@ -20,11 +20,7 @@ def left_of(whole: Stretch, taken: Iterable[Stretch]) -> list[Stretch]:
 
 
 def lanes_of(stretches: Sequence[Stretch]) -> list[int]:
-    """A lane for each stretch, counted from 0, the lowest that is free when it begins.
-
-    Args:
-        stretches: starts and ends, in any order.
-    """
+    """A lane for each stretch (in any order), counted from 0, the lowest that is free when it begins."""
     lanes = [0] * len(stretches)
     ends: list[float] = []
     for index in sorted(range(len(stretches)), key=lambda index: stretches[index]):

@@ -15,10 +15,9 @@ from distbench.runs.run_file import CaseResult, append
 from distbench.spec import Settings, UserError
 from distbench.worker.pass_plan import PassPlan, Turn
 from distbench.worker.rank.agreement import Agreement
-from distbench.worker.rank.clocks import CudaClock, HostClock
+from distbench.worker.rank.device import clock_of, free_bytes
 from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
 from distbench.worker.rank.measure import Meter, RankGroup, Samples
-from distbench.worker.rank.memory import free_bytes
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.stopwatch import Stopwatch
@@ -60,7 +59,7 @@ class Runner:
         self._run_file = run_file
         self._progress = progress
         self._stopwatch = stopwatch
-        clock = CudaClock() if context.device.type == "cuda" else HostClock()
+        clock = clock_of(context.device)
         shared = clock.shared_between_ranks and len(set(context.gather(os.uname().nodename))) == 1
         ranks = RankGroup(context.control, context.device)
         self._repeats = settings.iterations_per_sample

@@ -22,11 +22,13 @@ from distbench.costmodel.profile import load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
-from distbench.spec.job import BACKENDS, Variant
+from distbench.spec.devices import DEVICES, backend_for
+from distbench.spec.job import Variant
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import PassPlan
 from distbench.worker.rank.agreement import Agreement, Store, require_same
+from distbench.worker.rank.device import device_facts, select_device
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
@@ -106,22 +108,17 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
         UserError: the ranks were not given the same job.
     """
     profile = load_profile(Path(job.profile)) if job.profile else None
-    device = torch.device("cpu")
-    if job.device == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    backend = BACKENDS[job.device]
+    device = select_device(job.device)
     timeout = datetime.timedelta(seconds=max(job.timeout_s, 1) * 4 + 60)
     store, rank, world_size = next(dist.rendezvous("env://"))
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
-    default = "gloo" if job.device == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(default, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(backend_for(job.device), store=store, rank=rank, world_size=world_size, timeout=timeout)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
-    settings = job.settings
+    backend, settings = DEVICES[job.device].backend, job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
     yield ConnectedRanks(context, store)
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
@@ -209,15 +206,9 @@ def header_of(job: Job, context: RankContext) -> dict[str, Any]:
 
 
 def _torch_facts(context: RankContext) -> dict[str, Any]:
-    """torch, CUDA and NCCL versions, devices, backend, ranks and threads."""
-    cuda = context.device.type == "cuda"
     return {
         "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()) if cuda else None,
-        "device": context.device.type,
-        "device_name": torch.cuda.get_device_name(context.device) if cuda else None,
-        "num_devices": torch.cuda.device_count() if cuda else 0,
+        **device_facts(context.device),
         "backend": context.backend,
         "world_size": dist.get_world_size(),
         "num_hosts": len(set(context.gather(os.uname().nodename))),

@@ -13,9 +13,8 @@ def table(trial: QualityTrial, num_pairs: int, num_comparisons: int, seed: int, 
     False alarms are counted over all windows, each once: there are no more A/A comparisons in a series than that.
 
     Args:
-        trial: the series.
-        num_pairs: pairs of launches in each comparison.
-        num_comparisons: comparisons for each slowdown.
+        num_pairs: of launches in each comparison.
+        num_comparisons: for each slowdown.
         seed: of which case is slowed down.
         rules: by name; the gate's is OURS, and only it knows a pass.
     """

@@ -22,10 +22,9 @@ class RecordedSeries:
     """Launches of unchanged code, in the order in which they ran.
 
     Args:
-        name: what a table calls it.
         case_ids: the cases that every launch measured.
         samples_s: seconds, [case][launch] to that launch's samples.
-        origin: where it comes from.
+        origin: machine, CPUs, torch, scheduler and commit, as JSON.
     """
 
     name: str
@@ -61,8 +60,7 @@ def recorded(folder: Path) -> RecordedSeries:
         raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
     several = len({scenario for scenario, _ in keys}) > 1
     ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
-    facts = whole[0][0][0].facts
-    origin = json.dumps({name: facts[name] for name in ORIGIN})
+    origin = json.dumps({name: whole[0][0][0].facts[name] for name in ORIGIN})
     return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
 
 

@@ -31,7 +31,6 @@ class Rates:
     """What one rule did in many comparisons with one change.
 
     Args:
-        num_comparisons: comparisons made.
         false_jobs: comparisons in which any unchanged case was called slower.
         found: comparisons in which the changed case was called slower.
         passed: comparisons in which the changed case was called a pass.
@@ -60,8 +59,7 @@ class Window:
     """One comparison: which launches are the baseline's and which the candidate's, and what was changed.
 
     Args:
-        baseline: indexes of launches, in time order.
-        candidate: likewise; each next to its partner in time.
+        baseline: indexes of launches, in time order; likewise `candidate`, each next to its partner in time.
         changed: row of the changed case.
         factor: what its candidate samples are multiplied by; None for a tail.
         seed: which samples a tail hits.
@@ -144,10 +142,9 @@ def rates(
     """What a rule does in many comparisons.
 
     Args:
-        trial: the series.
-        num_pairs: pairs of launches in each comparison.
+        num_pairs: of launches in each comparison.
         change: one of CHANGES.
-        num_comparisons: comparisons to make; more than there are windows change another case in the same launches.
+        num_comparisons: more than there are windows change another case in the same launches.
         seed: of which case is changed; every rule sees the same comparisons.
         rule: what judges; it may leave out the last pairs.
     """

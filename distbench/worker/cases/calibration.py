@@ -12,7 +12,7 @@ from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.planning import Exchange, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError
-from distbench.worker.cases.redistributed_pair import Experiment, check_planners, difference, open_pair
+from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, check_planners, open_pair, opened
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
@@ -36,10 +36,7 @@ def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[Case
     """Every step over every mesh dim of two ranks or more, and the exchange, at every size; in random order.
 
     All groups of a mesh dim run at once. The order is random so that a machine that grows slower or faster over the
-    minutes does not favour an op or a size.
-
-    Raises:
-        UserError: an unknown dtype, or a mesh of one rank.
+    minutes does not favour an op or a size. UserError for an unknown dtype, or a mesh of one rank.
     """
     for sweep in scenario.calibrations:
         check_planners((), sweep.dtype, context.profile)
@@ -54,12 +51,12 @@ def _cases(sweep: Calibration, context: RankContext) -> Iterator[CaseSpec]:
     for size_bytes in (*sweep.sizes_bytes, *sweep.held_out_bytes):
         shape = square_of(size_bytes, DTYPE_BYTES[sweep.dtype], context.mesh.size())
         held_out = size_bytes in sweep.held_out_bytes
-        for op, mesh_dim, pair in (*_step_pairs(shape, context), *_exchange_pairs(shape, context)):
+        for op, mesh_dim, pair in _pairs(shape, context):
             yield _case_spec(sweep.dtype, op, mesh_dim, pair, held_out, context)
 
 
-def _step_pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
-    """(op, mesh dim, pair) of every step over every mesh dim of two ranks or more."""
+def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
+    """(op, mesh dim, pair) of every step over each mesh dim of two ranks or more, and exchanges that communicate."""
     for number, mesh_dim in enumerate(context.mesh_dims):
         if context.size(mesh_dim) == 1:
             continue
@@ -69,10 +66,6 @@ def _step_pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[
             if op != NATIVE_ALL_TO_ALL or context.device.type == "cpu":
                 for source, target in sides:
                     yield op, mesh_dim, Pair.of(before + source + after, before + target + after, shape)
-
-
-def _exchange_pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
-    """The same of the direct exchange over the whole mesh, where it communicates."""
     for source, target in exchange_sides(len(context.mesh_dims)):
         pair = Pair.of(source, target, shape)
         if _exchange(pair, context).transfers:
@@ -92,8 +85,7 @@ def exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
     sides = [(before, after) for before, after in itertools.permutations((rows, columns, whole), 2) if before != whole]
     if mesh_ndim > 1:
         rest = mesh_ndim - 1
-        sides.append(("S(0)" + "R" * rest, "R" * rest + "S(1)"))
-        sides.append(("S(0)" + "S(1)" * rest, "S(1)" + "S(0)" * rest))
+        sides += [("S(0)" + "R" * rest, "R" * rest + "S(1)"), ("S(0)" + "S(1)" * rest, "S(1)" + "S(0)" * rest)]
     return sides
 
 
@@ -115,18 +107,22 @@ def _case_spec(dtype: str, op: str, mesh_dim: str, pair: Pair, held_out: bool, c
     case = Case(f"calibrate/{dtype}{shape_text(pair.shape)}/{op}/{mesh_dim}/{pair}", "calibrate", params)
     planner = DIRECT if op == DIRECT else "greedy"
     experiment = Experiment(pair, planner, dtype, op == NATIVE_ALL_TO_ALL, lambda: context)
+    fields_of = partial(_fields, op, mesh_dim)
     if op == "partition":
-        return CaseSpec(case, partial(_open_partition, experiment, mesh_dim))
-    return CaseSpec(case, partial(open_pair, experiment, partial(_fields, experiment, op, mesh_dim)))
+        return CaseSpec(case, partial(_open_partition, experiment, mesh_dim, fields_of))
+    return CaseSpec(case, partial(open_pair, experiment, fields_of))
 
 
 def _fields(
-    experiment: Experiment, op: str, mesh_dim: str, planned: PlannedRedistribution, context: RankContext
+    op: str, mesh_dim: str, experiment: Experiment, planned: PlannedRedistribution, context: RankContext
 ) -> dict[str, Any]:
     """What the row of a step, or of the direct exchange, says besides its times."""
     if op == DIRECT:
         payload_numel, num_copies = _exchange(experiment.pair, context).load()
         group_size, backend_op = context.mesh.size(), "all_to_all"
+    elif op == "partition":
+        payload_numel, num_copies = math.prod(experiment.pair.shape), 0
+        group_size, backend_op = context.size(mesh_dim), "none"
     else:
         (step,) = planned.steps
         payload_numel, num_copies, group_size = step.payload_numel, step.num_copies, step.group_size
@@ -142,20 +138,9 @@ def _fields(
 
 
 @contextlib.contextmanager
-def _open_partition(experiment: Experiment, mesh_dim: str) -> Iterator[OpenedCase]:
+def _open_partition(experiment: Experiment, mesh_dim: str, fields_of: FieldsOf) -> Iterator[OpenedCase]:
     context = experiment.context()
     full = experiment.full.to(context.device)
     number = context.mesh_dims.index(mesh_dim)
-
-    def check() -> str | None:
-        return difference(partition(full, context.mesh, number), experiment.full, experiment.pair, context)
-
-    fields = {
-        "payload_bytes": full.numel() * full.itemsize,
-        "group_size": context.size(mesh_dim),
-        "mesh_dim": mesh_dim,
-        "wire_bytes": 0,
-        "backend_op": "none",
-        "counters": {"num_copies": 0},
-    }
-    yield OpenedCase(lambda _: partition(full, context.mesh, number), check, fields=fields)
+    planned = PlannedRedistribution(lambda: partition(full, context.mesh, number), "", (), (), 0, 0, (0.0, 0.0))
+    yield opened(experiment, planned, context, fields_of)

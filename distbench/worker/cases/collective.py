@@ -25,20 +25,12 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def _all_reduce(output: torch.Tensor, _: torch.Tensor, group: dist.ProcessGroup) -> object:
-    return dist.all_reduce(output, group=group)
-
-
-def _broadcast(output: torch.Tensor, _: torch.Tensor, group: dist.ProcessGroup) -> object:
-    return dist.broadcast(output, group=group, group_src=0)
-
-
 OPERATIONS: dict[str, Operation] = {
     "all_gather": lambda output, given, group: _all_gather(output, given, group=group),
     "reduce_scatter": lambda output, given, group: _reduce_scatter(output, given, group=group),
     "all_to_all": lambda output, given, group: dist.all_to_all_single(output, given, group=group),
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
+    "all_reduce": lambda output, _, group: dist.all_reduce(output, group=group),
+    "broadcast": lambda output, _, group: dist.broadcast(output, group=group, group_src=0),
 }
 IN_PLACE = ("all_reduce", "broadcast")
 REDUCING = ("all_reduce", "reduce_scatter")
@@ -57,11 +49,7 @@ def sizes_of(op: str, size_bytes: int, dtype: str, group_size: int) -> Sizes:
     """Elements that S bytes come to, rounded down to a multiple of the group's size as nccl-tests does."""
     total = max(size_bytes // DTYPE_BYTES[dtype] // group_size, 1) * group_size
     share = total // group_size
-    return Sizes(
-        total=total,
-        given=share if op == "all_gather" else total,
-        got=share if op == "reduce_scatter" else total,
-    )
+    return Sizes(total, given=share if op == "all_gather" else total, got=share if op == "reduce_scatter" else total)
 
 
 def tag_period(op: str, group_size: int) -> int:
@@ -89,20 +77,15 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
         return torch.cat([give(other, sizes.total)[own] for other in range(group_size)])
     if op == "broadcast":
         return give(0, sizes.total)
-    total = torch.zeros(sizes.total, dtype=torch.float32)
-    for other in range(group_size):
-        total += tag(op, other, sizes.total, group_size, torch.float32)
+    tags = (tag(op, other, sizes.total, group_size, torch.float32) for other in range(group_size))
+    total = sum(tags, torch.zeros(sizes.total, dtype=torch.float32))
     if op == "reduce_scatter":
         total = total[rank * share : (rank + 1) * share]
     return total.to(dtype)
 
 
 def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """One case for each op, dtype, mesh dim and size of the scenario's sweeps.
-
-    Raises:
-        UserError: an op or dtype that distbench does not know.
-    """
+    """One case for each op, dtype, mesh dim and size of the scenario's sweeps; UserError for an unknown op or dtype."""
     for sweep in scenario.collectives:
         _check_sweep(sweep)
         for op, dtype, mesh_dim in itertools.product(sweep.ops, sweep.dtypes, context.mesh_dims):
@@ -111,12 +94,10 @@ def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
 
 
 def _check_sweep(sweep: Collectives) -> None:
-    for op in sweep.ops:
-        if op not in OPERATIONS:
-            raise UserError(f"collective {op!r} is unknown; use {', '.join(OPERATIONS)}")
-    for dtype in sweep.dtypes:
-        if dtype not in TORCH_DTYPES:
-            raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
+    for what, names, known in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
+        for name in names:
+            if name not in known:
+                raise UserError(f"{what} {name!r} is unknown; use {', '.join(known)}")
 
 
 def _case_spec(op: str, dtype: str, mesh_dim: str, size_bytes: int, context: RankContext) -> CaseSpec:
@@ -135,14 +116,8 @@ def _open(op: str, dtype: str, mesh_dim: str, sizes: Sizes, context: RankContext
     output = mine.clone() if op in IN_PLACE else torch.zeros(sizes.got, dtype=torch_dtype, device=context.device)
     operation = OPERATIONS[op]
 
-    def call(stamp: Callable[[], None]) -> object:
-        return operation(output, mine, group)
-
     def check() -> str | None:
-        if op in IN_PLACE:
-            output.copy_(mine)
-        else:
-            output.zero_()
+        output.copy_(mine if op in IN_PLACE else torch.zeros_like(output))
         operation(output, mine, group)
         return _difference(output.cpu(), expected(op, rank, sizes, group_size, torch_dtype), op, group_size)
 
@@ -154,7 +129,7 @@ def _open(op: str, dtype: str, mesh_dim: str, sizes: Sizes, context: RankContext
         "mesh_dim": mesh_dim,
         "backend_op": BACKEND_OPS.get((context.backend, op), op),
     }
-    yield OpenedCase(call, check, fields=fields)
+    yield OpenedCase(lambda _: operation(output, mine, group), check, fields=fields)
 
 
 def _difference(got: torch.Tensor, wanted: torch.Tensor, op: str, group_size: int) -> str | None:

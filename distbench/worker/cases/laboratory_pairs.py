@@ -1,4 +1,4 @@
-"""Which pairs each suite of the laboratory redistributes, all of them or a sample by symmetry. Plain data, no torch."""
+"""Which layouts each suite of the laboratory redistributes, all pairs or a sample by symmetry. Plain data, no torch."""
 
 import itertools
 import math
@@ -7,12 +7,52 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from distbench.planning import State
 from distbench.spec.layouts import Placement
-from distbench.worker.cases.laboratory_layouts import ordered_layouts, plain_layouts, strided, undecodable_layouts
 from distbench.worker.redistribute.tensor_layout import Layout, Pair
 
 PARTIAL_OPS = ("sum", "avg", "max", "min")
 TENSOR_NDIMS = (1, 2, 3)
 Group = list[Pair]
+
+
+def plain_layouts(mesh_ndim: int, tensor_ndim: int, partial_op: str | None = None) -> Iterator[Layout]:
+    """Every layout of R and S(d), and of Partial with one reduce op where one is given."""
+    choices = ["R", *(f"S({dim})" for dim in range(tensor_ndim)), *([f"P({partial_op})"] if partial_op else [])]
+    for placements in itertools.product(choices, repeat=mesh_ndim):
+        yield Layout.of("".join(placements), tensor_ndim)
+
+
+def ordered_layouts(mesh_ndim: int, tensor_ndim: int) -> Iterator[Layout]:
+    """Every layout of R and S(d) in every shard order."""
+    for layout in plain_layouts(mesh_ndim, tensor_ndim):
+        assert layout.state is not None
+        for orders in itertools.product(*(itertools.permutations(order) for order in layout.state.orders)):
+            state = State(mesh_ndim, tuple(orders))
+            yield Layout(state.placements(), state)
+
+
+def strided(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
+    """The same layout with strided shards in the place of shard orders, as FSDP2 over TP writes it.
+
+    A mesh dim's split factor is the product of the mesh dims to its right that shard the same tensor dim before it.
+    """
+    assert layout.state is not None
+    placements = list(layout.placements)
+    for tensor_dim, order in enumerate(layout.state.orders):
+        for turn, mesh_dim in enumerate(order):
+            factor = math.prod(mesh_shape[earlier] for earlier in order[:turn] if earlier > mesh_dim)
+            placements[mesh_dim] = Placement(tensor_dim, split_factor=None if factor == 1 else factor)
+    return Layout(tuple(placements), layout.state)
+
+
+def undecodable_layouts(mesh_shape: Sequence[int], tensor_ndim: int, factor: int = 2) -> Iterator[Layout]:
+    """Every layout of R, S(d) and strided shards of one split factor that no shard order gives."""
+    mesh_ndim = len(mesh_shape)
+    known = {strided(layout, mesh_shape).placements for layout in ordered_layouts(mesh_ndim, tensor_ndim)}
+    shards = [Placement(dim, split_factor=pieces) for pieces in (None, factor) for dim in range(tensor_ndim)]
+    for placements in itertools.product([Placement(), *shards], repeat=mesh_ndim):
+        layout = Layout(placements, None)
+        if layout.is_strided and placements not in known:
+            yield layout
 
 
 def groups_of(suite: str, mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
@@ -102,7 +142,7 @@ def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """
     ranks = math.prod(mesh_shape)
     odd = [pair for pair in _every_pair(mesh_shape, (ranks + 1, 3)) if _go_together(pair)]
-    gathered = [pair for pair in odd if _is_gathered(pair) and _is_uneven(pair, mesh_shape)]
+    gathered = [pair for pair in odd if pair.target.placements[0] == Placement() and _is_uneven(pair, mesh_shape)]
     even = [pair for pair in _every_pair(mesh_shape, cube(numel, 2, ranks)) if _go_together(pair)]
     return [gathered, [pair for pair in odd if pair not in gathered], even]
 
@@ -110,14 +150,6 @@ def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 def _go_together(pair: Pair) -> bool:
     sides = list(zip(pair.source.placements, pair.target.placements, strict=True))
     return len(sides) > 1 and len(set(sides)) == 1
-
-
-def _is_gathered(pair: Pair) -> bool:
-    return pair.source.placements[0].tensor_dim is not None and pair.target.placements[0] == Placement()
-
-
-def _backward(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    return [_every_pair(mesh_shape, cube(numel, 2, math.prod(mesh_shape)))]
 
 
 def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
@@ -148,7 +180,7 @@ SUITES: dict[str, Callable[[tuple[int, ...], int], list[Group]]] = {
     "shard_orders": _shard_orders,
     "uneven": _uneven,
     "flattened": _flattened,
-    "backward": _backward,
+    "backward": lambda mesh_shape, numel: [_every_pair(mesh_shape, cube(numel, 2, math.prod(mesh_shape)))],
     "strided": _strided,
 }
 
@@ -162,14 +194,8 @@ def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...],
     if not max_pairs or sum(map(len, groups)) <= max_pairs:
         return [pair for group in groups for pair in group]
     queues = [_drawn(group, mesh_shape, random.Random(f"{seed}/{number}")) for number, group in enumerate(groups)]
-    chosen: list[Pair] = []
-    while len(chosen) < max_pairs:
-        for queue in list(queues):
-            pair = next(queue, None)
-            if pair is None:
-                queues.remove(queue)
-            elif len(chosen) < max_pairs:
-                chosen.append(pair)
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*queues))
+    chosen = itertools.islice((pair for pair in in_turn if pair is not None), max_pairs)
     ranked = {pair: number for number, pair in enumerate(itertools.chain.from_iterable(groups))}
     return sorted(chosen, key=ranked.__getitem__)
 
@@ -201,10 +227,8 @@ def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
 
 def _renamings(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every way to number the dims anew that leaves their sizes in place."""
-    numbers = range(len(sizes))
-    return [
-        names for names in itertools.permutations(numbers) if all(sizes[names[dim]] == sizes[dim] for dim in numbers)
-    ]
+    every = itertools.permutations(range(len(sizes)))
+    return [names for names in every if tuple(sizes[name] for name in names) == sizes]
 
 
 def _renamed(state: State, mesh_names: tuple[int, ...], tensor_names: tuple[int, ...]) -> tuple[object, ...]:

@@ -39,15 +39,7 @@ REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one case does.
-
-    Args:
-        pair: what is redistributed.
-        planner: a name out of `spec.planner_names.PLANNERS`.
-        dtype: a name out of `spec.scenario.DTYPES`.
-        native: on CPU, run all-to-alls as such.
-        context: this rank's context, asked for when the case opens.
-    """
+    """What one case does; `native` runs all-to-alls as such on CPU, the context is asked for when the case opens."""
 
     pair: Pair
     planner: str
@@ -61,15 +53,11 @@ class Experiment:
         return tagged(self.pair.shape, TORCH_DTYPES[self.dtype])
 
 
-FieldsOf = Callable[[PlannedRedistribution, RankContext], dict[str, Any]]
+FieldsOf = Callable[[Experiment, PlannedRedistribution, RankContext], dict[str, Any]]
 
 
 def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None) -> None:
-    """Refuse what a sweep cannot ask for.
-
-    Raises:
-        UserError: a planner or dtype that is unknown, or calibrated without a profile.
-    """
+    """UserError for a planner or dtype that is unknown, or calibrated without a profile."""
     if dtype not in TORCH_DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
     for name in planners:
@@ -99,35 +87,57 @@ def redistribute_case(
     return CaseSpec(case, partial(open_case or open_pair, experiment))
 
 
+def row_fields(experiment: Experiment, planned: PlannedRedistribution, context: RankContext) -> dict[str, Any]:
+    """What a redistribution's row says besides its times; the lower bound is known where neither side has a Partial."""
+    pair = experiment.pair
+    problem = Problem(context.mesh_shape, pair.shape, TORCH_DTYPES[experiment.dtype].itemsize)
+    before, after = pair.source.state, pair.target.state
+    bound = None
+    if before and after and not (pair.source.has_partial or pair.target.has_partial):
+        bound = least_received_bytes(problem, before, after)
+    cold_s, warm_s = planned.planning_s
+    return {
+        "payload_bytes": problem.num_bytes,
+        "wire_bytes": planned.wire_bytes,
+        "group_size": context.mesh.size(),
+        "mesh_dim": "x".join(context.mesh_dims),
+        "backend_op": "+".join(planned.executed_as) or "none",
+        "counters": {
+            "path": planned.path,
+            "num_collectives": len(planned.collectives),
+            "wire_bytes_executed": planned.wire_bytes_executed,
+            "lower_bound_bytes": bound,
+            "lower_bound_ratio": planned.wire_bytes_executed / bound if bound else None,
+            "planning_cold_s": cold_s,
+            "planning_warm_s": warm_s,
+            "predicted_s": planned.predicted_s,
+            **planned.facts,
+        },
+    }
+
+
 @contextlib.contextmanager
-def open_pair(experiment: Experiment, fields_of: FieldsOf | None = None) -> Iterator[OpenedCase]:
-    """Time the redistribution itself; its row's fields are `row_fields` where none are given."""
+def open_pair(experiment: Experiment, fields_of: FieldsOf = row_fields) -> Iterator[OpenedCase]:
+    """Time the redistribution itself."""
     context = experiment.context()
     with planned_pair(experiment, context) as planned:
-        if fields_of is None:
-            fields_of = partial(row_fields, experiment.pair, experiment.dtype)
-        fields = fields_of(planned, context)
-        yield opened(planned, experiment, experiment.pair, context, fields)
+        yield opened(experiment, planned, context, fields_of)
 
 
 def opened(
-    planned: PlannedRedistribution, experiment: Experiment, pair: Pair, context: RankContext, fields: dict[str, Any]
+    experiment: Experiment, planned: PlannedRedistribution, context: RankContext, fields_of: FieldsOf = row_fields
 ) -> OpenedCase:
-    """A planned redistribution, ready to run, whose result is checked against the pair's target."""
-
-    def check() -> str | None:
-        return difference(planned.local_result(), experiment.full, pair, context)
-
-    return OpenedCase(lambda _: planned.call(), check, fields=fields)
+    """A planned redistribution, ready to run, whose result is checked against the experiment's target."""
+    return OpenedCase(
+        lambda _: planned.call(),
+        lambda: difference(planned.local_result(), experiment.full, experiment.pair, context),
+        fields=fields_of(experiment, planned, context),
+    )
 
 
 @contextlib.contextmanager
 def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[PlannedRedistribution]:
-    """Plan an experiment's redistribution, and keep what it needs switched on until it has been timed.
-
-    Raises:
-        Unsupported: the planner cannot move the pair.
-    """
+    """Plan an experiment's redistribution, and keep what it needs switched on until it has been timed."""
     pair, full = experiment.pair, experiment.full
     before, after = pair.source.state, pair.target.state
     source, target = dtensor_under(full, pair.source, context), torch_placements(pair.target)
@@ -136,16 +146,13 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
             raise Unsupported("direct: strided shards")
         yield exchange_between(before, after, pair.shape, source.to_local(), context)
         return
-    if before and after and not pair.source.is_strided and _needs_internals(pair):
+    # `DTensor.redistribute` takes no order and no Partial; DTensor's own operators do.
+    needs_internals = pair.source.has_own_order or pair.target.has_own_order or pair.target.has_partial
+    if before and after and not pair.source.is_strided and needs_internals:
         source = OrderedTensor(source.to_local(), context.mesh, before, full)
         target = OrderedPlacements.of(after)
     with planned_redistribution(experiment.planner, source, target, context, experiment.native) as planned:
         yield planned
-
-
-def _needs_internals(pair: Pair) -> bool:
-    """Whether only DTensor's own operators can ask for it: `DTensor.redistribute` takes no order and no Partial."""
-    return pair.source.has_own_order or pair.target.has_own_order or pair.target.has_partial
 
 
 def torch_placements(layout: Layout) -> Any:
@@ -187,31 +194,3 @@ def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankC
     if rounding and got.shape == wanted.shape and torch.allclose(got, wanted, rtol=0, atol=rounding):
         return None
     return first_difference(got, wanted)
-
-
-def row_fields(pair: Pair, dtype: str, planned: PlannedRedistribution, context: RankContext) -> dict[str, Any]:
-    """What a redistribution's row says besides its times; the lower bound is known where neither side has a Partial."""
-    problem = Problem(context.mesh_shape, pair.shape, TORCH_DTYPES[dtype].itemsize)
-    before, after = pair.source.state, pair.target.state
-    bound = None
-    if before and after and not (pair.source.has_partial or pair.target.has_partial):
-        bound = least_received_bytes(problem, before, after)
-    cold_s, warm_s = planned.planning_s
-    return {
-        "payload_bytes": problem.num_bytes,
-        "wire_bytes": planned.wire_bytes,
-        "group_size": context.mesh.size(),
-        "mesh_dim": "x".join(context.mesh_dims),
-        "backend_op": "+".join(planned.executed_as) or "none",
-        "counters": {
-            "path": planned.path,
-            "num_collectives": len(planned.collectives),
-            "wire_bytes_executed": planned.wire_bytes_executed,
-            "lower_bound_bytes": bound,
-            "lower_bound_ratio": planned.wire_bytes_executed / bound if bound else None,
-            "planning_cold_s": cold_s,
-            "planning_warm_s": warm_s,
-            "predicted_s": planned.predicted_s,
-            **planned.facts,
-        },
-    }

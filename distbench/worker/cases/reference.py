@@ -29,7 +29,6 @@ class Reference:
 
     Args:
         shapes: parameter name to its full shape, of every parameter.
-        loss: the loss over the global batch.
         gradients: parameter name to full gradient, of the parameters that have one.
         output: the model's output of the global batch, where it is one tensor.
     """
@@ -41,13 +40,7 @@ class Reference:
 
 
 def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool = True) -> Reference:
-    """Rank 0 computes it on its device; nothing stays there.
-
-    Args:
-        scenario: model, batch and loss.
-        context: this rank's context.
-        with_gradients: False for the forward pass alone, which holds no activations either.
-    """
+    """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either."""
     assert scenario.build_model and scenario.make_batch and scenario.loss
     built = blueprint(scenario.build_model, context.seed)
     shapes = {name: parameter.shape for name, parameter in built.model.named_parameters()}
@@ -95,15 +88,10 @@ def compare(
     """Relative errors of the loss, of the worst gradient, and of the output if it is given, over all ranks.
 
     Each rank compares its own shard of each gradient with the same shard of the reference; an error is the largest
-    absolute difference over the largest absolute value of the whole gradient.
-
-    Args:
-        model: the parallel model, after backward.
-        local_loss: this rank's loss, a mean over its part of the batch.
-        reference: what one device gave; its gradients are dropped as they are compared.
-        context: this rank's context; all ranks must call this together.
-        gradient_scale: what the plan multiplies gradients by, on purpose; None compares no gradients.
-        output: the model's whole output of this rank's part of the batch.
+    absolute difference over the largest absolute value of the whole gradient. All ranks must call this together, after
+    backward; the reference's gradients are dropped as they are compared. `local_loss` is a mean over this rank's part
+    of the batch, `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on
+    purpose; None compares none.
     """
     errors = {} if gradient_scale is None else _gradient_errors(model, reference, context, gradient_scale)
     output_error = None if output is None else _output_error(output, reference, context)
@@ -132,8 +120,7 @@ def _gradient_errors(model: nn.Module, reference: Reference, context: RankContex
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
     """Rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
-    if tensor is None:
-        tensor = torch.zeros(shape)
+    tensor = torch.zeros(shape) if tensor is None else tensor
     dist.broadcast(tensor, src=0, group=context.control)
     return tensor
 
@@ -153,16 +140,14 @@ def _output_error(output: torch.Tensor, reference: Reference, context: RankConte
 
 
 def _gradient_error(parameter: Any, expected: torch.Tensor) -> float:
-    if parameter.grad is None:
+    gradient, wanted = parameter.grad, expected
+    if gradient is None:
         return float("inf") if expected.abs().max() > 0 else 0.0
-    gradient = parameter.grad
-    if hasattr(gradient, "to_local"):
-        if any(placement.is_partial() for placement in gradient.placements):
-            gradient = gradient.full_tensor()
-        else:
-            wanted = own_shard(expected, gradient.placements, gradient.device_mesh)
-            return _largest(gradient.to_local(), wanted, expected)
-    return _largest(gradient, expected, expected)
+    if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
+        gradient = gradient.full_tensor()
+    elif hasattr(gradient, "to_local"):
+        gradient, wanted = gradient.to_local(), own_shard(expected, gradient.placements, gradient.device_mesh)
+    return _largest(gradient, wanted, expected)
 
 
 def _largest(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> float:

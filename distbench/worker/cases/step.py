@@ -15,8 +15,8 @@ from distbench.worker.cases.reference import compare, reference_of, tolerance_of
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.device import PeakMemory
 from distbench.worker.rank.dtypes import dtype_name, shape_text
-from distbench.worker.rank.memory import PeakMemory
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.tracing.trace import StepTrace

@@ -23,11 +23,7 @@ from distbench.worker.tracing.trace import StepTrace
 
 
 def answers(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
-    """What the two methods see of each step of each job; nothing for a scenario without a model.
-
-    Raises:
-        UserError: a scenario or its plan is declared wrongly.
-    """
+    """What the two methods see of each step of each job; nothing for a scenario without a model."""
     found: dict[int, list[dict[str, Any]]] = {}
     meshes = [tuple(job.mesh.items()) for job in jobs]
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.

@@ -29,7 +29,7 @@ class Rehearsal:
     Args:
         problems: what keeps the plan from being applied, or the step from running.
         why_not: what kept forward and backward from being tried; None where they were, or the plan was refused.
-        parameter_bytes: bytes of the parameters that rank 0 holds.
+        parameter_bytes: of the parameters that rank 0 holds.
     """
 
     problems: tuple[str, ...] = ()
@@ -40,10 +40,13 @@ class Rehearsal:
 def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
 
-    Raises:
-        Skipped: a part of the plan has nothing to do on this machine.
+    `Skipped` where a part of the plan has nothing to do on this machine.
     """
-    shapes, missing = _shapes()
+    shapes, missing = None, ""
+    try:
+        shapes = ShapesOnly()
+    except Unsupported as reason:
+        missing = str(reason)
     assert scenario.build_model is not None
 
     def without_memory(model: nn.Module, context: RankContext, *_: object) -> None:
@@ -69,13 +72,6 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
         else:
             problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
     return Rehearsal(problems, why_not, parameter_bytes(step.model))
-
-
-def _shapes() -> tuple[ShapesOnly | None, str]:
-    try:
-        return ShapesOnly(), ""
-    except Unsupported as reason:
-        return None, str(reason)
 
 
 def _tried(step: TrainingStep, on: contextlib.AbstractContextManager[None]) -> tuple[tuple[str, ...], str | None]:

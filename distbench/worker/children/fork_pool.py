@@ -20,10 +20,9 @@ Answer = dict[str, Any]
 
 
 def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_once: int) -> list[Answer]:
-    """What the function answers for each job, in the jobs' order.
+    """What the function answers for each job, in the jobs' order; where it raises, {"user_error": one sentence}.
 
-    Where it raises, the answer is {"user_error": one sentence}. At most `num_at_once` processes run at the same time.
-    This process must have done no work in torch before.
+    At most `num_at_once` processes run at the same time. This process must have done no work in torch before.
     """
     answers: list[Answer] = [{} for _ in jobs]
     waiting = list(enumerate(jobs))

@@ -23,11 +23,7 @@ Answer = dict[str, str] | None
 
 
 def paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Every pair's path by each planner; pairs are asked in random order, so that a timeout omits a random part.
-
-    Raises:
-        Unsupported: torch's planners are not the ones we know.
-    """
+    """Every pair's path by each planner; pairs are asked in random order, so that a timeout omits a random part."""
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
     pairs = [tuple(parse_state(text, len(shape)) for text in pair) for pair in request["pairs"]]
     order = random.Random(0).sample(range(len(pairs)), len(pairs))

@@ -21,11 +21,7 @@ from distbench.worker.torch_internals import Skipped, fake_ranks
 
 def answers(job: Job) -> Iterator[dict[str, Any]]:
     """For each variant: `label`, `problems`, and where there are none why it is skipped, or `num_parameters`,
-    `parameter_bytes` of a rank, and `not_tried`: why no step was tried, or null.
-
-    Args:
-        job: a job whose mesh may have any number of ranks; none of them is started.
-    """
+    `parameter_bytes` of a rank, and `not_tried`: why no step was tried, or null."""
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
         yield {"label": variant_label(job, variant), **_of_variant(function, variant, job)}

@@ -27,11 +27,8 @@ from distbench.worker.tracing.trace import predicted_peak_bytes
 
 
 def signature(job: Job) -> dict[str, Any]:
-    """What rank 0 communicates and holds in one call of each case, after one that sets things up.
-
-    Raises:
-        UserError: the scenario or its plan is declared wrongly, or every case raises.
-    """
+    """What rank 0 communicates and holds in one call of each case, after one that sets things up; `UserError` where
+    the plan is declared wrongly, or every case raises."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
         context = rank_0_of(mesh, job)

@@ -3,10 +3,10 @@
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,22 +27,11 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str]) -> None:
     stay outside of what is computed again.
     """
     for module in matching_modules(patterns, model).values():
-        module.forward = _recomputed(module.forward)  # type: ignore[method-assign]
-
-
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def recomputed(*inputs: Any, **keywords: Any) -> Any:
-        return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
-
-    return recomputed
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device) -> None:
-    """Compile the forward of the matching modules, each on its own.
-
-    Raises:
-        Skipped: the backend cannot work on this machine.
-    """
+    """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here."""
     if reason := why_not(plan.backend, device):
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
     for module in matching_modules(plan.modules, model).values():
@@ -58,7 +47,7 @@ def why_not(backend: str, device: torch.device) -> str | None:
     """What a compile backend lacks on this machine; None when it can work."""
     if backend in TRACING_ONLY:
         return None
-    if device.type == "cuda":
+    if device.type != "cpu":
         return None if find_spec("triton") else "triton is not installed"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if not any(shutil.which(name) for name in names):

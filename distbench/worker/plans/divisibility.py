@@ -5,13 +5,8 @@ from collections.abc import Sequence
 from distbench.spec.mesh import format_mesh
 from distbench.worker.rank.rank_context import RankContext
 
+# Of the sizes that a sentence names.
 LARGEST_SIZE = 64
-
-
-def sizes_that_work(number: int) -> str:
-    """Numbers of chunks that `number` can be split into evenly, up to 64: `"sizes that work: 1, 2, 3, 6"`."""
-    sizes = [size for size in range(1, min(number, LARGEST_SIZE) + 1) if number % size == 0]
-    return "sizes that work: " + ", ".join(map(str, sizes))
 
 
 def mesh_that_works(number: int, mesh_dims: Sequence[str], context: RankContext) -> str:
@@ -27,7 +22,8 @@ def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankCon
     """That the mesh dims do not shard a tensor dim (or batch) of `number` evenly, as a sentence that begins `what`."""
     _, size = context.index(tuple(mesh_dims))
     where = f"mesh dim {'x'.join(mesh_dims)!r} of size {size}"
+    sizes = ", ".join(str(size) for size in range(1, min(number, LARGEST_SIZE) + 1) if number % size == 0)
     return (
-        f"{what} over {where}: {number} is not a multiple of {size}; {sizes_that_work(number)}; "
+        f"{what} over {where}: {number} is not a multiple of {size}; sizes that work: {sizes}; "
         f"{mesh_that_works(number, mesh_dims, context)}"
     )

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim
+from distbench.spec.devices import ACCELERATORS
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching, matching_modules
 from distbench.worker.rank.rank_context import RankContext
@@ -17,13 +18,7 @@ from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh
 
 @dataclass
 class Sharded:
-    """What FSDP made of a model.
-
-    Args:
-        roots: the root as an FSDP module, or nothing without FSDP.
-        kept_whole: names of the parameters that FSDP leaves alone because they are small.
-        counters: what the row shall say.
-    """
+    """What FSDP made of a model: its root if any, the names of parameters too small for it, and the row's counters."""
 
     roots: list[Any] = field(default_factory=list)
     kept_whole: tuple[str, ...] = ()
@@ -35,45 +30,34 @@ def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
     return [name for name in mesh_dims if name in context.mesh_dims]
 
 
-def replicated_over(plan: FsdpPlan, context: RankContext) -> list[str]:
-    """The mesh dims of hybrid sharding's replicas; none where there is one replica."""
-    return [name for name in present(plan.replicate_dims, context) if context.size(name) > 1]
-
-
 def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
-    """`fully_shard` every unit, deepest first, then the root, with the plan's options.
-
-    Raises:
-        Skipped: CPU offload where the device is the CPU.
-    """
+    """`fully_shard` every unit, deepest first, then the root; Skipped for CPU offload where the device is the CPU."""
     from torch.distributed.fsdp import fully_shard
 
     if plan.offload is not None and context.device.type == "cpu":
-        raise Skipped("CPU offload: the shards of a CPU run are in host memory already; use --device cuda")
+        wanted = " or ".join(ACCELERATORS)
+        raise Skipped(f"CPU offload: the shards of a CPU run are in host memory already; use --device {wanted}")
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
-    num_shards = _num_ranks(plan.mesh_dims, context)
     kept = _kept_whole(model, plan)
-    chosen = {
+    options: dict[str, Any] = {
+        "mesh": _mesh(plan, context),
+        "ignored_params": set(kept.values()),
         "reshard_after_forward": plan.reshard_after_forward,
         "offload_policy": plan.offload,
-        "shard_placement_fn": shard_placement_of(plan, num_shards),
+        "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
-    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    options |= {"mesh": _mesh(plan, context), "ignored_params": set(kept.values())}
     units = matching_modules(plan.wrap, model)
-    root_only = [] if "" in units else [("", model)]
-    deepest_first = sorted(units, key=lambda name: -name.count(".") if name else 1)
-    for name, unit in [*((name, units[name]) for name in deepest_first), *root_only]:
-        policy = policy_of(plan, name)
-        fully_shard(unit, **options, **({} if policy is None else {"mp_policy": policy}))
+    for name, unit in sorted({**units, "": model}.items(), key=lambda item: -item[0].count(".") if item[0] else 1):
+        given = {**options, "mp_policy": _policy_of(plan, name)}
+        fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
     _prefetch(list(units.values()), plan)
     _divide_by(model, plan, context)
     return Sharded([model], tuple(kept), _counters(model, kept, plan))
 
 
-def policy_of(plan: FsdpPlan, unit: str) -> Any:
-    """The mixed precision policy of a unit by its module name, "" for the root; None for torch's default."""
+def _policy_of(plan: FsdpPlan, unit: str) -> Any:
+    """By the unit's module name, "" for the root; None for torch's default."""
     if not isinstance(plan.mixed_precision, Mapping):
         return plan.mixed_precision
     return next((policy for pattern, policy in plan.mixed_precision.items() if matching(pattern, [unit])), None)
@@ -87,17 +71,15 @@ def policies_of(plan: FsdpPlan) -> list[Any]:
 
 
 def _mesh(plan: FsdpPlan, context: RankContext) -> Any:
-    shards, replicas = present(plan.mesh_dims, context), replicated_over(plan, context)
+    shards = present(plan.mesh_dims, context)
+    # A single replica is no hybrid sharding.
+    replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
     return hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)
-
-
-def _num_ranks(mesh_dims: Sequence[str], context: RankContext) -> int:
-    return context.index(tuple(mesh_dims))[1]
 
 
 def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:
     """Ranks over which gradients are summed, and by whose number they are divided unless the plan says otherwise."""
-    return _num_ranks((*plan.mesh_dims, *plan.replicate_dims), context)
+    return context.index((*plan.mesh_dims, *plan.replicate_dims))[1]
 
 
 def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] | None:
@@ -111,20 +93,12 @@ def _largest_dim(parameter: Any, num_shards: int) -> Any:
     from torch.distributed.tensor import Shard
 
     taken = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
-    fitting = [
-        tensor_dim
-        for tensor_dim, size in enumerate(parameter.shape)
-        if tensor_dim not in taken and size % num_shards == 0
-    ]
-    if not fitting:
-        return None
-    return Shard(max(fitting, key=lambda tensor_dim: (parameter.shape[tensor_dim], -tensor_dim)))
+    fitting = [dim for dim, size in enumerate(parameter.shape) if dim not in taken and size % num_shards == 0]
+    return Shard(max(fitting, key=lambda dim: parameter.shape[dim])) if fitting else None
 
 
 def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
-    if not isinstance(plan.shard_placement, LargestDim):
-        return {}
-    least = plan.shard_placement.min_numel
+    least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
     return {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
 
 

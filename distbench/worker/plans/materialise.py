@@ -1,7 +1,7 @@
 """Memory and initial values for a model that was laid over the mesh on the meta device."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,7 @@ from distbench.worker.redistribute.expected_shards import own_shard
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model without memory, and what cannot be worked out from names and a seed.
-
-    Args:
-        model: every parameter and buffer on the meta device.
-        buffers: buffer name to its initial value on the CPU.
-    """
+    """A model on the meta device, and its buffers (name to initial value on the CPU), which no seed determines."""
 
     model: nn.Module
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -89,20 +84,16 @@ def materialise(
 @torch.no_grad()
 def load_initial_values(model: nn.Module, context: RankContext, buffers: Mapping[str, torch.Tensor]) -> None:
     """Set every parameter (or this rank's shard of it) to the value that its name and the seed determine."""
-    parameters: Iterable[tuple[str, Any]] = model.named_parameters()
-    for name, parameter in parameters:
-        full = initial_value(name, tuple(parameter.shape), context.seed).to(parameter.dtype)
-        _fill(parameter, full)
-    named: Iterable[tuple[str, Any]] = model.named_buffers()
-    for name, buffer in named:
+    for name, parameter in model.named_parameters():
+        _fill(parameter, initial_value(name, tuple(parameter.shape), context.seed).to(parameter.dtype))
+    for name, buffer in model.named_buffers():
         _fill(buffer, buffers[name])
 
 
 def _fill(tensor: Any, full: torch.Tensor) -> None:
-    if not hasattr(tensor, "to_local"):
-        tensor.copy_(full)
-        return
-    tensor.to_local().copy_(own_shard(full, tensor.placements, tensor.device_mesh))
+    if hasattr(tensor, "to_local"):
+        tensor, full = tensor.to_local(), own_shard(full, tensor.placements, tensor.device_mesh)
+    tensor.copy_(full)
 
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:

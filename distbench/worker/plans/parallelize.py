@@ -18,8 +18,7 @@ from distbench.worker.torch_internals import flatten_mesh
 def parallelize(model: nn.Module, plan: ParallelPlan, context: RankContext) -> tuple[nn.Module, Sharded]:
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
-    Raises:
-        Skipped: a part of the plan has nothing to do on this machine.
+    Skipped where a part of the plan has nothing to do on this machine.
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]

@@ -12,12 +12,8 @@ from distbench.spec import ParallelPlan, ShardParam
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """Names that a glob pattern matches, part by part: `*` never crosses a dot."""
     parts = pattern.split(".")
-    return [
-        name
-        for name in names
-        if len(name.split(".")) == len(parts)
-        and all(fnmatch.fnmatchcase(given, part) for given, part in zip(name.split("."), parts, strict=True))
-    ]
+    split = {name: name.split(".") for name in names}
+    return [name for name, own in split.items() if len(own) == len(parts) and all(map(fnmatch.fnmatchcase, own, parts))]
 
 
 def matching_modules(patterns: Iterable[str], model: nn.Module) -> dict[str, nn.Module]:

@@ -8,6 +8,7 @@ from torch import nn
 from distbench.spec import ParallelPlan
 from distbench.spec.errors import nearest
 from distbench.spec.parallel import ATTENTION_KERNELS
+from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import undivided
 from distbench.worker.plans.fsdp_check import fsdp_problems
 from distbench.worker.plans.patterns import matching
@@ -42,9 +43,8 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
 
 def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
     modules = [name for name, _ in model.named_modules() if name]
-    tp_patterns = [] if plan.tp is None or callable(plan.tp) else list(plan.tp)
     groups: tuple[tuple[str, Iterable[str]], ...] = (
-        ("TP", tp_patterns),
+        ("TP", () if plan.tp is None or callable(plan.tp) else plan.tp),
         ("checkpoint", plan.checkpoint),
         ("compile", plan.compile.modules if plan.compile else ()),
         ("FSDP", plan.fsdp.wrap if plan.fsdp else ()),
@@ -97,9 +97,5 @@ def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context:
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
-    if plan.compile is None:
-        return
-    from distbench.worker.plans.checkpoint_compile import known_backends
-
-    if plan.compile.backend not in known_backends():
+    if plan.compile is not None and plan.compile.backend not in known_backends():
         yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"

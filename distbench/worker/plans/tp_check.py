@@ -36,9 +36,9 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
             yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {name or 'the root'} is a {given}"
             continue
         for attribute, tensor_dim in _sharded_by(style, module):
-            shape = tuple(getattr(module, attribute).shape)
+            shape = list(getattr(module, attribute).shape)
             if shape[tensor_dim] % size:
-                what = f"parameter {_join(name, attribute)} of shape {list(shape)} cannot be sharded on tensor dim"
+                what = f"parameter {_join(name, attribute)} of shape {shape} cannot be sharded on tensor dim"
                 yield undivided(f"{what} {tensor_dim}", shape[tensor_dim], dims, context)
 
 
@@ -103,41 +103,34 @@ def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
         for attribute, _ in _sharded_by(style, module)
     }
     for name, annotations in annotations_by_parameter(plan, model).items():
-        shape = tuple(parameters[name].shape)
+        shape = list(parameters[name].shape)
         over: dict[int, list[str]] = {}
         seen: list[str] = []
         for annotation in annotations:
-            yield from _bad_annotation(name, shape, annotation, seen, plan.tp_dims, context)
+            yield from _bad_annotation(name, shape, annotation, seen, plan, context)
             seen += annotation.mesh_dims
             over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
         for tensor_dim, mesh_dims in over.items():
             present = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
             if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(present))[1]:
-                what = f"parameter {name} of shape {list(shape)} cannot be sharded on tensor dim {tensor_dim}"
+                what = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
                 yield undivided(what, shape[tensor_dim], present, context)
         if name in styled:
             yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
 
 
 def _bad_annotation(
-    name: str,
-    shape: tuple[int, ...],
-    annotation: ShardParam,
-    seen: list[str],
-    tp_dims: tuple[str, ...],
-    context: RankContext,
+    name: str, shape: list[int], annotation: ShardParam, seen: list[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[str]:
     if not 0 <= annotation.tensor_dim < len(shape):
-        yield (
-            f"parameter {name} of shape {list(shape)} has no tensor dim {annotation.tensor_dim}; "
-            f"use 0 to {len(shape) - 1}"
-        )
+        yield f"parameter {name} of shape {shape} has no tensor dim {annotation.tensor_dim}; use 0 to {len(shape) - 1}"
     for mesh_dim in annotation.mesh_dims:
         if mesh_dim in seen:
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
         if mesh_dim in BATCH_DIMS:
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
-        elif mesh_dim not in tp_dims:
-            yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {', '.join(tp_dims)}; add it there"
+        elif mesh_dim not in plan.tp_dims:
+            tp_dims = ", ".join(plan.tp_dims)
+            yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {tp_dims}; add it there"
         elif mesh_dim not in context.mesh_dims:
             yield f"shard_params needs mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"

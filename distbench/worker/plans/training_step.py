@@ -1,4 +1,4 @@
-"""A training step of a parallel model with its batch on this rank: forward, backward and optimizer."""
+"""A training step of a parallel model with its batch on this rank, context parallel round forward and backward."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,26 +7,65 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.spec import Scenario
+from distbench.spec import CpPlan, Scenario, UserError
 from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size
 from distbench.worker.plans.materialise import Blueprint, blueprint, load_initial_values, materialise
 from distbench.worker.plans.parallelize import parallelize
-from distbench.worker.plans.sequence import sequence_sharded, shards_sequence, unshard_outputs
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of
+from distbench.worker.torch_internals import context_parallel, whole_sequence
 
 Stamp = Callable[[], None]
 
 
-class TrainingStep:
-    """The parallel model with its batch on this rank.
+def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
+    """Whether a plan shards the sequence on this mesh."""
+    return plan is not None and context.size(plan.mesh_dim) > 1
 
-    Args:
-        scenario: model, batch, loss and plan.
-        context: this rank's context.
-        built: the model on the meta device, if it has been built before.
-        give_memory: what gives the sharded model its memory and values.
+
+def sequence_sharded(
+    model: nn.Module, plan: CpPlan, context: RankContext, inputs: torch.Tensor, targets: torch.Tensor
+) -> contextlib.AbstractContextManager[None]:
+    """The context of forward, loss and backward; inputs, targets and the model's buffers are sharded in place.
+
+    Buffers are whole again afterwards, inputs and targets (copies of this rank's part of the batch) are not. With
+    `unshard_output` targets stay whole.
     """
+    batch = [inputs] if plan.unshard_output else [inputs, targets]
+    buffers = dict(model.named_buffers())
+    return context_parallel(
+        context.mesh[plan.mesh_dim],
+        [*batch, *(buffers[name] for name in plan.buffers)],
+        [*(plan.seq_dim for _ in batch), *plan.buffers.values()],
+        plan.rotate,
+        plan.load_balance,
+        not_restored=batch,
+        kernel=plan.kernel,
+    )
+
+
+def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
+    """Have the model's output gathered along the sequence, in its original order, each time it has run.
+
+    A hook, so that what it communicates belongs to the model's root. Returns whether the plan asks for it and the
+    sequence is sharded on this mesh; else nothing is done.
+    """
+    if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
+        return False
+    mesh, seq_dim = context.mesh[plan.mesh_dim], plan.seq_dim
+
+    def unshard(_: nn.Module, given: Any, output: Any) -> torch.Tensor:
+        if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
+            kind = type(output).__name__
+            raise UserError(f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave it out")
+        return whole_sequence(output, mesh, seq_dim)
+
+    model.register_forward_hook(unshard)
+    return True
+
+
+class TrainingStep:
+    """The parallel model with its batch on this rank; `built` is the model on the meta device, if it exists already."""
 
     def __init__(
         self,
@@ -41,7 +80,6 @@ class TrainingStep:
         self._loss = scenario.loss
         built = built or blueprint(scenario.build_model, context.seed)
         self._buffers = built.buffers
-        self.model: nn.Module
         self.model, self.sharded = parallelize(built.model, scenario.plan, context)
         offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
         give_memory(self.model, context, self._buffers, torch.device("cpu") if offloaded else None)

@@ -23,14 +23,9 @@ LEFT = "left"
 
 
 def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> None:
-    """Refuse ranks that were given different things: each would wait for collectives that the others never issue.
+    """Refuse ranks whose `own` differ: each would wait for collectives that the others never issue.
 
-    Args:
-        own: what must be the same on all ranks, by its name in the message.
-        gather: gives every rank's value, in rank order.
-
-    Raises:
-        UserError: names what differs, and the ranks where it is not as on rank 0.
+    `gather` gives every rank's value, in rank order; the keys of `own` name in the message what differs.
     """
     first, *others = gather(dict(own))
     for what in own:
@@ -42,14 +37,9 @@ def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> 
 class Agreement:
     """One rank's part in telling a failure of all ranks from a failure of one.
 
-    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that: it
-    sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and so
-    not while it waits in a collective.
-
-    Args:
-        store: the launch's key-value store.
-        rank: this rank.
-        world_size: ranks in all.
+    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that:
+    it sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and
+    so not while it waits in a collective.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
@@ -61,11 +51,8 @@ class Agreement:
         threading.Thread(target=self._report_work, daemon=True).start()
 
     def require_all_failed(self, what: str, message: str) -> None:
-        """Return when every rank has failed in this too.
-
-        Raises:
-            RankFailed: this rank alone failed, or another did and has left, which broke its connections.
-        """
+        """Return when every rank has failed in this too; `RankFailed` where this one alone did, or another that has
+        left did."""
         keys = [self._key(what, rank) for rank in range(self._world_size)]
         self._store.set(keys[self._rank], message)
         self._store.set(f"failure{self._num_failures}", "")

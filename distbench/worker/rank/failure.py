@@ -14,14 +14,8 @@ class StorageFailed(Exception):
 
 
 def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
-    """Write `failure-rank<N>.json`.
-
-    Args:
-        log_dir: where each rank's log is.
-        rank: this rank.
-        kind: "user" for what the user can fix, "storage" for a full disk, "raised" for anything else.
-        message: one sentence.
-    """
+    """Write `failure-rank<N>.json`; `kind` is "user" for what the user can fix, "storage" for a full disk, else
+    "raised"."""
     record = {"rank": rank, "kind": kind, "message": message, "at": time.time()}
     (log_dir / f"failure-rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from distbench.compare.medians import median, median_ci_ranks
 from distbench.spec import Settings
-from distbench.worker.rank.clocks import Clock
+from distbench.worker.rank.device import Clock, synchronize
 
 Stamp = Callable[[], None]
 Call = Callable[[Stamp], object]
@@ -55,8 +55,7 @@ class RankGroup:
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this and the device is idle."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         dist.barrier(self._group)
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:

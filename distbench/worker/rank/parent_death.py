@@ -13,10 +13,8 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int | None = None) -> None:
     """Have SIGKILL sent to this process when its parent ends, and end at once where it has ended already.
 
-    prctl(2), Linux only; elsewhere nothing happens.
-
-    Args:
-        parent_pid: who started this process; None for the process that the environment names (PARENT_PID).
+    prctl(2), Linux only; elsewhere nothing happens. The parent is the process of PARENT_PID in the environment,
+    where no other is given.
     """
     if sys.platform != "linux":
         return

@@ -18,13 +18,9 @@ class RankContext:
     """One rank's context.
 
     Args:
-        rank: global rank.
-        device: the device it computes on.
-        mesh: the device mesh.
-        backend: "gloo" or "nccl", whichever moves the device's tensors.
+        backend: moves the device's tensors.
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
-        profile: the machine's cost profile, or None.
         check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
     """
 

@@ -11,10 +11,8 @@ def calm_scheduler(device: str) -> None:
 
     Under the default policy every thread that wakes up may preempt the one that runs. With more threads than CPUs
     that alone made an all_gather of 1 MB (4 gloo ranks on 2 CPUs) take 3.2 ms instead of 1.5, with quartiles 3.3 ms
-    apart instead of 0.4. SCHED_BATCH (sched(7)) needs no privilege and only forgoes that preemption.
-
-    Args:
-        device: "cpu" or "cuda"; ranks that compute on a GPU are left alone.
+    apart instead of 0.4. SCHED_BATCH (sched(7)) needs no privilege and only forgoes that preemption. Ranks that
+    compute on an accelerator are left alone.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if device != "cpu" or not hasattr(os, "SCHED_BATCH") or policy_name() != "other":

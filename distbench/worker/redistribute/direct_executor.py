@@ -1,5 +1,6 @@
 """The direct executor: a redistribution as one all-to-all with splits, each rank receiving only what it lacks."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,18 +11,10 @@ from distbench.planning.states import Box, State
 
 
 class DirectRedistribution:
-    """One pair on one rank, planned once and run as often as wanted.
+    """One pair on one rank, planned once and run as often as wanted; NotHandled where a side has a partial.
 
-    Args:
-        source: the layout before; neither side may have a partial.
-        target: the layout after.
-        shape: of the full tensor.
-        ranks: global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`).
-        group: a process group of exactly these ranks; None is the default group.
-
-    Raises:
-        NotHandled: one side has a partial.
-        ValueError: the group does not consist of the mesh's ranks, or this rank is none of them.
+    `ranks` is the global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`). The group must
+    consist of exactly these ranks, this one among them; None is the default group.
     """
 
     def __init__(
@@ -50,16 +43,10 @@ class DirectRedistribution:
         return self.exchange.received[self.position]
 
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
-        """Redistribute; every rank of the group must call it.
+        """This rank's shard under the target layout; every rank of the group must call it.
 
-        Args:
-            local: this rank's shard under the source layout.
-
-        Returns:
-            This rank's shard under the target layout; `local` itself where nothing changes on any rank.
-
-        Raises:
-            ValueError: `local` has another shape than the source layout gives this rank.
+        That is `local` itself where nothing changes on any rank; ValueError where it has another shape than the source
+        layout gives this rank.
         """
         before, after = self.exchange.source_boxes[self.position], self.exchange.target_boxes[self.position]
         if tuple(local.shape) != _shape_of(before):
@@ -79,12 +66,9 @@ class DirectRedistribution:
         buffer = torch.cat(flat) if flat else local.new_empty(0)
         arrived = local.new_empty(sum(self._receive_splits))
         dist.all_to_all_single(arrived, buffer, self._receive_splits, self._send_splits, self.group)
-        start = 0
-        for boxes in self._receives:
-            for box in boxes:
-                stop = start + volume(box)
-                _part(output, after, box).copy_(arrived[start:stop].view(_shape_of(box)))
-                start = stop
+        received = list(itertools.chain.from_iterable(self._receives))
+        for box, piece in zip(received, arrived.split(list(map(volume, received))), strict=True):
+            _part(output, after, box).copy_(piece.view(_shape_of(box)))
 
 
 def _pieces(exchange: Exchange, position: int, peers: list[int]) -> tuple[list[list[Box]], list[list[Box]]]:

@@ -18,11 +18,7 @@ MIN_PART_PERIOD = 7
 
 
 def parse_placement(text: str) -> Any:
-    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; no turns in a shard order.
-
-    Raises:
-        UserError: any other text.
-    """
+    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; no turns in a shard order."""
     try:
         (placement,) = parse_placements(text)
     except ValueError:
@@ -52,12 +48,7 @@ def shard_of(
 
     Mesh dims shard from left to right, each into ceil-sized chunks of what is left, except that the strided shards of
     FSDP2 over TP come after all plain ones (the parameter was sharded by TP before FSDP saw it).
-
-    Args:
-        full: the global tensor.
-        placements: torch's, one a mesh dim.
-        mesh_shape: ranks along each mesh dim.
-        coordinate: this rank's index along each mesh dim.
+    The coordinate is the rank's index along each mesh dim.
     """
     for mesh_dim in sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim])):
         tensor_dim = getattr(placements[mesh_dim], "dim", None)

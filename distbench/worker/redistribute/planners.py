@@ -45,7 +45,6 @@ class PlannedRedistribution:
         wire_bytes_executed: the same, each step counted as the backend runs it.
         planning_s: thread CPU seconds to plan with empty caches, and again from them.
         predicted_s: seconds by the profile; None without one, or where it lacks a line.
-        steps: of the path; none where there is no path.
         facts: the executor's own counters.
     """
 
@@ -73,10 +72,7 @@ def planned_redistribution(
     """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
 
     Names are those of `spec.planner_names.PLANNERS` but direct, which `exchange_between` plans. `native` runs
-    all-to-alls as such on CPU.
-
-    Raises:
-        Unsupported: this planner cannot move this pair, or torch is not the one we know.
+    all-to-alls as such on CPU. Unsupported where this planner cannot move this pair, or torch is not the one we know.
     """
     profile = context.profile.natively() if context.profile and native else context.profile
     with _planning(name, profile, context), native_all_to_all(native):
@@ -112,7 +108,7 @@ def _path(
         path=text,
         collectives=tuple(step.op for step in communicating if step.op),
         executed_as=tuple(executed),
-        wire_bytes=wire_bytes(steps, itemsize),
+        wire_bytes=round(sum(_sent(step, step.op) for step in steps) * itemsize),
         wire_bytes_executed=round(sum(map(_sent, communicating, executed)) * itemsize),
         planning_s=planning_s,
         predicted_s=predicted_seconds(steps, itemsize, profile),
@@ -123,11 +119,7 @@ def _path(
 def exchange_between(
     before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, context: RankContext
 ) -> PlannedRedistribution:
-    """The direct exchange of a local tensor between any two layouts of a shape, explicit shard orders included.
-
-    Raises:
-        Unsupported: one side has a partial.
-    """
+    """The direct exchange of a local tensor between two layouts of a shape, shard orders included, but no Partial."""
     itemsize = local.dtype.itemsize
 
     def plan() -> DirectRedistribution:
@@ -149,7 +141,7 @@ def exchange_between(
         wire_bytes=sent_bytes,
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
-        predicted_s=predicted_exchange_seconds(*exchange.load(), itemsize, context),
+        predicted_s=_exchange_seconds(*exchange.load(), itemsize, context),
         facts={"received_bytes": max(exchange.received) * itemsize},
     )
 
@@ -170,8 +162,7 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
     return total
 
 
-def predicted_exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
-    """Seconds of a direct exchange (see `planning.Exchange.load`) by the profile; None where it has no line."""
+def _exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
     line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
     if line is None:
         return None
@@ -186,20 +177,12 @@ def _forget_paths() -> None:
 def planning_seconds(plan: Callable[[], object], forget: Callable[[], None]) -> tuple[float, float]:
     """Thread CPU seconds to plan with empty caches, and again from them (the median of several)."""
     forget()
-    start = time.thread_time()
-    plan()
-    cold_s = time.thread_time() - start
-    warm = []
-    for _ in range(WARM_PLANS):
+    seconds = []
+    for _ in range(1 + WARM_PLANS):
         start = time.thread_time()
         plan()
-        warm.append(time.thread_time() - start)
-    return cold_s, median(warm)
-
-
-def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
-    """Bytes that one rank must send along the path, each step counted as its ring algorithm would."""
-    return round(sum(_sent(step, step.op) for step in steps) * itemsize)
+        seconds.append(time.thread_time() - start)
+    return seconds[0], median(seconds[1:])
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
@@ -212,6 +195,7 @@ def executed_as(op: str, context: RankContext, native: bool) -> str:
 
 
 def _sent(step: PathStep, op: str | None) -> float:
+    """Elements that one rank sends for a step that runs as `op`, by its ring algorithm."""
     if op is None:
         return 0.0
     share = busbw_factor(op, step.group_size) * step.logical_numel

@@ -8,12 +8,7 @@ from distbench.spec.layouts import Placement, format_placements, parse_placement
 
 @dataclass(frozen=True)
 class Layout:
-    """One side of a redistribution.
-
-    Args:
-        placements: one a mesh dim.
-        state: the same as shards in an order; None for strided shards that no order of shards gives.
-    """
+    """One side of a redistribution; it has no state where no order of shards gives its strided shards."""
 
     placements: tuple[Placement, ...]
     state: State | None
@@ -46,13 +41,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pair:
-    """One redistribution of one tensor.
-
-    Args:
-        source: the layout before.
-        target: the layout after.
-        shape: of the full tensor.
-    """
+    """One redistribution of one tensor; the shape is the full one's."""
 
     source: Layout
     target: Layout

@@ -1,7 +1,7 @@
 """The one room with private or experimental torch names, each probed before it is used.
 
-Every feature that needs a name that is missing raises `Unsupported` with the reason, and the case that asked for it
-is recorded as such.
+What needs a name that is missing raises `Unsupported` with the reason, and so the case that asked for it is
+recorded.
 """
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_rout
 from distbench.planning.states import known_reduce_op
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import clear_redistribution_caches, layout_of
-from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.probe import Unsupported, replaced, require
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
 _STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
@@ -79,38 +80,29 @@ def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: 
 
 @contextlib.contextmanager
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
-    """The same under any cost model, chosen for each device mesh.
-
-    Args:
-        model_of: a device mesh to its model; None leaves the plan to torch.
-
-    Raises:
-        Unsupported: torch's planner is not the one we know.
-    """
+    """The same under any cost model, chosen for each device mesh; None leaves the plan to torch."""
     require_known_planner()
     from torch.distributed.tensor import _redistribute as module
 
     _plan_one_pair(module.DTensorRedistributePlanner)
     planner_class, counts = module.DTensorRedistributePlanner, PlanCounts()
-    replaced = planner_class.find_min_cost_path
+    ours = _method(planner_class.find_min_cost_path, model_of, counts)
     clear_redistribution_caches()
     try:
         # torch would merge steps over mesh dims that were flattened into one: what runs is then not what was priced,
         # and where nested shards are uneven it is wrong (pytorch PR 194457).
-        with module.use_min_cost_redistribution_plan(True), module.disable_redistribute_transform_optimization():
-            planner_class.find_min_cost_path = _method(replaced, model_of, counts)  # type: ignore[method-assign]
+        with (
+            module.use_min_cost_redistribution_plan(True),
+            module.disable_redistribute_transform_optimization(),
+            replaced(planner_class, "find_min_cost_path", ours),
+        ):
             yield counts
     finally:
-        planner_class.find_min_cost_path = replaced  # type: ignore[method-assign]
         clear_redistribution_caches()
 
 
 def require_known_planner() -> None:
-    """Check that torch's planner has the shape that we replace.
-
-    Raises:
-        Unsupported: with what is missing.
-    """
+    """Raise `Unsupported` unless torch's planner has the shape that we replace."""
     require("redistribution planners")
     require("calibrated planning")
     from torch.distributed.tensor import _redistribute as module
@@ -190,12 +182,6 @@ def _on_all_ranks(digest: str) -> list[str]:
     return digests
 
 
-class _TwoRanks:
-    """As much of a device mesh as planning touches; no ranks and no process group behind it."""
-
-    ndim, shape = 2, (2, 2)
-
-
 def _plan_one_pair(planner_class: Any) -> None:
     """Plan one pair with our method and hold each step against torch's own list of next states."""
     from torch.distributed.tensor import Replicate, Shard
@@ -203,7 +189,8 @@ def _plan_one_pair(planner_class: Any) -> None:
 
     try:
         planner = object.__new__(planner_class)
-        planner.device_mesh, planner.tensor_dimension = _TwoRanks(), 2
+        # As much of a device mesh as planning touches.
+        planner.device_mesh, planner.tensor_dimension = SimpleNamespace(ndim=2, shape=(2, 2)), 2
         planner.dtensor_meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
         planner.strided_shard_placements_in_target, planner.partial_reduce_ops_in_target = set(), set()
         planner.cost_function = lambda before, after: 0.0

@@ -27,7 +27,6 @@ class CollectiveCall:
         kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name.
         op: as torch dispatches it, e.g. "c10d._allgather_base_".
         ranks: global ranks of its group.
-        dtype: of what is sent.
         payload_numel: elements of nccl-tests' size S: the full gathered or scattered buffer, else the input.
     """
 
@@ -39,10 +38,8 @@ class CollectiveCall:
 
 
 def kind_of(name: str) -> str:
-    """One name for each of torch's and kineto's: "_allgather_base_" and "all_gather_into_tensor" are "all_gather".
-
-    A name of no collective that we know is returned as it is.
-    """
+    """One name for each of torch's and kineto's: "_allgather_base_" and "all_gather_into_tensor" are "all_gather"; a
+    name of no collective that we know stays as it is."""
     for kind in FAMILIES:
         if kind.replace("_", "") in name.replace("_", ""):
             return kind
@@ -51,11 +48,7 @@ def kind_of(name: str) -> str:
 
 @contextlib.contextmanager
 def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
-    """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued.
-
-    Raises:
-        Unsupported: this torch dispatches collectives elsewhere.
-    """
+    """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued."""
     require("collectives seen at dispatch")
     with _Mode(on_issue):
         yield

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distbench.worker.torch_internals.probe import Skipped, Unsupported, require
+from distbench.worker.torch_internals.probe import Skipped, Unsupported, replaced, require
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
@@ -31,16 +31,11 @@ def context_parallel(
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
-        buffers: tensors to shard over the sequence, in place, until the context is left.
-        seq_dims: each buffer's sequence dim.
+        buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context is left.
         rotate: "allgather" or "alltoall".
         load_balance: head-tail chunks instead of contiguous ones.
         not_restored: those of the buffers that nobody needs whole again.
-        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch.
-
-    Raises:
-        Skipped: this device has no such kernel.
-        Unsupported: torch's context parallel is not the one we know.
+        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
     """
     require("context parallel")
     require_kernel(kernel, mesh.device_type)
@@ -74,11 +69,7 @@ def _attention_by(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractCo
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
-    """Raise where a device has no ring attention with such a kernel.
-
-    Raises:
-        Skipped: a CPU has the flash kernel only.
-    """
+    """Raise `Skipped` where a device has no ring attention with such a kernel: a CPU has the flash kernel only."""
     if kernel not in (None, "flash") and device_type == "cpu":
         raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has the flash kernel only; use --device cuda")
 
@@ -90,12 +81,8 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
     times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
 
     Args:
-        local: (batch, ..., share of the sequence, ...).
+        local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.
         mesh: 1-D mesh of the context parallel ranks.
-        seq_dim: the sequence's tensor dim, not 0.
-
-    Raises:
-        Unsupported: torch's context parallel is not the one we know.
     """
     require("context parallel outputs")
     whole: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
@@ -127,7 +114,6 @@ class _WholeSequence(torch.autograd.Function):
 def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
     require("context parallel on CPU")
     group = mesh.get_group()
-    replaced = F.scaled_dot_product_attention
 
     def ring_attention(
         query: torch.Tensor,
@@ -144,11 +130,8 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
 
-    F.scaled_dot_product_attention = ring_attention  # type: ignore[assignment]
-    try:
+    with replaced(F, "scaled_dot_product_attention", ring_attention):
         yield
-    finally:
-        F.scaled_dot_product_attention = replaced
 
 
 class _RingAttention(torch.autograd.Function):
@@ -156,37 +139,22 @@ class _RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, group: Any, is_causal: bool, scale: float | None) -> Any:
-        from torch.distributed.tensor.experimental._context_parallel._attention import _templated_ring_attention
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, logsumexp, *_ = _templated_ring_attention(
-            group, 2, op, query=query, key=key, value=value, is_causal=is_causal, dropout_p=0.0, scale=scale
+        ctx.group, ctx.options = group, {"is_causal": is_causal, "dropout_p": 0.0, "scale": scale}
+        out, logsumexp, *_ = module._templated_ring_attention(
+            group, 2, op, query=query, key=key, value=value, **ctx.options
         )
         ctx.save_for_backward(query, key, value, out, logsumexp)
-        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from torch.distributed.tensor.experimental._context_parallel._attention import (
-            _templated_ring_attention_backward,
-        )
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
         op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        query, key, value, out, logsumexp = ctx.saved_tensors
-        grads = _templated_ring_attention_backward(
-            ctx.group,
-            2,
-            op,
-            grad_out=grad_outputs[0].contiguous(),
-            grad_out_name="grad_out",
-            query=query,
-            key=key,
-            value=value,
-            out=out,
-            logsumexp=logsumexp,
-            is_causal=ctx.is_causal,
-            dropout_p=0.0,
-            scale=ctx.scale,
-        )
+        saved = dict(zip(("query", "key", "value", "out", "logsumexp"), ctx.saved_tensors, strict=True))
+        gradient = {"grad_out": grad_outputs[0].contiguous(), "grad_out_name": "grad_out"}
+        grads = module._templated_ring_attention_backward(ctx.group, 2, op, **gradient, **saved, **ctx.options)
         return (*grads[:3], None, None, None)

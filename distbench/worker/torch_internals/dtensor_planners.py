@@ -32,16 +32,8 @@ class OrderedPlacements(tuple[Any, ...]):
 class OrderedTensor:
     """As much of a DTensor as timing its redistribution needs, past what `DTensor.redistribute` takes.
 
-    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial.
-
-    Args:
-        local: this rank's shard.
-        mesh: the device mesh.
-        state: the layout of the source.
-        full: a tensor of the full shape, stride and dtype; its values are not read.
-
-    Raises:
-        Unsupported: this torch has no explicit shard orders.
+    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial. `full` has the
+    full shape, stride and dtype; its values are not read.
     """
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
@@ -72,11 +64,7 @@ def clear_redistribution_caches() -> None:
 
 @contextlib.contextmanager
 def planner(name: str) -> Iterator[None]:
-    """Make DTensor plan redistributions with `greedy` or `min_cost`, caches cleared on both edges.
-
-    Raises:
-        Unsupported: torch's planner is not the one we know.
-    """
+    """Make DTensor plan redistributions with `greedy` or `min_cost`, caches cleared on both edges."""
     require("redistribution planners")
     from torch.distributed.tensor import _redistribute as module
 
@@ -129,20 +117,14 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
 
 
 def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    """The local step from a replica to Partial(sum): this rank's part; the parts add up to `local`.
-
-    Raises:
-        Unsupported: torch has no such step.
-    """
+    """The local step from a replica to Partial(sum): this rank's part; the parts add up to `local`."""
     require("partition to Partial")
     return Partial("sum")._partition_value(local, mesh, mesh_dim)
 
 
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
-    """The path DTensor would take now, in torch's own notation, for a tensor that nobody holds; shard orders count.
-
-    The full tensor has this shape, and is contiguous.
-    """
+    """The path DTensor would take now, in torch's own notation, for a contiguous tensor that nobody holds; shard orders
+    count."""
     require("redistribution paths")
     full = torch.empty(tuple(shape), dtype=dtype, device="meta")
     return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
@@ -170,7 +152,6 @@ def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
 
 
 def _spec_of(mesh: DeviceMesh, state: State, full: torch.Tensor) -> Any:
-    """torch's spec of a full tensor in one of our states."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     placements, shard_order = layout_of(state)
@@ -214,11 +195,8 @@ def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
 
 
 def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
-    """A step from a local tensor of `held` elements.
-
-    Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
-    path's beginning, whatever has been sharded since.
-    """
+    """Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
+    path's beginning, whatever has been sharded since. There the `held` elements of the local tensor count."""
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held

@@ -36,13 +36,8 @@ SINGLE = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_ba
 
 @dataclass(slots=True)
 class Issued:
-    """One collective that went through a forwarding group.
-
-    Args:
-        call: what was issued.
-        issued_s: when, seconds of CLOCK_MONOTONIC.
-        completed_s: when it was done, or known to be: see `_timed`; None while it is not.
-    """
+    """One collective that went through a forwarding group: seconds of CLOCK_MONOTONIC, None while it is not known to
+    be done (see `_timed`)."""
 
     call: CollectiveCall
     issued_s: float
@@ -82,8 +77,7 @@ class ForwardingGroup(dist.ProcessGroup):
         numel = sum(tensor.numel() for tensor in tensors) * (len(self.ranks) if kind == "all_gather" else 1)
         issued = Issued(CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel), time.monotonic())
         self.on_issue(issued)
-        works = start()
-        return _timed(works[0] if len(works) == 1 else _joined(works), issued)
+        return _timed(_joined(start()), issued)
 
 
 def _timed(work: Any, issued: Issued) -> Any:
@@ -112,7 +106,6 @@ def _timed(work: Any, issued: Issued) -> Any:
 
 
 def _joined(works: list[Any]) -> Any:
-    """One work that waits for all."""
     if len(works) == 1:
         return works[0]
     return torch._C._distributed_c10d.PythonCallbackWork(
@@ -120,42 +113,28 @@ def _joined(works: list[Any]) -> Any:
     )
 
 
-def _forward(name: str, position: int) -> Callable[..., Any]:
-    method = SINGLE[kind_of(name)] if name.endswith("_single") else name
+def _forward(name: str) -> Callable[..., Any]:
+    by_one = name in COALESCED
+    method = SINGLE[kind_of(name)] if by_one or name.endswith("_single") else name
 
     def forward(self: ForwardingGroup, *args: Any, **kwargs: Any) -> Any:
-        given = flat_tensors(args[position])
-        return self.issue(name, given, lambda: [getattr(self.backend, method)(*args, **kwargs)])
-
-    return forward
-
-
-def _forward_each(name: str) -> Callable[..., Any]:
-    method = SINGLE[kind_of(name)]
-
-    def forward(self: ForwardingGroup, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         def start() -> list[Any]:
             do = getattr(self.backend, method)
-            return [do(output, given, *args, **kwargs) for output, given in zip(outputs, inputs, strict=True)]
+            pairs = zip(*args[:2], strict=True) if by_one else [args[:2]]
+            return [do(*buffers, *args[2:], **kwargs) for buffers in pairs]
 
-        return self.issue(name, list(inputs), start)
+        return self.issue(name, flat_tensors(args[0 if name in INPUT_FIRST else 1]), start)
 
     return forward
 
 
-for _name in (*INPUT_FIRST, *INPUT_SECOND):
-    setattr(ForwardingGroup, _name, _forward(_name, 0 if _name in INPUT_FIRST else 1))
-for _name in COALESCED:
-    setattr(ForwardingGroup, _name, _forward_each(_name))
+for _name in (*INPUT_FIRST, *INPUT_SECOND, *COALESCED):
+    setattr(ForwardingGroup, _name, _forward(_name))
 
 
 @dataclass
 class Forwarding:
-    """The forwarding groups of a mesh, made when first needed and kept.
-
-    Args:
-        mesh: the device mesh, on CPU.
-    """
+    """The forwarding groups of a mesh on CPU, made when first needed and kept."""
 
     mesh: DeviceMesh
     _groups: dict[str, tuple[Any, ForwardingGroup]] = field(default_factory=dict)
@@ -166,9 +145,6 @@ class Forwarding:
 
         The default group forwards too, so that groups which are made inside do as well. What is built inside keeps the
         groups that it takes from the mesh. All ranks do this together.
-
-        Raises:
-            Unsupported: torch registers process groups elsewhere.
         """
         require("process groups that forward")
         plain_world = dist.group.WORLD

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import replaced, require
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Label:
         source: "fsdp" or "redistribute".
         owner: FSDP's name of the module whose parameters it moves; empty for the root, and for a redistribution.
         redistribution: `"S(0)R->RR"`, placements one a mesh dim; empty for FSDP.
-        explicit: whether the redistribution was asked for, by a user or a parallel style, or comes from an operator.
+        explicit: whether a user or a parallel style asked for the redistribution; an operator's own is implicit.
     """
 
     source: str
@@ -55,11 +55,7 @@ class Labels:
 
 @contextlib.contextmanager
 def labelled_communication() -> Iterator[Labels]:
-    """Keep track of FSDP's and DTensor's communication while the context is open.
-
-    Raises:
-        Unsupported: torch's FSDP or DTensor is not the one we know.
-    """
+    """Keep track of FSDP's and DTensor's communication while the context is open."""
     require("communication labels")
     require("autograd sequence numbers")
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -84,8 +80,7 @@ def _replace(undo: contextlib.ExitStack, owner: Any, name: str, label: Callable[
         with label(*args):
             return plain(*args, **kwargs)
 
-    undo.callback(setattr, owner, name, plain)
-    setattr(owner, name, labelled)
+    undo.enter_context(replaced(owner, name, labelled))
 
 
 def _fsdp(labels: Labels, owner: Callable[[Any], str]) -> Callable[..., Any]:

@@ -20,11 +20,7 @@ def is_strided_shard(placement: object) -> bool:
 
 
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
-    """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk.
-
-    Raises:
-        Unsupported: torch has no such placement.
-    """
+    """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
     require("2-D parameter shards")
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -32,11 +28,7 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
 
 
 def ranks_by_group_name() -> dict[str, str]:
-    """Every process group's name to its global ranks, sorted and joined by commas.
-
-    Raises:
-        Unsupported: torch keeps its process groups elsewhere.
-    """
+    """Every process group's name to its global ranks, sorted and joined by commas."""
     require("process groups by name")
     groups = dist.distributed_c10d._world.pg_map
     return {group.group_name: ",".join(map(str, sorted(dist.get_process_group_ranks(group)))) for group in groups}
@@ -75,12 +67,6 @@ def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
     """A CPU device mesh over torch's fake process group; this is rank 0, and what it sends goes nowhere.
 
     One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
-
-    Args:
-        mesh: mesh dim names to ranks, outermost first.
-
-    Raises:
-        Unsupported: torch has no fake process group.
     """
     require("fake process group")
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -95,15 +81,7 @@ def fake_ranks(mesh: Mapping[str, int]) -> Iterator[DeviceMesh]:
 
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
-    """The same without names, for torch's planners: values mean nothing.
-
-    Args:
-        mesh_shape: ranks along each mesh dim.
-        devices_per_host: what torch shall take the hosts to hold, when it prices a mesh dim.
-
-    Raises:
-        Unsupported: torch has no fake process group, or counts the devices of a host elsewhere.
-    """
+    """The same without names or values, for torch's planners, which take hosts to hold `devices_per_host`."""
     require("fake process group")
     from torch.distributed.tensor import _collective_utils
 

@@ -6,21 +6,15 @@ from typing import Any
 
 import torch
 
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import replaced, require
 
 
 @contextlib.contextmanager
 def native_all_to_all(enabled: bool = True) -> Iterator[None]:
-    """Let DTensor use the backend's own all-to-all on CPU meshes too; other meshes use it already.
+    """Let DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), where `enabled`.
 
     torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
     waits for ever for ranks that exchange.
-
-    Args:
-        enabled: False changes nothing.
-
-    Raises:
-        Unsupported: torch's function is not the one we know.
     """
     if not enabled:
         yield
@@ -29,12 +23,8 @@ def native_all_to_all(enabled: bool = True) -> Iterator[None]:
     # placement_types imports the function by name, so this is where it is looked up.
     from torch.distributed.tensor import placement_types as module
 
-    replaced = module.shard_dim_alltoall
-    module.shard_dim_alltoall = _shard_dim_alltoall
-    try:
+    with replaced(module, "shard_dim_alltoall", _shard_dim_alltoall):
         yield
-    finally:
-        module.shard_dim_alltoall = replaced
 
 
 def _shard_dim_alltoall(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> torch.Tensor:

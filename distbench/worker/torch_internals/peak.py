@@ -14,18 +14,11 @@ _NO_HANDLE = RemovableHandle(OrderedDict())
 
 
 def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int | None:
-    """Bytes of all tensors alive at the peak of one call, the model's and others' included.
+    """Bytes of all tensors alive at the peak of one call, those of the model and of others (optimizers, tensors)
+    included.
 
-    It counts tensors, so it is the same every time, and less than what an allocator holds. None where torch's tracker
-    fails.
-
-    Args:
-        call: what to run, once; it must have run without the tracker, so that what it raises now is the tracker's.
-        model: a module whose parameters live through it.
-        others: optimizers and tensors that do as well.
-
-    Raises:
-        Unsupported: torch has no such tracker.
+    It counts tensors, so it is the same every time, and less than what an allocator holds. None where torch's
+    tracker fails: `call` must have run without the tracker, so that what it raises now is the tracker's.
     """
     require("predicted peak memory")
     from torch.distributed._tools.mem_tracker import MemTracker

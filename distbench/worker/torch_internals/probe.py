@@ -1,7 +1,9 @@
 """Which private or experimental torch names we lean on, and whether this torch has them (2.11 to 2.13)."""
 
+import contextlib
 import importlib
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,10 @@ REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 SPEC = "torch.distributed.tensor._dtensor_spec"
 COSTS = "torch.distributed.tensor._collective_utils"
+DIST = "torch.distributed"
+MESH = "torch.distributed.device_mesh"
+FAKE = "torch._subclasses.fake_tensor"
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
 MEMORY = "torch.distributed._tools.mem_tracker"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -30,14 +36,8 @@ class Skipped(Unsupported):
 
 @dataclass(frozen=True)
 class Internal:
-    """A torch name that we lean on although torch does not promise it.
-
-    Args:
-        feature: what needs it.
-        module: where it lives.
-        name: dotted name inside the module.
-        parameters: parameters it must take, if it is called.
-    """
+    """A torch name that a feature of ours leans on, with the parameters it must take, although torch does not
+    promise it."""
 
     feature: str
     module: str
@@ -53,121 +53,92 @@ class Probe:
     missing: str | None
 
 
-# Feature to modules of torch to dotted names in them, each with the parameters that it must take.
-NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
-    "redistribution planners": {
-        REDISTRIBUTE: (
-            "_gen_transform_infos(src_spec, dst_spec)",
-            "_gen_transform_infos.cache_clear",
-            "clear_redistribute_planner_cache",
-            "use_min_cost_redistribution_plan(enabled)",
-            "_optimize_transform_infos(transform_infos, device_mesh, src_placements, dst_placements)",
-        ),
-        SPEC: ("DTensorSpec(mesh, placements, tensor_meta)", "TensorMeta"),
-    },
-    "redistribution paths": {
-        REDISTRIBUTE: (
-            "DTensorRedistributePlanner.stringify_transform_infos"
-            "(mesh, transform_infos, src_placement, src_shard_order)",
-        ),
-        SPEC: ("DTensorSpec.__init__(shard_order)", "ShardOrderEntry(tensor_dim, mesh_dims)"),
-    },
-    "calibrated planning": {
-        REDISTRIBUTE: (
-            "DTensorRedistributePlanner.find_min_cost_path(self, src_state, dst_state)",
-            "DTensorRedistributePlanner.get_next_state",
-            "DTensorRedistributePlanner.DistState",
-            "disable_redistribute_transform_optimization",
-        ),
-        SPEC: ("ShardOrderEntry(tensor_dim, mesh_dims)",),
-    },
-    "native all-to-all on CPU": {
-        PLACEMENTS: ("shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)",),
-        "torch": ("ops._dtensor.shard_dim_alltoall",),
-    },
-    "explicit shard orders": {
-        REDISTRIBUTE: ("redistribute_local_tensor(local_tensor, current_spec, target_spec, is_explicit)",),
-        SPEC: ("DTensorSpec.__init__(shard_order)", "ShardOrderEntry(tensor_dim, mesh_dims)"),
-    },
-    "collectives seen at dispatch": {
-        "torch.utils._python_dispatch": ("TorchDispatchMode",),
-        C10D: ("_resolve_process_group",),
-        "torch.distributed": ("ProcessGroup.unbox",),
-    },
-    "process groups that forward": {
-        "torch": (
-            "_C._distributed_c10d._register_process_group",
-            "_C._distributed_c10d._unregister_process_group",
-            "_C._distributed_c10d.PythonCallbackWork",
-        ),
-        "torch.distributed": ("ProcessGroup._register_backend", "Backend.register_backend(name, func, devices)"),
-        C10D: ("_resolve_process_group", "_update_default_pg", "_world.pg_map"),
-        "torch.distributed.device_mesh": ("DeviceMesh._get_root_mesh",),
-    },
-    "communication labels": {
-        "torch.distributed.fsdp._fully_shard._fsdp_param_group": (
-            "FSDPParamGroup.unshard(self, async_op)",
-            "FSDPParamGroup.post_backward",
-        ),
-        "torch.distributed.fsdp._fully_shard._fsdp_param": ("FSDPParam._get_grad_inner_tensor",),
-        "torch.distributed.tensor._api": ("redistribute_local_tensor(local_tensor, current_spec, target_spec)",),
-        "torch.distributed.tensor._dispatch": ("redistribute_local_tensor(local_tensor, current_spec, target_spec)",),
-        REDISTRIBUTE: ("redistribute_local_tensor(local_tensor, current_spec, target_spec)",),
-    },
-    "predicted peak memory": {
-        MEMORY: (
-            "MemTracker.track_external",
-            "MemTracker.get_tracker_snapshot",
-            "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)",
-            "MemTracker._pre_fw_hook(module, inputs)",
-        )
-    },
-    "autograd sequence numbers": {"torch": ("_C._current_autograd_node",), "torch.autograd": ("_get_sequence_nr",)},
-    "tensors without values": {
-        "torch._subclasses.fake_tensor": (
-            "FakeTensorMode",
-            "DataDependentOutputException",
-            "DynamicOutputShapeException",
-            "UnsupportedFakeTensorException",
-            "UnsupportedOperatorException",
-        )
-    },
-    "fake process group": {
-        "torch.testing._internal.distributed.fake_pg": ("FakeStore",),
-        "torch.distributed.tensor.debug": ("_clear_sharding_prop_cache",),
-        COSTS: ("_mesh_resources.num_devices_per_host(device_type)", "MeshTopoInfo.build_from_mesh.cache_clear"),
-    },
-    "partition to Partial": {"torch.distributed.tensor": ("Partial._partition_value(tensor, mesh, mesh_dim)",)},
-    "process groups by name": {C10D: ("_world.pg_map",)},
-    "2-D parameter shards": {PLACEMENTS: ("_StridedShard",)},
-    "context parallel": {
-        CP: (
-            "context_parallel(mesh, buffers, buffer_seq_dims)",
-            "set_rotate_method(rotate_method)",
-            "_cp_options.enable_load_balance",
-            "_cp_options.rotate_method",
-        )
-    },
-    "context parallel outputs": {
-        CP: (
-            "context_parallel_unshard(mesh, buffers, seq_dims, load_balancer)",
-            "_context_parallel_buffers(mesh, buffers, load_balancer)",
-            "_create_default_load_balancer(seq_length, world_size, device)",
-        )
-    },
-    "context parallel on CPU": {
-        CP: (
-            "_templated_ring_attention(group, seq_dim, op, query, key, value, is_causal)",
-            "_templated_ring_attention_backward(group, seq_dim, op, grad_out, grad_out_name, query, key, value, out, "
-            "logsumexp)",
-        ),
-        "torch": (
-            "ops.aten._scaled_dot_product_flash_attention_for_cpu",
-            "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
-        ),
-    },
-    "mesh dims flattened for FSDP": {"torch.distributed.device_mesh": ("DeviceMesh._flatten",)},
-}
+LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
+PLANNER = "DTensorRedistributePlanner"
+# Feature, module of torch, and dotted name in it with the parameters that it must take.
+NEEDED = (
+    ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
+    ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
+    ("redistribution planners", REDISTRIBUTE, "clear_redistribute_planner_cache"),
+    ("redistribution planners", REDISTRIBUTE, "use_min_cost_redistribution_plan(enabled)"),
+    (
+        "redistribution planners",
+        REDISTRIBUTE,
+        "_optimize_transform_infos(transform_infos, device_mesh, src_placements, dst_placements)",
+    ),
+    ("redistribution planners", SPEC, "DTensorSpec(mesh, placements, tensor_meta)"),
+    ("redistribution planners", SPEC, "TensorMeta"),
+    (
+        "redistribution paths",
+        REDISTRIBUTE,
+        f"{PLANNER}.stringify_transform_infos(mesh, transform_infos, src_placement, src_shard_order)",
+    ),
+    ("redistribution paths", SPEC, "DTensorSpec.__init__(shard_order)"),
+    ("redistribution paths", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.find_min_cost_path(self, src_state, dst_state)"),
+    ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.get_next_state"),
+    ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.DistState"),
+    ("calibrated planning", REDISTRIBUTE, "disable_redistribute_transform_optimization"),
+    ("calibrated planning", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    ("native all-to-all on CPU", PLACEMENTS, "shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)"),
+    ("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
+    ("explicit shard orders", REDISTRIBUTE, f"{LOCAL}, is_explicit)"),
+    ("explicit shard orders", SPEC, "DTensorSpec.__init__(shard_order)"),
+    ("explicit shard orders", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    ("collectives seen at dispatch", "torch.utils._python_dispatch", "TorchDispatchMode"),
+    ("collectives seen at dispatch", C10D, "_resolve_process_group"),
+    ("collectives seen at dispatch", DIST, "ProcessGroup.unbox"),
+    ("process groups that forward", "torch", "_C._distributed_c10d._register_process_group"),
+    ("process groups that forward", "torch", "_C._distributed_c10d._unregister_process_group"),
+    ("process groups that forward", "torch", "_C._distributed_c10d.PythonCallbackWork"),
+    ("process groups that forward", DIST, "ProcessGroup._register_backend"),
+    ("process groups that forward", DIST, "Backend.register_backend(name, func, devices)"),
+    ("process groups that forward", C10D, "_resolve_process_group"),
+    ("process groups that forward", C10D, "_update_default_pg"),
+    ("process groups that forward", C10D, "_world.pg_map"),
+    ("process groups that forward", MESH, "DeviceMesh._get_root_mesh"),
+    ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
+    ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
+    ("communication labels", "torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam._get_grad_inner_tensor"),
+    ("communication labels", "torch.distributed.tensor._api", f"{LOCAL})"),
+    ("communication labels", "torch.distributed.tensor._dispatch", f"{LOCAL})"),
+    ("communication labels", REDISTRIBUTE, f"{LOCAL})"),
+    ("predicted peak memory", MEMORY, "MemTracker.track_external"),
+    ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
+    ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
+    ("predicted peak memory", MEMORY, "MemTracker._pre_fw_hook(module, inputs)"),
+    ("autograd sequence numbers", "torch", "_C._current_autograd_node"),
+    ("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
+    ("tensors without values", FAKE, "FakeTensorMode"),
+    ("tensors without values", FAKE, "DataDependentOutputException"),
+    ("tensors without values", FAKE, "DynamicOutputShapeException"),
+    ("tensors without values", FAKE, "UnsupportedFakeTensorException"),
+    ("tensors without values", FAKE, "UnsupportedOperatorException"),
+    ("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
+    ("fake process group", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+    ("fake process group", COSTS, "_mesh_resources.num_devices_per_host(device_type)"),
+    ("fake process group", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
+    ("partition to Partial", "torch.distributed.tensor", "Partial._partition_value(tensor, mesh, mesh_dim)"),
+    ("process groups by name", C10D, "_world.pg_map"),
+    ("2-D parameter shards", PLACEMENTS, "_StridedShard"),
+    ("context parallel", CP, "context_parallel(mesh, buffers, buffer_seq_dims)"),
+    ("context parallel", CP, "set_rotate_method(rotate_method)"),
+    ("context parallel", CP, "_cp_options.enable_load_balance"),
+    ("context parallel", CP, "_cp_options.rotate_method"),
+    ("context parallel outputs", CP, "context_parallel_unshard(mesh, buffers, seq_dims, load_balancer)"),
+    ("context parallel outputs", CP, "_context_parallel_buffers(mesh, buffers, load_balancer)"),
+    ("context parallel outputs", CP, "_create_default_load_balancer(seq_length, world_size, device)"),
+    ("context parallel on CPU", CP, "_templated_ring_attention(group, seq_dim, op, query, key, value, is_causal)"),
+    (
+        "context parallel on CPU",
+        CP,
+        "_templated_ring_attention_backward("
+        "group, seq_dim, op, grad_out, grad_out_name, query, key, value, out, logsumexp)",
+    ),
+    ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu"),
+    ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
+    ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
+)
 
 
 def _internal(feature: str, module: str, text: str) -> Internal:
@@ -175,12 +146,7 @@ def _internal(feature: str, module: str, text: str) -> Internal:
     return Internal(feature, module, name, tuple(parameters.split(", ")) if parameters else ())
 
 
-INTERNALS = tuple(
-    _internal(feature, module, text)
-    for feature, modules in NEEDED.items()
-    for module, texts in modules.items()
-    for text in texts
-)
+INTERNALS = tuple(_internal(*row) for row in NEEDED)
 
 
 def probe() -> list[Probe]:
@@ -189,14 +155,21 @@ def probe() -> list[Probe]:
 
 
 def require(feature: str) -> None:
-    """Raise unless every internal of the feature is there.
-
-    Raises:
-        Unsupported: with the first name that is missing.
-    """
+    """Raise `Unsupported` with the first internal of the feature that is missing."""
     for internal in INTERNALS:
         if internal.feature == feature and (missing := _missing(internal)):
             raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; distbench knows torch 2.11 to 2.13")
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """Put something else in the place of `owner.name` for as long as the context is open."""
+    plain = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
 
 
 def _missing(internal: Internal) -> str | None:

@@ -15,11 +15,7 @@ class NeedsValues(Unsupported):
 
 
 class ShapesOnly:
-    """torch's fake tensors: what is created while `on()` is open has a shape, dtype and device, but no memory.
-
-    Raises:
-        Unsupported: torch has no such tensors.
-    """
+    """torch's fake tensors: what is created while `on()` is open has a shape, dtype and device, but no memory."""
 
     def __init__(self) -> None:
         require("tensors without values")
@@ -31,8 +27,7 @@ class ShapesOnly:
     def on(self) -> Iterator[None]:
         """Run what is inside on shapes alone; tensors from outside lose their values inside.
 
-        Raises:
-            NeedsValues: what is inside asks for a value, or for an operator that knows none but real tensors.
+        `NeedsValues` where it asks for a value, or for an operator that knows none but real tensors.
         """
         from torch._subclasses import fake_tensor
 

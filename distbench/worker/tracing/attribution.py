@@ -7,8 +7,9 @@ that its forward had, so the innermost module around that number owns what the n
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -36,11 +37,8 @@ class Communication:
     Args:
         phase: "forward", "backward" or "optimizer"; "call" where there is no step.
         source: "fsdp", "cp", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or "model".
-        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast" or the op's own name.
-        op: as torch dispatched it.
+        kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
-        group_size: ranks in the group.
-        dtype: of what is sent.
         payload_bytes: nccl-tests' S.
         owner: the module's name; empty for the root.
         owner_known: whether a module was found at all.
@@ -73,20 +71,14 @@ def communications_of(
         call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
         phases: what it stamps; none counts as one phase named "call".
         plan: names the mesh dims of tensor and context parallel.
-        context: this rank's context.
         model: whose modules own what is communicated, if there is one.
-
-    Raises:
-        Unsupported: torch is not the one we know.
     """
     found: list[Communication] = []
-    with tracked_collectives(model, phases, plan, context) as tracker:
-
-        def on_issue(issued: CollectiveCall) -> None:
-            found.append(tracker.communication(issued, tracker.issue_context()))
-
-        with each_collective(on_issue):
-            call(tracker.stamp)
+    with (
+        tracked_collectives(model, phases, plan, context) as tracker,
+        each_collective(lambda issued: found.append(tracker.communication(issued, tracker.issue_context()))),
+    ):
+        call(tracker.stamp)
     return found
 
 
@@ -94,7 +86,6 @@ class IssueContext(NamedTuple):
     """What is known at the moment a collective is issued; its owner is derived from this later.
 
     Args:
-        phase: the phase that runs.
         label: which of FSDP and DTensor issues it.
         fsdp_owner: the module for which FSDP communicates.
         module: the innermost module whose forward has begun.
@@ -156,11 +147,7 @@ class CollectiveTracker:
 def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[CollectiveTracker]:
-    """Follow one call.
-
-    Raises:
-        Unsupported: torch is not the one we know.
-    """
+    """Follow one call."""
     with labelled_communication() as labels, _tracked(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, context)
 
@@ -196,10 +183,10 @@ class _Modules:
         self._stack: list[tuple[str, int]] = []
         self._spans: list[tuple[int, int, str]] = []
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, *_: object) -> None:
         self._stack.append((name, next_autograd_position()))
 
-    def leave(self) -> None:
+    def leave(self, *_: object) -> None:
         name, start = self._stack.pop()
         self._spans.append((start, next_autograd_position(), name))
 
@@ -219,19 +206,9 @@ class _Modules:
 @contextlib.contextmanager
 def _tracked(model: nn.Module | None) -> Iterator[_Modules]:
     """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
-    modules, handles = _Modules(), []
-    for name, module in model.named_modules() if model is not None else ():
-
-        def enter(module: Any, given: Any, name: str = name) -> None:
-            modules.enter(name)
-
-        def leave(module: Any, given: Any, output: Any) -> None:
-            modules.leave()
-
-        handles.append(module.register_forward_pre_hook(enter, prepend=True))
-        handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
+    modules = _Modules()
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules() if model is not None else ():
+            hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
+            hooks.enter_context(module.register_forward_hook(modules.leave, always_call=True))
         yield modules
-    finally:
-        for handle in handles:
-            handle.remove()

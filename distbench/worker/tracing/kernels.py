@@ -22,13 +22,11 @@ Span = tuple[float, float]
 
 
 class Ran(NamedTuple):
-    """One collective's kernel.
+    """One collective's kernel; moments are seconds of the profiler's clock.
 
     Args:
         kind: as in Communication.
         group: name of its process group.
-        begun_s: seconds of the profiler's clock.
-        ended_s: likewise.
         exposed_s: how long it ran while no other kernel or copy did.
         payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
     """
@@ -42,11 +40,8 @@ class Ran(NamedTuple):
 
 
 def collectives_among(events: Iterable[Event]) -> list[Ran]:
-    """The collectives' kernels of one rank, in the order in which they began.
-
-    Args:
-        events: of a Chrome trace of `torch.profiler`, `ts` and `dur` in microseconds.
-    """
+    """The collectives' kernels of one rank, in the order in which they began, among the events of a Chrome trace of
+    `torch.profiler` (`ts` and `dur` in microseconds)."""
     on_device = [event for event in events if event.get("ph") == "X" and event.get("cat") in (KERNEL, *MOVED)]
     named = [(event, _collective(event)) for event in on_device]
     covered = union(_span(event) for event, name in named if name is None)
@@ -71,7 +66,6 @@ def phases_among(events: Iterable[Event]) -> list[tuple[str, float, float]]:
 
 
 def _collective(event: Event) -> str | None:
-    """The collective's name that the profiler wrote with a kernel; None for any other."""
     name = event.get("args", {}).get("Collective name")
     return str(name) if name and event.get("cat") == KERNEL else None
 
@@ -116,6 +110,7 @@ def matched(
     Returns:
         One kernel a row, all None with a sentence where the two do not fit together.
     """
+    none: list[Ran | None] = [None] * len(rows)
     # A collective of one rank may be a kernel, a copy, or nothing.
     kernels = [ran for ran in kernels if group_names.get(ran.group, ",").count(",")]
     ours = Counter((row.group, row.kind) for row in rows if row.group_size > 1)
@@ -123,17 +118,17 @@ def matched(
     if ours != theirs:
         more = [f"{kind} over {group}: {count}" for (group, kind), count in (theirs - ours).items()]
         fewer = [f"{kind} over {group}: {count}" for (group, kind), count in (ours - theirs).items()]
-        differing = [*(f"only among kernels {text}" for text in more), *(f"no kernel of {text}" for text in fewer)]
-        return [None] * len(
-            rows
-        ), f"the profiler's kernels are not the collectives that were issued: {'; '.join(differing)}"
+        differing = "; ".join(
+            [*(f"only among kernels {text}" for text in more), *(f"no kernel of {text}" for text in fewer)]
+        )
+        return none, f"the profiler's kernels are not the collectives that were issued: {differing}"
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
     found = [waiting[row.group].pop() if row.group_size > 1 else None for row in rows]
     for row, its in zip(rows, found, strict=True):
         if its is not None and its.kind != row.kind:
-            return [None] * len(rows), f"kernels of {row.group} ran in another order than they were issued"
+            return none, f"kernels of {row.group} ran in another order than they were issued"
     return found, None
 
 

@@ -4,16 +4,16 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.device import profiler_activities, synchronize
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.attribution import Communication
@@ -26,7 +26,7 @@ class ProfiledStep:
     """What came of it.
 
     Args:
-        traced: the step; moments are seconds of the profiler's clock, of kernels.
+        traced: moments are seconds of the profiler's clock, of kernels.
         differences: where kernels and dispatched collectives differ, as sentences.
         reason: why there are no times, or None.
     """
@@ -38,15 +38,20 @@ class ProfiledStep:
 
 def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Communication]) -> ProfiledStep:
     """Run a step under the profiler on CUDA, all ranks together; `rows` are what another run of it communicated."""
-    names = _Phases(step.phases)
-    # The kernels' metadata are taken from operators on the host, so those are recorded as well.
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    names = iter(step.phases)
+    with profile(activities=profiler_activities(context.device)) as profiler, contextlib.ExitStack() as phase:
+
+        def next_phase() -> None:
+            phase.close()
+            if (name := next(names, None)) is not None:
+                phase.enter_context(record_function(PHASE + name))
+
         dist.barrier(context.control)
         before = time.process_time()
-        with names.on():
-            step(names.stamp)
+        next_phase()
+        step(next_phase)
         cpu_s = time.process_time() - before
-        torch.cuda.synchronize(context.device)
+        synchronize(context.device)
     return step_of_events(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
 
 
@@ -57,15 +62,8 @@ def step_of_events(
     rows: Sequence[Communication],
     group_names: dict[str, str],
 ) -> ProfiledStep:
-    """A profiled step's events as a traced step.
-
-    Args:
-        events: of the profiler's Chrome trace.
-        phases: what the step stamps.
-        cpu_s: CPU seconds of the step on the host.
-        rows: its collectives, in the order of issue.
-        group_names: process group name to ranks, as `Communication.group` has them.
-    """
+    """A profiled step's events (of a Chrome trace) as a traced step; `rows` are its collectives in the order of
+    issue, `group_names` has ranks as `Communication.group` has them."""
     kernels = collectives_among(events)
     ran, reason = matched(rows, kernels, group_names)
     found = [
@@ -78,31 +76,6 @@ def step_of_events(
         return ProfiledStep(Traced(0.0, [], cpu_s, [TracedRow(what) for what in rows]), [reason], reason)
     traced = Traced(spans[0][1], [ended for _, _, ended in spans], cpu_s, found)
     return ProfiledStep(traced, [reason] if reason else differing_bytes(rows, ran), reason)
-
-
-class _Phases:
-    """Marks each phase for the profiler, which sees on the device what was launched in it."""
-
-    def __init__(self, phases: Sequence[str]) -> None:
-        self._names = iter(phases)
-        self._open = contextlib.ExitStack()
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        self._next()
-        try:
-            yield
-        finally:
-            self._open.close()
-
-    def stamp(self) -> None:
-        self._open.close()
-        self._next()
-
-    def _next(self) -> None:
-        name = next(self._names, None)
-        if name is not None:
-            self._open.enter_context(record_function(PHASE + name))
 
 
 def _events(profiler: Any) -> list[dict[str, Any]]:

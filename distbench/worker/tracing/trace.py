@@ -13,7 +13,9 @@ from typing import Any
 import torch.distributed as dist
 
 from distbench.compare.medians import median
+from distbench.spec.devices import DEVICES
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.device import measured_peak
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -54,12 +56,8 @@ class StepTrace:
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory.
-
-        Raises:
-            Unsupported: torch is not the one we know.
-        """
-        if self.context.device.type == "cuda":
+        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory."""
+        if not DEVICES[self.context.device.type].waits_on_host:
             return self._profiled(counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
         tracing.on_progress()
@@ -192,9 +190,6 @@ def predicted_peak_bytes(step: TrainingStep) -> int | None:
     """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
 
     None where it cannot follow the step, which must have run before.
-
-    Raises:
-        Unsupported: torch has no such tracker.
     """
     others = [step.optimizer] if step.optimizer is not None else []
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
@@ -202,7 +197,7 @@ def predicted_peak_bytes(step: TrainingStep) -> int | None:
 
 def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
     """Measured and predicted peak of the rank that needs most, bytes."""
-    on_cuda = context.device.type == "cuda"
+    measured, measured_by = measured_peak(context.device, counters)
     predicted, reason = None, None
     try:
         predicted = predicted_peak_bytes(bare)
@@ -212,8 +207,8 @@ def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) 
     of_ranks = context.gather((predicted, reason))
     known = [theirs for theirs, _ in of_ranks if theirs is not None]
     return {
-        "measured_peak_bytes": counters.get("peak_allocated_bytes" if on_cuda else "peak_growth_bytes"),
-        "measured_by": "torch's allocator" if on_cuda else "growth of resident memory",
+        "measured_peak_bytes": measured,
+        "measured_by": measured_by,
         "predicted_peak_bytes": max(known) if len(known) == len(of_ranks) else None,
         "reason": next((why for _, why in of_ranks if why), None),
     }
