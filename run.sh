@@ -9,7 +9,7 @@ python=$venv/bin/python
 usage() {
     cat <<'TEXT'
 ./run.sh             set up, run every shipped scenario in its quick size, print the report
-./run.sh test        set up and run the tests (further words go to pytest)
+./run.sh test        set up and run the tests, two at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
 ./run.sh bench       set up and run the project's own benchmarks
@@ -61,7 +61,7 @@ signatures() {
 case "${1-}" in
     "") set_up && quick_start ;;
     help) usage ;;
-    test) set_up && shift && exec "$python" -m pytest "$@" ;;
+    test) set_up && shift && exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" ;;
     check) set_up && "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
     signatures) set_up && shift && signatures "$@" ;;
     bench) set_up && shift && exec "$python" -m benchmarks "$@" ;;

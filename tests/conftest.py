@@ -1,70 +1,86 @@
-import os
-import subprocess
+import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
-from click.testing import CliRunner, Result
-
-from distbench.cli import main
+from processes import Children, Ranks
+from tiers import pytest_addoption, pytest_configure  # noqa: F401 (hooks of this conftest too)
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
-Cli = Callable[..., subprocess.CompletedProcess[str]]
+Cli = Callable[..., CompletedProcess[str]]
 
 
-def run_cli(
-    *arguments: str, timeout: float = 120, cwd: Path = ROOT, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        if name not in variables:
-            environment.pop(name, None)
-    command = [sys.executable, "-m", "distbench", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
-    )
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is no CUDA device, tests that need one are skipped with the reason."""
+    if "torch" in sys.modules:
+        # Several pytest processes share the CPUs: torch's threads would wait for one another, spinning.
+        sys.modules["torch"].set_num_threads(1)
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    missing = missing_for_gpu() if needing else None
+    for item in needing:
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
-@contextmanager
-def forked_ranks() -> Iterator[None]:
-    """Have `launch` fork its ranks out of one process instead of asking torchrun: see ranks/forking.py."""
+def missing_for_gpu() -> str | None:
+    if not importlib.util.find_spec("torch"):
+        return "torch is not installed"
+    import torch
 
-    def command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
-        return [sys.executable, str(ROOT / "tests" / "ranks" / "forking.py"), str(num_ranks), *arguments]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("distbench.launch.attempt.torchrun_command", command)
-        patched.setenv("PYTHONPATH", str(ROOT))
-        yield
-
-
-def run_forked(*arguments: str, cwd: Path = ROOT) -> Result:
-    """`distbench ARGUMENTS` in this process, its ranks forked."""
-    with forked_ranks(), pytest.MonkeyPatch.context() as patched:
-        patched.chdir(cwd)
-        return CliRunner().invoke(main, arguments)
+    return None if torch.cuda.is_available() else "no CUDA device on this machine"
 
 
 @pytest.fixture(scope="session")
-def cli() -> Cli:
-    return run_cli
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """For the two fixtures below alone: a test that uses it without them may not start anything."""
+    started = Ranks(ROOT, tmp_path_factory.mktemp("forks"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def children(processes: Ranks) -> Children:
+    """Starts child processes; marks the test `child`."""
+    return processes
+
+
+@pytest.fixture(scope="session")
+def ranks(processes: Ranks) -> Ranks:
+    """Launches ranks, and starts child processes; marks the test `ranks`."""
+    return processes
+
+
+@pytest.fixture(scope="session")
+def cli(children: Children) -> Cli:
+    """`distbench ARGUMENTS` as a process of its own."""
+    return children.cli
+
+
+@pytest.fixture
+def forked_children(children: Children) -> Iterator[None]:
+    """Whatever the test starts with `sys.executable` is forked from a process that has torch imported."""
+    with children.forked():
+        yield
+
+
+@pytest.fixture(scope="session")
+def torchrun_options(children: Children) -> set[str]:
+    """torchrun's own options."""
+    done = children.run(children.forked_python, "-m", "torch.distributed.run", "--help")
+    return set(re.findall(r"--[a-z][a-z-]+", done.stdout))
+
+
+@pytest.fixture
+def known_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs tell of one known host: looking at the real one starts git, uname and nvidia-smi."""
+    facts = {"machine": "known", "platform": "Linux", "cpu_model": "x86_64", "num_cpus": 2, "variables": {}}
+    monkeypatch.setattr("distbench.launch.request.host_facts", lambda: dict(facts))
+    monkeypatch.setattr("distbench.launch.request.gpu_count", lambda: 0)
 
 
 def run_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.jsonl") if path.name != "progress.jsonl")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    try:
-        import torch
-
-        missing = None if torch.cuda.is_available() else "no CUDA device on this machine"
-    except ImportError as error:
-        missing = f"torch cannot be imported: {error}"
-    if missing:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=missing))

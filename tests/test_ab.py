@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import ROOT
 from gate_runs import CASE, case, records, steady, write
+from processes import Children
 
 from distbench.ab.side import Side, checked_out, python_at
 from distbench.ab.turns import Terms, looks_of, order_of, take_turns
@@ -41,7 +41,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three revisions of one thing: `base` takes 1 s, `same` as long, `slow` 1.3 s."""
     folder = tmp_path / "repository"
     package = folder / "distbench"
@@ -140,15 +140,15 @@ def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
-    repository: Path, tmp_path: Path, signum: signal.Signals
+    children: Children, repository: Path, tmp_path: Path, signum: signal.Signals
 ) -> None:
     """By a process of its own: side b's launch is under way, and side a has a worktree."""
     slow = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
     (repository / "distbench" / "__main__.py").write_text(slow)
     (tmp_path / "temporary").mkdir()
     command = [sys.executable, "-P", "-m", "distbench", "ab", "base", ".", "--out", str(tmp_path / "out"), "--", "x"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as ab:
+    temporary = {"TMPDIR": str(tmp_path / "temporary")}
+    with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
         started_s = time.monotonic()
         while not (pid := (repository / "pid").read_text() if (repository / "pid").exists() else ""):
             assert ab.poll() is None and time.monotonic() - started_s < 60
@@ -170,7 +170,7 @@ def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -
 
 
 def test_outside_of_a_repository_only_the_working_tree_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with checked_out([Side("a", ".", tmp_path), Side("b", ".", tmp_path)]) as sides:

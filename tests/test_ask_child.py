@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from processes import Children
 
 from distbench.ask_child import ask_child
 from distbench.spec.errors import UserError
@@ -11,13 +12,13 @@ ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s\"}' % (sys.argv
 
 
 @pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def some_child(children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return tmp_path / "some_child.py"
 
 
-def test_the_last_line_is_the_answer(child: Path) -> None:
-    child.write_text(ANSWERS)
+def test_the_last_line_is_the_answer(some_child: Path) -> None:
+    some_child.write_text(ANSWERS)
     assert ask_child("some_child", ["a"], given=[1], timeout_s=60) == {"said": "a [1]"}
 
 
@@ -34,7 +35,7 @@ def test_the_last_line_is_the_answer(child: Path) -> None:
         ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: it printed no answer; try"),
     ],
 )
-def test_no_answer_is_one_sentence(child: Path, source: str, says: str) -> None:
-    child.write_text(source)
+def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> None:
+    some_child.write_text(source)
     with pytest.raises(UserError, match=says):
         ask_child("some_child", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")

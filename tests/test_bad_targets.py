@@ -33,7 +33,7 @@ SIGNATURE = "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_target_that_cannot_be_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+    known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FOLDER").mkdir()

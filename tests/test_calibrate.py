@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Cli, run_cli, run_files
+from conftest import run_files
+from processes import Ranks
 
 from distbench.costmodel.calibration_plots import draw
 from distbench.costmodel.calibration_run import measured_in, profile_of
@@ -15,6 +16,7 @@ from distbench.costmodel.profile import load_profile
 from distbench.costmodel.profile_text import profile_text
 from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
 from distbench.runs.run_file import Run, read_run
+from distbench.spec import Settings
 from distbench.spec.errors import UserError
 
 SIZES = [4096 * 4**n for n in range(7)]
@@ -92,12 +94,15 @@ def test_a_run_without_enough_steps_is_one_sentence(cases: list[dict[str, Any]],
         profile_of(run_of(cases))
 
 
-@pytest.mark.gloo
-def test_one_calibration_from_the_command_line(cli: Cli, tmp_path: Path) -> None:
+def test_one_calibration_from_the_command_line(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is read here is that every step was timed and fitted, not how well.
+    few = Settings(warmup_iterations=1, min_samples=6, max_samples=20, budget_s=0.5)
+    monkeypatch.setattr(Settings, "quick", lambda: few)
     output, plots = tmp_path / "profile.json", tmp_path / "plots"
     mesh = ("--mesh", "dp_shard=1,tp=2", "--device", "cpu")
-    done = run_cli("calibrate", "--quick", *mesh, "--out", str(tmp_path), "-o", str(output), "--plots", str(plots))
-    assert done.returncode == 0, done.stderr
+    files = ("--out", str(tmp_path), "-o", str(output), "--plots", str(plots))
+    done = ranks.run_here("calibrate", "--quick", *mesh, *files)
+    assert done.exit_code == 0, done.stderr
     profile = load_profile(output)
     steps = {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", NATIVE_ALL_TO_ALL, "cut", "partition"}
     assert {(line.op, line.mesh_dim) for line in profile.lines} == {

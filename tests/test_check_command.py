@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from conftest import DATA, ROOT, run_cli
+from conftest import DATA, Cli
+from processes import Children
 
 import distbench.check_plans
 from distbench.cli import main
@@ -67,7 +67,7 @@ def asked_here(module: str, *, given: Any, timeout_s: float, failure: str) -> An
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(known_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distbench.check_plans, "ask_child", asked_here)
 
 
@@ -108,13 +108,13 @@ def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_
     ]
 
 
-def test_bad_input_is_one_sentence() -> None:
+def test_bad_input_is_one_sentence(cli: Cli) -> None:
     for arguments in (("nosuch",), ("llama_2d", "--mesh", "tp=x"), ("llama_2d", "--set", "nosuch=1")):
-        done = run_cli("check", *arguments)
+        done = cli("check", *arguments)
         assert done.returncode == 2 and done.stderr.startswith("distbench: ") and done.stderr.count("\n") == 1
 
 
-def test_4096_ranks_are_checked_in_seconds_and_in_little_memory() -> None:
+def test_4096_ranks_are_checked_in_seconds_and_in_little_memory(children: Children) -> None:
     code = (
         "import resource, subprocess, sys\n"
         "done = subprocess.run([sys.executable, '-m', 'distbench', 'check', 'llama_2d', '--mesh', 'dp_shard=512,tp=8',"
@@ -123,7 +123,7 @@ def test_4096_ranks_are_checked_in_seconds_and_in_little_memory() -> None:
         "print(done.returncode, used.ru_maxrss, used.ru_utime + used.ru_stime)\n"
         "print(done.stdout)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = children.python("-c", code, check=True)
     first, *rest = done.stdout.splitlines()
     returncode, peak_kib, cpu_s = (float(word) for word in first.split())
     assert returncode == 0 and "(4096 ranks)" in rest[0] and rest[1].endswith("; a step runs")
@@ -131,9 +131,9 @@ def test_4096_ranks_are_checked_in_seconds_and_in_little_memory() -> None:
     assert peak_kib * 1024 < 1e9 and cpu_s < 10
 
 
-def test_all_shipped_plans_pass() -> None:
+def test_all_shipped_plans_pass(cli: Cli) -> None:
     names = ("fsdp_knobs", "fsdp_stack", "llama_2d", "llama_3d", "tp_styles", "shard_params", "recompute")
-    done = run_cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives", "--quick")
+    done = cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives", "--quick")
     assert done.returncode == 0, done.stdout
     assert "llama_3d on dp_replicate=1,dp_shard=1,cp=2,tp=2 (4 ranks)" in done.stdout
     assert "knob=cpu_offload: skipped: CPU offload" in done.stdout
@@ -141,8 +141,8 @@ def test_all_shipped_plans_pass() -> None:
     assert len(ok) >= 50 and all(line.endswith("; a step runs") for line in ok)
 
 
-def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does() -> None:
-    refused = run_cli("check", str(DATA / "bad_steps.py"), "--set", "fault=heads,loss,none")
+def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does(cli: Cli) -> None:
+    refused = cli("check", str(DATA / "bad_steps.py"), "--set", "fault=heads,loss,none")
     assert refused.returncode == 2
     heads, loss, none = refused.stdout.splitlines()[1:]
     assert heads.startswith("  - attention, given ") and heads.endswith("; --mesh tp=2 works [fault=heads]")

@@ -2,12 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import DATA, ROOT, Cli
+from processes import Children, Ranks
 
 COMMANDS = ("list", "run", "calibrate", "report", "plan", "doctor")
 
@@ -31,25 +30,17 @@ def our_options() -> set[str]:
     }
 
 
-def torchrun_options() -> set[str]:
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True)
-    return set(re.findall(r"--[a-z][a-z-]+", done.stdout))
-
-
-def test_no_option_is_a_prefix_of_a_torchrun_option() -> None:
+def test_no_option_is_a_prefix_of_a_torchrun_option(torchrun_options: set[str]) -> None:
     """torchrun expands abbreviations: an option that abbreviates one of its own would be taken away from us."""
-    theirs = torchrun_options()
-    assert len(theirs) > 20
-    clashes = {(ours, their) for ours in our_options() for their in theirs if their.startswith(ours)}
+    assert len(torchrun_options) > 20
+    clashes = {(ours, their) for ours in our_options() for their in torchrun_options if their.startswith(ours)}
     # --log-dir is torchrun's very name for the same thing, asked for by name; it abbreviates nothing.
     assert clashes == {("--log-dir", "--log-dir")}
 
 
-def test_options_reach_us_when_torchrun_starts_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "distbench"]
-    done = subprocess.run(
-        [*command, "run", "nosuch", "--log-dir", str(tmp_path), "--quick"], cwd=ROOT, capture_output=True, text=True
-    )
+def test_options_reach_us_when_torchrun_starts_the_command(ranks: Ranks, tmp_path: Path) -> None:
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "distbench")
+    done = ranks.python(*command, "run", "nosuch", "--log-dir", tmp_path, "--quick")
     assert "no scenario 'nosuch'" in done.stderr
 
 
@@ -123,16 +114,11 @@ def test_doctor_lists_every_internal_and_says_this_machine_is_fine(cli: Cli) -> 
     assert found["usable"] and names["gloo"]
 
 
-def test_doctor_without_torch_says_what_to_install(tmp_path: Path) -> None:
+def test_doctor_without_torch_says_what_to_install(children: Children, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
-    done = subprocess.run(
-        [sys.executable, "-m", "distbench", "doctor"],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = children.python("-m", "distbench", "doctor", env=environment, cwd=tmp_path)
     assert done.returncode == 1
     assert "no torch here" in done.stdout and "pip install" in done.stdout
 

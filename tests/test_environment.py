@@ -1,26 +1,26 @@
 """What others do to this host's CPUs meanwhile, told from what this process and its children do."""
 
-import subprocess
 import sys
 import time
 
 import pytest
+from processes import Children
 
 from distbench.runs.machine import CpuUse
 
 BURN = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
 
 
-def test_own_children_are_not_foreign_and_others_are() -> None:
+def test_own_children_are_not_foreign_and_others_are(children: Children) -> None:
     before = CpuUse.now()
     if before is None:
         pytest.skip("no /proc/stat here")
-    subprocess.run([sys.executable, "-c", BURN], check=True)
+    children.python("-c", BURN, check=True)
     after = CpuUse.now()
     assert after is not None and after.own_s - before.own_s >= 0.9
     # The same second burnt by a process that is nobody's child yet counts as foreign.
     before = CpuUse.now()
-    other = subprocess.Popen([sys.executable, "-c", BURN + "\ntime.sleep(30)"])
+    other = children.start(sys.executable, "-c", BURN + "\ntime.sleep(30)")
     time.sleep(1.5)
     now = CpuUse.now()
     other.kill()

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, Cli, run_files
+from conftest import DATA, run_files
+from processes import Children, Ranks
 
 from distbench.launch.attempt import ask_for_stacks
 from distbench.runs.run_file import read_run
 
-pytestmark = pytest.mark.gloo
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
 
 
@@ -39,12 +39,14 @@ def assert_nothing_runs(folder: Path) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def run_misdeed(cli: Cli, folder: Path, misdeed: str, *more: str) -> subprocess.CompletedProcess[str]:
-    return cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more)
+def run_misdeed(
+    ranks: Ranks, folder: Path, misdeed: str, *more: str, real: bool = True
+) -> subprocess.CompletedProcess[str]:
+    return ranks.cli("run", MISDEEDS, "--quick", "--out", str(folder), "--set", f"misdeed={misdeed}", *more, real=real)
 
 
-def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(cli: Cli, tmp_path: Path) -> None:
-    done = run_misdeed(cli, tmp_path, "raise")
+def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(ranks: Ranks, tmp_path: Path) -> None:
+    done = run_misdeed(ranks, tmp_path, "raise")
     assert done.returncode == 1, done.stderr
     sentence = next(line for line in done.stderr.splitlines() if line.startswith("distbench:"))
     assert "rank 1 raised ValueError: rank one refuses" in sentence
@@ -56,9 +58,11 @@ def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(
     assert_nothing_runs(tmp_path)
 
 
-def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselves(cli: Cli, tmp_path: Path) -> None:
+def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselves(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     """One launch: of each misdeed's two cases the first goes wrong."""
-    done = run_misdeed(cli, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4")
+    done = run_misdeed(ranks, tmp_path, "raise_everywhere,wrong,nan", "--set", "case=3,4", real=False)
     assert done.returncode == 1, done.stderr
     (file,) = run_files(tmp_path)
     cases = [(record["case"]["params"]["variant"], record["status"]) for record in read_run(file).cases]
@@ -70,25 +74,21 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     # After each of them something went on.
     assert [status for _, status in cases][-1] == "ok" and footer_of(tmp_path)["status"] == "complete"
     assert footer_of(tmp_path)["num_relaunches"] == 0
-    shown = cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
 
 
-def test_ranks_that_raise_seconds_apart_have_all_raised(cli: Cli, tmp_path: Path) -> None:
+def test_ranks_that_raise_seconds_apart_have_all_raised(ranks: Ranks, tmp_path: Path) -> None:
     """The first waits as long as the other is at work: one launch, and no rank is taken to have failed alone."""
-    done = run_misdeed(cli, tmp_path, "raise_apart", "--set", "case=3,4")
+    done = run_misdeed(ranks, tmp_path, "raise_apart", "--set", "case=3,4", real=False)
     assert done.returncode == 1, done.stderr
     assert outcome_of(tmp_path) == ["raised", "ok"] and footer_of(tmp_path)["num_relaunches"] == 0
 
 
-def torchrun(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: Ranks, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command as two ranks of somebody else's launch."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    command += [*arguments, "--quick", "--timeout", "20", "--out", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    more = ("--quick", "--timeout", "20", "--out", folder)
+    return ranks.torchrun(2, "--no-python", *arguments, *more, cwd=folder, variables={"PYTHON": ranks.forked_python})
 
 
 BY_RANK = "from distbench.spec import *\nimport os\n@scenario(mesh={'tp': 2})\ndef by_rank():\n    ops = %s\n"
@@ -103,42 +103,46 @@ BY_RANK += "    return Scenario(collectives=(Collectives(ops=ops, sizes_bytes=(1
     ],
 )
 def test_ranks_of_another_launcher_that_would_run_different_cases_are_refused(
-    tmp_path: Path, ops: tuple[str, str], says: str
+    ranks: Ranks, tmp_path: Path, ops: tuple[str, str], says: str
 ) -> None:
     """As where a host has an older copy of a file: the ranks would wait for one another until the timeout."""
     for rank in range(2):
         (tmp_path / f"host{rank}").mkdir()
         (tmp_path / f"host{rank}" / "by_rank.py").write_text(BY_RANK % ops[rank])
-    done = torchrun(tmp_path, "sh", "-c", 'cd host$RANK && exec "$PYTHON" -m distbench run by_rank.py "$@"', "sh")
+    done = torchrun(
+        ranks, tmp_path, "sh", "-c", 'cd host$RANK && exec "$PYTHON" -m distbench run by_rank.py "$@"', "sh"
+    )
     assert f"distbench: by_rank: {says}" in done.stderr
     assert "give all ranks the same command and files" in done.stderr and run_files(tmp_path) == []
 
 
-def test_one_launch_of_another_launcher_runs_several_scenarios(tmp_path: Path) -> None:
+def test_one_launch_of_another_launcher_runs_several_scenarios(ranks: Ranks, tmp_path: Path) -> None:
     """torchrun's store outlives a job: the next one must not find the last one's keys in it."""
     names = [f"{DATA / 'tiny.py'}", f"{MISDEEDS}"]
-    done = torchrun(tmp_path, sys.executable, "-m", "distbench", "run", *names, "--mesh", "dp_shard=2")
+    done = torchrun(ranks, tmp_path, ranks.forked_python, "-m", "distbench", "run", *names, "--mesh", "dp_shard=2")
     assert done.returncode == 0, done.stderr
     statuses = [[record["status"] for record in read_run(file).cases] for file in run_files(tmp_path)]
     assert sorted(map(len, statuses)) == [2, 5] and {status for run in statuses for status in run} == {"ok"}
 
 
-def test_a_process_whose_parent_is_gone_before_it_can_ask_to_die_with_it_ends_at_once() -> None:
+def test_a_process_whose_parent_is_gone_before_it_can_ask_to_die_with_it_ends_at_once(
+    children: Children,
+) -> None:
     code = "from distbench.worker.rank.parent_death import die_with_parent; die_with_parent(); print('goes on')"
 
     def said_by_child_of(parent: int) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DISTBENCH_PARENT_PID": str(parent)}
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        return children.python("-c", code, variables={"DISTBENCH_PARENT_PID": str(parent)}).stdout
 
     assert said_by_child_of(os.getpid()) == "goes on\n"
     assert said_by_child_of(os.getppid()) == ""
 
 
-def test_only_ranks_of_this_launch_are_asked_for_their_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that ended leaves its pid behind, which may be anybody's by now: SIGUSR1 would end that process."""
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
-    stranger, own = (subprocess.Popen(sleeping) for _ in range(2))
+    stranger, own = (children.start(*sleeping) for _ in range(2))
     try:
         (tmp_path / "rank0.pid").write_text(str(own.pid))
         (tmp_path / "rank1.pid").write_text(str(stranger.pid))
@@ -153,10 +157,11 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(tmp_path: Path, mo
             process.wait()
 
 
-def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path) -> None:
-    done = run_misdeed(cli, tmp_path, "hang", "--timeout", "8")
+def test_a_rank_that_hangs_is_given_up_with_every_stack(ranks: Ranks, tmp_path: Path) -> None:
+    # Longer than ranks take to import torch beside other tests: that is no progress either.
+    done = run_misdeed(ranks, tmp_path, "hang", "--timeout", "12")
     assert done.returncode == 1, done.stderr
-    assert "made no progress for 8 s" in done.stderr
+    assert "made no progress for 12 s" in done.stderr
     assert outcome_of(tmp_path) == ["ok", "ok", "timeout", "ok", "ok"]
     log, again = sorted(tmp_path.rglob("rank1.log"))
     assert again.parent.name == "relaunch1" or log.parent.name == "relaunch1"
@@ -167,9 +172,9 @@ def test_a_rank_that_hangs_is_given_up_with_every_stack(cli: Cli, tmp_path: Path
     assert_nothing_runs(tmp_path)
 
 
-def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves(cli: Cli, tmp_path: Path) -> None:
+def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves(ranks: Ranks, tmp_path: Path) -> None:
     """The second is the last of all: nothing is left to start ranks for."""
-    done = run_misdeed(cli, tmp_path, "kill", "--set", "bad=2+5")
+    done = run_misdeed(ranks, tmp_path, "kill", "--set", "bad=2+5")
     assert done.returncode == 1, done.stderr
     assert outcome_of(tmp_path) == ["ok", "aborted", "ok", "ok", "aborted"]
     footer = footer_of(tmp_path)
@@ -181,12 +186,12 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert "2 cases broke the launch" in sentence and "case=2" in sentence and "case=5" in sentence
     assert "rank 1 was killed by SIGKILL" in done.stderr
     assert_nothing_runs(tmp_path)
-    shown = cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
 
 
-def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(cli: Cli, tmp_path: Path) -> None:
-    done = cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path))
+def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:
+    done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path))
     assert done.returncode == 2, done.stderr
     says = "parameter up_proj.weight of shape [15, 8] cannot be sharded on tensor dim 0 over mesh dim 'tp' of size 2"
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
@@ -194,30 +199,9 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(cli: Cli
     assert_nothing_runs(tmp_path)
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "distbench",
-        "run",
-        MISDEEDS,
-        "--quick",
-        "--out",
-        str(folder),
-        "--set",
-        "misdeed=slow",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+def start(ranks: Ranks, folder: Path) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "distbench", "run", MISDEEDS, "--quick", "--out", folder, "--set", "misdeed=slow")
+    return ranks.start(*command, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def wait_for_case_3(folder: Path) -> None:
@@ -231,8 +215,10 @@ def wait_for_case_3(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(tmp_path: Path, sent: signal.Signals) -> None:
-    process = start(tmp_path)
+def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(
+    ranks: Ranks, tmp_path: Path, sent: signal.Signals
+) -> None:
+    process = start(ranks, tmp_path)
     wait_for_case_3(tmp_path)
     process.send_signal(sent)
     _, stderr = process.communicate(timeout=30)
@@ -243,13 +229,13 @@ def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(tmp_path: 
     assert_nothing_runs(tmp_path)
 
 
-def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(cli: Cli, tmp_path: Path) -> None:
-    process = start(tmp_path)
+def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(ranks: Ranks, tmp_path: Path) -> None:
+    process = start(ranks, tmp_path)
     wait_for_case_3(tmp_path)
     process.kill()
     process.communicate(timeout=30)
     assert_nothing_runs(tmp_path)
-    shown = cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--out", str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert "interrupted" in shown.stdout + shown.stderr and "case=2" in shown.stdout
 
@@ -263,16 +249,16 @@ def mounted(folder: Path, options: str) -> bool:
         return False
 
 
-def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(cli: Cli, tmp_path: Path) -> None:
+def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "small"
     if not mounted(folder, "size=16k"):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         log_dir = ["--log-dir", str(tmp_path / "logs")]
-        done = cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", str(folder), *log_dir)
+        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", folder, *log_dir)
         assert done.returncode == 2, done.stderr
         assert "No space left" in done.stderr and "Traceback" not in done.stderr
-        shown = cli("report", "--out", str(folder))
+        shown = ranks.cli("report", "--out", str(folder))
         assert shown.returncode == 0, shown.stderr
         (file,) = run_files(folder)
         kept = read_run(file).cases
@@ -281,12 +267,12 @@ def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(cli
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_read_only_results_folder_is_refused_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+def test_a_read_only_results_folder_is_refused_before_anything_starts(ranks: Ranks, tmp_path: Path) -> None:
     folder = tmp_path / "fixed"
     if not mounted(folder, "ro,size=16k"):
         pytest.skip("needs the right to mount a read-only tmpfs")
     try:
-        done = cli("run", "collectives", "--quick", "--out", str(folder))
+        done = ranks.cli("run", "collectives", "--quick", "--out", folder)
         assert done.returncode == 2, done.stderr
         assert "cannot be written" in done.stderr and "--out" in done.stderr and "Traceback" not in done.stderr
     finally:

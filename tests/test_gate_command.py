@@ -127,13 +127,10 @@ def every_option(command: click.Command) -> Iterable[str]:
         yield from every_option(child)
 
 
-def test_options_of_the_new_commands_abbreviate_none_of_torchruns() -> None:
-    from test_cli import torchrun_options
-
-    theirs = torchrun_options()
+def test_options_of_the_new_commands_abbreviate_none_of_torchruns(torchrun_options: set[str]) -> None:
     ours = {option for name in ("gate", "baseline", "export") for option in every_option(main.commands[name])}
     assert {"--tolerance", "--out", "-o"} <= ours
-    assert not {(our, their) for our in ours for their in theirs if their.startswith(our)}
+    assert not {(our, their) for our in ours for their in torchrun_options if their.startswith(our)}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from processes import Children
 
 PAGE = (ROOT / "docs" / "ci.md").read_text()
 # Stands in for the command: `run` writes a run file as a launch of the code in the working folder would, at once, and
@@ -36,12 +36,12 @@ SIGNATURE = "distbench signature, version 1\nscenario train\nmesh tp=2\ntorch 2.
 GATHER = "x forward tp all_gather over tp (2), f32, 8192 B: layers.*.wq, implicit S(1)->R\n"
 
 
-def stand_in(folder: Path) -> Path:
+def stand_in(folder: Path, python: str) -> Path:
     """The command `distbench` of a CI job, in a folder of its own."""
     folder.mkdir()
     bench = folder / "distbench"
     tests = str(ROOT / "tests")
-    bench.write_text(STAND_IN.format(python=sys.executable, root=str(ROOT), tests=tests, signature=SIGNATURE))
+    bench.write_text(STAND_IN.format(python=python, root=str(ROOT), tests=tests, signature=SIGNATURE))
     bench.chmod(0o755)
     return bench
 
@@ -66,20 +66,17 @@ def gitlab_script() -> str:
     return "\n".join(one for one in commands if one.strip() and not one.startswith("pip"))
 
 
-def repository(folder: Path, before: str, after: str) -> str:
+def repository(children: Children, folder: Path, before: str, after: str) -> str:
     """A repository whose code takes `before` seconds, then `after` in its second commit; the first commit's hash."""
     folder.mkdir()
-    environment = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
     identity = ["-c", "user.name=x", "-c", "user.email=x@x.invalid"]
     for index, seconds in enumerate((before, after)):
         (folder / "speed").write_text(seconds)
         for command in (["init", "-q"], ["add", "speed"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"])[
             index > 0 :
         ]:
-            subprocess.run(["git", *command], cwd=folder, env=environment, check=True)
-    return subprocess.run(
-        ["git", "rev-parse", "HEAD~1"], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout.strip()
+            children.run("git", *command, cwd=folder, variables={"GIT_CONFIG_GLOBAL": "/dev/null"}, check=True)
+    return children.run("git", "rev-parse", "HEAD~1", cwd=folder, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -91,21 +88,15 @@ def repository(folder: Path, before: str, after: str) -> str:
     ],
 )
 def test_the_jobs_on_the_page_do_what_it_says(
-    tmp_path: Path, script: object, base: str, after: str, exit_code: int
+    children: Children, tmp_path: Path, script: object, base: str, after: str, exit_code: int
 ) -> None:
-    bench = stand_in(tmp_path / "bin")
-    commit = repository(tmp_path / "code", "0.001", after)
+    bench = stand_in(tmp_path / "bin", children.forked_python)
+    commit = repository(children, tmp_path / "code", "0.001", after)
     summary = tmp_path / "summary.md"
     variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", base: commit, "RUNNER_TEMP": str(tmp_path / "out")}
     variables |= {"GITHUB_STEP_SUMMARY": str(summary), "CI_PROJECT_DIR": str(tmp_path / "code")}
-    done = subprocess.run(
-        ["bash", "-e", "-c", script()],  # type: ignore[operator]
-        cwd=tmp_path / "code",
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = ("bash", "-e", "-c", script())  # type: ignore[operator]
+    done = children.run(*command, cwd=tmp_path / "code", variables=variables)
     assert done.returncode == exit_code, done.stdout + done.stderr
     assert "10 pairs of launches that took turns" in done.stdout
     assert (tmp_path / "code" / "gate.xml").exists()
@@ -129,11 +120,11 @@ def ten_lines() -> tuple[str, str]:
     ],
 )
 def test_the_ten_lines_end_in_a_red_cross_where_they_should(
-    tmp_path: Path, num_gathers: str, seconds: str, says: str
+    children: Children, tmp_path: Path, num_gathers: str, seconds: str, says: str
 ) -> None:
     """On a pull request whose change communicates more, is slower, or is neither."""
     once, steps = ten_lines()
-    bench, code = stand_in(tmp_path / "bin"), tmp_path / "code"
+    bench, code = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code"
     package = code / "distbench"
     package.mkdir(parents=True)
     # What ab launches in a revision's folder is the distbench that it finds there.
@@ -148,14 +139,7 @@ def test_the_ten_lines_end_in_a_red_cross_where_they_should(
     """
     who = {f"GIT_{role}_{what}": "x@x.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", "GITHUB_BASE_REF": "main", **who}
-    done = subprocess.run(
-        ["bash", "-e", "-c", textwrap.dedent(script)],
-        cwd=code,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = children.run("bash", "-e", "-c", textwrap.dedent(script), cwd=code, variables=variables)
     assert done.returncode == (not says.startswith("PASS")), done.stdout + done.stderr
     assert says in done.stdout, done.stdout + done.stderr
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from gate_runs import CASE, OTHER, case, launches, steady, taking_turns, write_side
+from processes import Children
 
 from distbench.cli import main
 from distbench.compare.options import Options
@@ -119,7 +119,7 @@ def test_a_bad_baseline_is_one_sentence(tmp_path: Path, text: str, says: str) ->
     assert done.exit_code == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
-def test_pytest_benchmark_compares_two_exports(tmp_path: Path) -> None:
+def test_pytest_benchmark_compares_two_exports(children: Children, tmp_path: Path) -> None:
     """By running it: it must read both files and put the times of each case side by side."""
     base, new = taking_turns(tmp_path, 1e-3, 1.5e-3)
     storage = tmp_path / "storage" / "machine"
@@ -130,7 +130,7 @@ def test_pytest_benchmark_compares_two_exports(tmp_path: Path) -> None:
         )
     tool = Path(sys.executable).with_name("pytest-benchmark")
     command = [str(tool), "--storage", f"file://{tmp_path / 'storage'}", "compare", "--columns=min,median,rounds"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = children.run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if CASE in line]
     assert len(rows) == 2, done.stdout

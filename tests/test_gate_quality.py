@@ -22,6 +22,12 @@ from distbench.spec import UserError
 FEW = 100
 
 
+@pytest.fixture(autouse=True)
+def fewer_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A self-test that takes a second; what is expected of it here is all or nothing."""
+    monkeypatch.setattr("distbench.commands.self_test.NUM_COMPARISONS", 40)
+
+
 @pytest.fixture(scope="module", params=["quiet", "loaded"])
 def trial(request: pytest.FixtureRequest) -> QualityTrial:
     # Long enough that few windows overlap: comparisons are nearly independent.

@@ -24,7 +24,7 @@ from distbench.worker.cases.laboratory_pairs import (
     strided,
     undecodable_layouts,
 )
-from distbench.worker.cases.redistributed_pair import torch_placements
+from distbench.worker.cases.redistributed_pair import shard_under, torch_placements
 from distbench.worker.cases.redistribution import laboratory_cases, pairs_of, planners_for
 from distbench.worker.rank.failure import RankFailed
 from distbench.worker.rank.rank_context import RankContext
@@ -250,3 +250,20 @@ def test_a_case_that_raised_everywhere_ends_the_launch_only_if_it_broke_the_grou
     with pytest.raises(RankFailed, match="why") if condition != "sound" else contextlib.nullcontext():
         runner._require_harmless("0", "why")
     assert context.asked == (["dp_shard"] if condition == "broken" else ["dp_shard", "tp"])
+
+
+@pytest.mark.parametrize(
+    ("text", "shards"),
+    [
+        ("S(0)S(1)", [[[0, 1], [3, 4]], [[2], [5]], [[6, 7], [9, 10]], [[8], [11]]]),
+        ("RS(0)", [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]] * 2),
+        ("S(0)[1]S(0)[0]", [[[0, 1, 2]], [[6, 7, 8]], [[3, 4, 5]], [[9, 10, 11]]]),
+    ],
+)
+def test_a_rank_holds_its_shard_of_a_layout(text: str, shards: list[Any]) -> None:
+    """4 x 3 numbers on 2 x 2 ranks."""
+    full, held = torch.arange(12.0).reshape(4, 3), []
+    for coordinate in itertools.product(range(2), range(2)):
+        context: Any = SimpleNamespace(mesh_shape=(2, 2), coordinate=coordinate)
+        held.append(shard_under(full, Layout.of(text, 2), context).tolist())
+    assert held == shards

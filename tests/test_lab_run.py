@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import run_files, run_forked
+from conftest import run_files
+from processes import Ranks
 
 from distbench.cli import main
 from distbench.costmodel.lines import Line
@@ -30,12 +31,12 @@ def profile_of(backend: str = "gloo", tp: int = 2) -> Profile:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """(suite, "source->target shape") to planner to record."""
     folder = tmp_path_factory.mktemp("laboratory")
     profile_of().save(folder / "profile.json")
     small = ("--budget", "0.5", "--set", "max_pairs=3", "--set", "small_bytes=4096", "--set", "large_bytes=16384")
-    done = run_forked("run", "redistribute_lab", "--quick", "--device", "cpu", *small, cwd=folder)
+    done = ranks.run_here("run", "redistribute_lab", "--quick", "--device", "cpu", *small, cwd=folder)
     assert done.exit_code == 1, done.stderr
     assert "redistribute_lab: plans and predicts by ./profile.json" in done.stderr
     (file,) = run_files(folder / "results")
@@ -50,7 +51,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     return found
 
 
-pytestmark = pytest.mark.gloo
 known = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="what torch 2.13 gets wrong")
 
 
@@ -122,7 +122,9 @@ def job_here(**more: Any) -> Any:
     return job
 
 
-def test_the_profile_of_this_folder_is_used_only_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_profile_of_this_folder_is_used_only_where_it_fits(
+    known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert job_here().profile is None and "there is no profile.json here" in job_here().note
     profile_of().save(tmp_path / "profile.json")
@@ -140,7 +142,12 @@ def test_the_profile_of_this_folder_is_used_only_where_it_fits(tmp_path: Path, m
 
 @pytest.mark.parametrize(("rank", "lines"), [("0", 1), ("1", 0)])
 def test_run_tells_the_note_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, lines: int
+    known_host: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: str,
+    lines: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("distbench.commands.run.run_all", lambda jobs, joined, silent: 0)
@@ -153,14 +160,16 @@ def test_run_tells_the_note_once(
 
 @pytest.mark.parametrize(("target", "mesh"), [("redistribute_lab", {"cp": 4}), ("calibrate", {"cp": 4})])
 def test_a_mesh_that_is_itself_measured_has_the_dims_asked_for_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, mesh: dict[str, int]
+    known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, mesh: dict[str, int]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (job,) = jobs_of(Request(targets=(target,), mesh=mesh, device="cpu", started_at=time.time()), None)
     assert job.mesh == mesh
 
 
-def test_other_scenarios_do_not_look_for_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_scenarios_do_not_look_for_a_profile(
+    known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     profile_of().save(tmp_path / "profile.json")
     (job,) = jobs_of(Request(targets=("redistribute",), device="cpu", started_at=time.time()), None)

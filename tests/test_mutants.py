@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, ROOT, forked_ranks
+from conftest import DATA, ROOT
+from processes import Ranks
 from test_planners_run import profile_of
 
-from distbench.launch import Request, jobs_of, launch
-from distbench.launch.display import Quiet
+from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import read_run
 from distbench.spec.planner_names import PLANNERS
 
-pytestmark = pytest.mark.gloo
 MUTANT = (str(ROOT / "tests" / "ranks" / "no_communication.py"),)
 
 
-def mutant(tmp_path: Path, target: str, *choices: str, **more: Any) -> list[dict[str, Any]]:
+def mutant(ranks: Ranks, tmp_path: Path, target: str, *choices: str, **more: Any) -> list[dict[str, Any]]:
     request = Request(
         targets=(target,),
         choices=choices,
@@ -31,22 +30,21 @@ def mutant(tmp_path: Path, target: str, *choices: str, **more: Any) -> list[dict
     )
     (job,) = jobs_of(request, None)
     job = replace(job, settings=replace(job.settings, min_samples=1, budget_s=0.1))
-    with forked_ranks():
-        outcome = launch(job, None, Quiet(), MUTANT)
+    outcome = ranks.launch(job, MUTANT)
     assert outcome.status == "complete" and outcome.exit_code == 1, outcome.message
     return read_run(Path(job.run_file)).cases
 
 
-def test_every_collective_is_wrong(tmp_path: Path) -> None:
-    cases = mutant(tmp_path, "collectives", "max_bytes=65536")
+def test_every_collective_is_wrong(ranks: Ranks, tmp_path: Path) -> None:
+    cases = mutant(ranks, tmp_path, "collectives", "max_bytes=65536")
     assert len(cases) == 20
     assert {record["status"] for record in cases} == {"wrong"}
     assert all("was expected" in record["error"] for record in cases)
 
 
-def test_every_redistribution_that_communicates_is_wrong_and_no_other(tmp_path: Path) -> None:
+def test_every_redistribution_that_communicates_is_wrong_and_no_other(ranks: Ranks, tmp_path: Path) -> None:
     profile_of().save(tmp_path / "profile.json")
-    cases = mutant(tmp_path, str(DATA / "moves.py"), profile=tmp_path / "profile.json")
+    cases = mutant(ranks, tmp_path, str(DATA / "moves.py"), profile=tmp_path / "profile.json")
     # Unsupported: direct from Partial. Raised: greedy from a shard to Partial, which torch 2.13 does not plan.
     moved = [record for record in cases if record["status"] not in ("unsupported", "raised")]
     communicating = [record for record in moved if record["counters"]["num_collectives"]]
@@ -69,11 +67,16 @@ def test_every_redistribution_that_communicates_is_wrong_and_no_other(tmp_path: 
     ],
 )
 def test_every_step_without_one_kind_of_collective_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, choices: tuple[str, ...], removed: str | None
+    ranks: Ranks,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    choices: tuple[str, ...],
+    removed: str | None,
 ) -> None:
     if removed:
         monkeypatch.setenv("REMOVED", removed)
-    cases = mutant(tmp_path, target, *choices)
+    cases = mutant(ranks, tmp_path, target, *choices)
     assert cases and {record["case"]["kind"] for record in cases} == {"step"}
     assert {record["status"] for record in cases} == {"wrong"}, [record["case"]["id"] for record in cases]
     assert all("off one device's" in record["error"] for record in cases)

@@ -12,8 +12,10 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
 from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
+from distbench.worker.plans.fsdp_check import fsdp_problems
 from distbench.worker.plans.patterns import matching
 from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.tp_check import local_shape, tp_problems
 from distbench.worker.rank.rank_context import RankContext
 
 
@@ -226,3 +228,23 @@ def test_a_layout_for_an_input_that_a_module_does_not_take_is_named(context: Ran
 )
 def test_a_star_never_crosses_a_dot(pattern: str, matched: list[str]) -> None:
     assert matching(pattern, ["layers", "layers.0", "layers.1", "layers.1.wq.x", "head"]) == matched
+
+
+def test_a_shape_after_tp_is_that_of_every_style_and_annotation(context: RankContext) -> None:
+    plan = replace(GOOD, shard_params={"layers.1.bias": ShardParam(0, ("tp",))}, tp={"layers.0": ColwiseParallel()})
+    shapes = {name: local_shape(name, Model(), plan, context) for name in ("layers.0.weight", "layers.1.bias")}
+    assert shapes == {"layers.0.weight": [4, 8], "layers.1.bias": [4]}
+    assert local_shape("head.weight", Model(), plan, context) == [8, 16]
+    assert local_shape("head.weight", Model(), GOOD, context) == [8, 4]
+
+
+def test_tp_and_fsdp_are_checked_each_by_itself(context: RankContext) -> None:
+    assert list(tp_problems(Model(), GOOD, context)) == list(fsdp_problems(Model(), GOOD, context)) == []
+    bad = replace(GOOD, tp={"head": ColwiseParallel(), "": RowwiseParallel()}, fsdp=FsdpPlan(prefetch_forward=-1))
+    assert list(tp_problems(Model(), bad, context)) == [
+        "TP pattern '': RowwiseParallel shards Linear and Embedding, but the root is a Model"
+    ]
+    assert list(fsdp_problems(Model(), bad, context)) == [
+        "prefetch_forward=-1 is no number of units; use 0 or more",
+        "prefetch_forward=-1 has no units to gather ahead; name modules in wrap",
+    ]

@@ -1,9 +1,6 @@
 """`distbench plan` end to end: torch's own paths from its child process, pictures, profiles, exit codes. No ranks."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT, Cli
+from processes import Children
 
 from distbench.advise.pairs import ranking_of
 from distbench.advise.question import every_pair, pair_of, setting_of
@@ -28,7 +26,7 @@ PAIRS = (
 SWAP = ("S(0)S(1)", "S(1)S(0)", "--shape", "4096,4096")
 
 
-def test_the_child_gives_the_paths_that_torch_itself_plans() -> None:
+def test_the_child_gives_the_paths_that_torch_itself_plans(forked_children: None) -> None:
     """Expected: torch's planner called by argument, past every cache, on specs made here."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
@@ -65,7 +63,7 @@ def test_the_child_gives_the_paths_that_torch_itself_plans() -> None:
 
 
 @pytest.mark.parametrize("devices_per_host", [1, 4])
-def test_min_cost_costs_what_ours_does_under_torchs_constants(devices_per_host: int) -> None:
+def test_min_cost_costs_what_ours_does_under_torchs_constants(forked_children: None, devices_per_host: int) -> None:
     """Two planners that share no code, over all pairs of a mesh; with hosts of 4, m1 stays inside a host."""
     setting = setting_of("512,96", "f32", "2x4", devices_per_host=devices_per_host)
     pairs = list(every_pair(setting))
@@ -76,16 +74,11 @@ def test_min_cost_costs_what_ours_does_under_torchs_constants(devices_per_host: 
         assert ours == pytest.approx(torchs, rel=1e-9) and ours <= default * (1 + 1e-9), str(advice.source)
 
 
-def test_where_torch_cannot_be_imported_the_rest_still_prints(tmp_path: Path) -> None:
+def test_where_torch_cannot_be_imported_the_rest_still_prints(children: Children, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
-    done = subprocess.run(
-        [sys.executable, "-m", "distbench", "plan", *SWAP, "--mesh", "2x4"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    command = ("-m", "distbench", "plan", *SWAP, "--mesh", "2x4")
+    done = children.python(*command, variables={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("no torch here") == 2
     assert "Use direct: predicted 330 us" in done.stdout

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, Cli, run_files, run_forked
+from conftest import DATA, Cli, run_files
+from processes import Ranks
 
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import Profile
@@ -28,11 +29,11 @@ def profile_of(backend: str = "gloo", tp: int = 2) -> Profile:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("planners")
     profile_of().save(folder / "profile.json")
     chosen = ("--profile", str(folder / "profile.json"), "--set", "planners=greedy+min_cost+calibrated+direct")
-    done = run_forked(
+    done = ranks.run_here(
         "run", PAIRS, "--quick", "--budget", "0.5", "--device", "cpu", "--out", str(folder / "results"), *chosen
     )
     # 1: the pair with Partial is beyond direct, and says so.

@@ -2,10 +2,9 @@
 
 import itertools
 import random
-import subprocess
-import sys
 
 import pytest
+from processes import Children
 
 from benchmarks.random_states import random_state
 from distbench.planning import (
@@ -119,7 +118,7 @@ def test_a_memory_cap_is_obeyed_and_one_that_forbids_all_is_refused() -> None:
         cheapest_route(problem, model, source, target, 16)
 
 
-def test_what_was_planned_before_does_not_change_a_path() -> None:
+def test_what_was_planned_before_does_not_change_a_path(children: Children) -> None:
     script = """
 import random, sys
 from distbench.planning import TorchCost, Problem, cheapest_route, parse_state
@@ -130,10 +129,7 @@ model = TorchCost((4, 4), 1)
 plan = lambda a, b: cheapest_route(Problem((4, 4), (64, 64), 4), model, parse_state(a, 2), parse_state(b, 2))
 print("\\n".join(sorted(f"{a}{b}" + "->".join(map(str, plan(a, b).states)) for a, b in pairs)))
 """
-    texts = [
-        subprocess.run([sys.executable, "-c", script, seed], capture_output=True, text=True, check=True).stdout
-        for seed in ("1", "2")
-    ]
+    texts = [children.python("-c", script, seed, check=True).stdout for seed in ("1", "2")]
     assert texts[0] == texts[1]
     assert texts[0].count("\n") == 63
 
@@ -207,6 +203,6 @@ def test_random_pairs_are_exact_on_even_and_uneven_tensors(mesh_shape: tuple[int
             assert got == least_key(problem, model, source, target), f"{source} -> {target} of {problem.shape}"
 
 
-def test_planning_leaves_torch_out() -> None:
+def test_planning_leaves_torch_out(children: Children) -> None:
     script = "import sys, distbench.planning, distbench.costmodel.profile; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    children.python("-c", script, check=True)

@@ -6,24 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import DATA, ROOT, forked_ranks, run_cli, run_files
+from conftest import DATA, ROOT, run_files
+from processes import WORKER, Ranks
 
-from distbench.launch import Request, jobs_of, launch
-from distbench.launch.display import Quiet
+from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import read_run
 from distbench.spec import parse_mesh
 
-pytestmark = pytest.mark.gloo
 SCENARIOS = ("fsdp_knobs", "recompute", "tp_styles", "shard_params")
 Variants = dict[str, dict[str, Any]]
 Rows = dict[str, Variants]
 
 
 def measured(
+    ranks: Ranks,
     target: str,
     out: Path,
     mesh: str | None = None,
-    module: tuple[str, ...] = ("-m", "distbench.worker"),
+    module: tuple[str, ...] = WORKER,
     check: str = "full",
 ) -> tuple[int, Variants]:
     """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row.
@@ -41,18 +41,17 @@ def measured(
         started_at=time.time(),
     )
     (job,) = jobs_of(request, None)
-    job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
-    with forked_ranks():
-        outcome = launch(job, None, Quiet(), module)
+    job = replace(job, settings=replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1))
+    outcome = ranks.launch(job, module)
     assert outcome.status == "complete", outcome.message
     rows = ((row["case"]["params"], row) for row in read_run(Path(job.run_file)).cases)
     return outcome.exit_code, {params["variant"] or params["scenario"]: row for params, row in rows}
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Scenario name to variant to row."""
-    found = {name: measured(name, tmp_path_factory.mktemp(name)) for name in SCENARIOS}
+    found = {name: measured(ranks, name, tmp_path_factory.mktemp(name)) for name in SCENARIOS}
     assert {exit_code for exit_code, _ in found.values()} == {0}
     return {name: variants for name, (_, variants) in found.items()}
 
@@ -162,11 +161,11 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
 
 
 @pytest.fixture(scope="module")
-def combined(tmp_path_factory: pytest.TempPathFactory) -> Variants:
+def combined(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants:
     """ "number scenario mesh" to row: every combination of plans, on eight ranks that are launched once."""
     script = str(ROOT / "tests" / "ranks" / "combined_plans.py")
     mesh = "dp_shard=2,cp=2,tp=2"
-    exit_code, found = measured("llama_3d", tmp_path_factory.mktemp("combined"), mesh, module=(script,))
+    exit_code, found = measured(ranks, "llama_3d", tmp_path_factory.mktemp("combined"), mesh, module=(script,))
     assert exit_code == 0 and len(found) == 7
     return found
 
@@ -201,8 +200,8 @@ def test_full_ring_attention_computes_what_one_device_computes(combined: Variant
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
 
 
-def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> None:
-    exit_code, found = measured(str(DATA / "wrong_plans.py"), tmp_path)
+def test_a_plan_that_computes_something_else_comes_out_wrong(ranks: Ranks, tmp_path: Path) -> None:
+    exit_code, found = measured(ranks, str(DATA / "wrong_plans.py"), tmp_path)
     assert exit_code == 1
     assert {name.partition("=")[2]: row["status"] for name, row in found.items()} == {
         "none": "ok",
@@ -219,9 +218,9 @@ def test_a_plan_that_computes_something_else_comes_out_wrong(tmp_path: Path) -> 
     [("loss", ["positions"], {"check", "tolerance", "loss", "loss_rel_error"}), ("none", [], {"check"})],
 )
 def test_less_of_a_step_is_checked_where_that_is_asked_for(
-    tmp_path: Path, check: str, wrong: list[str], kept: set[str]
+    ranks: Ranks, tmp_path: Path, check: str, wrong: list[str], kept: set[str]
 ) -> None:
-    _, found = measured(str(DATA / "wrong_plans.py"), tmp_path, check=check)
+    _, found = measured(ranks, str(DATA / "wrong_plans.py"), tmp_path, check=check)
     rows = {name.partition("=")[2]: row for name, row in found.items()}
     assert [name for name, row in rows.items() if row["status"] == "wrong"] == wrong
     assert len(rows) == 3 and {row["counters"]["check"] for row in rows.values()} == {check}
@@ -231,8 +230,8 @@ def test_less_of_a_step_is_checked_where_that_is_asked_for(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*SCENARIOS, "llama_3d"])
-def test_every_plan_is_ok_on_cuda(tmp_path: Path, name: str) -> None:
-    done = run_cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)
+def test_every_plan_is_ok_on_cuda(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    done = ranks.cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)
     assert done.returncode == 0, done.stderr
     (file,) = run_files(tmp_path)
     assert {row["status"] for row in read_run(file).cases} <= {"ok", "skipped"}

@@ -1,10 +1,7 @@
 """The pytest plugin: what a test may ask for, what it gets, and docs/pytest.md executed on real ranks."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from processes import Ranks
 
 import distbench.launch
 from distbench.launch import JobOutcome
@@ -55,7 +53,7 @@ Play = Callable[..., list[Job]]
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+def play(known_host: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     """`play(status, message, *results)`: launches end so; returns the list that their jobs will be in."""
 
     def played(status: str, message: str, *results: CaseResult, log: str = "") -> list[Job]:
@@ -152,7 +150,7 @@ def test_unless_asked_for_tests_are_skipped_with_a_reason(
 
 
 def test_where_pytest_benchmark_is_not_there_cases_are_printed_a_line_each(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    known_host: None, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(
@@ -200,29 +198,21 @@ def test_closure(distbench):
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def executed(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(folder, output) of one pytest run with the page's example and with a rank that dies."""
     folder = tmp_path_factory.mktemp("executed")
     found = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert found
     (folder / "test_gather.py").write_text(found.group(1))
     (folder / "test_dies.py").write_text(DIES)
-    command = [sys.executable, "-m", "pytest", *PLUGINS, "--strict-markers", "-W", "error"]
+    command = [ranks.forked_python, "-m", "pytest", *PLUGINS, "--strict-markers", "-W", "error"]
     command += ["-p", "pytest_benchmark.plugin", "--benchmark-json=all.json", "--benchmark-autosave"]
-    done = subprocess.run(
-        [*command, "--distbench", "--distbench-out=kept"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        stdin=subprocess.DEVNULL,
-    )
+    command += ["--distbench", "--distbench-out=kept"]
+    done = ranks.run(*command, cwd=folder, variables={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, timeout=240)
     assert done.returncode == 1 and "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     return folder, done.stdout
 
 
-@pytest.mark.gloo
 def test_pytest_benchmark_shows_and_stores_the_samples_of_the_pages_example(executed: tuple[Path, str]) -> None:
     folder, text = executed
     run_files = (folder / "kept").rglob("*-bench_gather-*.jsonl")
@@ -235,18 +225,15 @@ def test_pytest_benchmark_shows_and_stores_the_samples_of_the_pages_example(exec
     assert rows[0]["extra_info"]["checked"] is True
 
 
-@pytest.mark.gloo
-def test_pytest_benchmarks_own_command_reads_what_was_stored(executed: tuple[Path, str]) -> None:
+def test_pytest_benchmarks_own_command_reads_what_was_stored(ranks: Ranks, executed: tuple[Path, str]) -> None:
     folder, _ = executed
-    command = [sys.executable, "-m", "pytest_benchmark", "compare", "--csv=table", "--columns=median,rounds"]
-    compared = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    compared = ranks.python("-m", "pytest_benchmark", "compare", "--csv=table", "--columns=median,rounds", cwd=folder)
     assert compared.returncode == 0 and all(name in compared.stdout for name in NAMES), compared.stderr
     rows = json.loads((folder / "all.json").read_text())["benchmarks"]
     lines = (folder / "table.csv").read_text().splitlines()[1:]
     assert sorted(int(line.rpartition(",")[2]) for line in lines) == sorted(row["stats"]["rounds"] for row in rows)
 
 
-@pytest.mark.gloo
 def test_a_rank_that_dies_fails_its_test_with_the_launchs_sentence_and_its_log(executed: tuple[Path, str]) -> None:
     _, text = executed
     assert re.search(r"^1 case broke .*: call/bench/dp_shard=2: rank 1 was killed by SIGKILL; its log is", text, re.M)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import Children
 
 from distbench.launch import JobOutcome, launch, run_job
 from distbench.launch.attempt import Attempt, attempt
@@ -190,7 +191,7 @@ EVENTS = [{"event": "plan", "num_cases": 2}, {"event": "case", "id": "a", "kind"
     ("events", "status"), [([], "failed"), (EVENTS, "failed"), ([*EVENTS, {"event": "end"}], "complete")]
 )
 def test_an_exit_code_of_0_counts_only_where_the_ranks_said_that_they_were_done(
-    tmp_path: Path, events: list[dict[str, Any]], status: str
+    children: Children, tmp_path: Path, events: list[dict[str, Any]], status: str
 ) -> None:
     """As after sys.exit(0) in a scenario: a process that ends well and has told so much."""
     job = job_in(tmp_path)

@@ -4,12 +4,11 @@ import csv
 import io
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import Children
 
 from distbench.render.blocks import Table, text_of
 from distbench.report import FORMS, Rendered, render
@@ -249,7 +248,7 @@ def test_plots_are_written_and_listed_last(tmp_path: Path) -> None:
     assert {line.strip() for line in last} == {path.name for path in wanted}
 
 
-def test_importing_the_report_loads_neither_pandas_nor_matplotlib() -> None:
+def test_importing_the_report_loads_neither_pandas_nor_matplotlib(children: Children) -> None:
     code = "import sys, distbench.report; print({'pandas', 'matplotlib', 'torch'} & set(sys.modules) or 'none')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = children.python("-c", code, check=True)
     assert done.stdout.strip() == "none"

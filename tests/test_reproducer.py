@@ -3,13 +3,12 @@
 import ast
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
+from processes import Ranks
 from test_lab_report import failing, four_pairs, study_in
 
 from distbench.laboratory.failures import Failure
@@ -166,12 +165,11 @@ def study_in_file(path: Path) -> list[Failure]:
     return study.failures
 
 
-def test_a_script_shows_the_wrong_values_on_real_ranks(tmp_path: Path) -> None:
+def test_a_script_shows_the_wrong_values_on_real_ranks(ranks: Ranks, tmp_path: Path) -> None:
     """F1 of torch 2.13: a flattened mesh exists, and nested shards do not divide the tensor evenly."""
     path = tmp_path / "f1.py"
     path.write_text(script(flattened="dp_shardxtp"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
+    done = ranks.torchrun(4, path, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "WRONG on ranks [0, 1, 2, 3]" in done.stdout
     # 5 rows over 2 x 2 ranks are 2, 1, 1 and 1: rank 1's share is padded to two, and row 3 comes out as the padding.

@@ -8,29 +8,29 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, forked_ranks, run_cli, run_files
+from conftest import DATA, ROOT, run_files
+from processes import Ranks
 
-from distbench.launch import Request, jobs_of, launch
-from distbench.launch.display import Quiet
+from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import Run, read_run
 
-pytestmark = pytest.mark.gloo
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "redistribute")
 IN_PASSES = "tp_mlp"
 SMALL = ("max_bytes=65536", "small=32", "large=32")
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("results")
     request = Request(targets=SCENARIOS, choices=SMALL, device="cpu", quick=True, out=folder, timeout_s=120)
     runs = {}
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
         passes = 2 if job.scenario == IN_PASSES else 1
-        few = replace(job, settings=replace(job.settings, min_samples=5, budget_s=0.5, passes=passes))
-        with forked_ranks():
-            outcome = launch(few, None, Quiet())
+        few = replace(
+            job, settings=replace(job.settings, warmup_iterations=1, min_samples=5, budget_s=0.5, passes=passes)
+        )
+        outcome = ranks.launch(few)
         assert outcome.exit_code == 0, outcome.message
         runs[job.scenario] = read_run(Path(few.run_file))
     return runs
@@ -133,32 +133,20 @@ def test_the_planners_take_different_paths_where_they_should(shipped: dict[str, 
     assert 0.2 <= differing / len(paths) <= 0.8
 
 
-def test_what_gloo_really_runs_is_what_we_say_it_runs(tmp_path: Path) -> None:
+def test_what_gloo_really_runs_is_what_we_say_it_runs(ranks: Ranks, tmp_path: Path) -> None:
     from distbench.worker.torch_internals import BACKEND_OPS
 
     out = tmp_path / "spans.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run(
-        [*command, str(ROOT / "tests" / "ranks" / "backend_spans.py"), str(out)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    ranks.torchrun(2, ROOT / "tests" / "ranks" / "backend_spans.py", out, check=True)
     spans = json.loads(out.read_text())
     assert {op: BACKEND_OPS.get(("gloo", op), op) for op in spans} == {op: names[0] for op, names in spans.items()}
 
 
-def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_recorded_as_such(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "distbench"]
-    done = subprocess.run(
-        [*command, "run", str(DATA / "tiny.py"), "--quick", "--pipelined", "10", "--out", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_recorded_as_such(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "distbench")
+    done = ranks.python(*command, "run", DATA / "tiny.py", "--quick", "--pipelined", "10", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     (file,) = run_files(tmp_path)
     run = read_run(file)
@@ -167,7 +155,7 @@ def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_re
     assert run.header["job"]["settings"]["iterations_per_sample"] == 10
 
 
-def test_under_srun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
+def test_under_srun_the_command_joins_as_a_rank(ranks: Ranks, tmp_path: Path) -> None:
     def rank(number: int) -> subprocess.Popen[str]:
         variables = {
             "SLURM_PROCID": str(number),
@@ -176,31 +164,30 @@ def test_under_srun_the_command_joins_as_a_rank(tmp_path: Path) -> None:
             "SLURM_STEP_ID": "0",
             "SLURM_STEP_NODELIST": "127.0.0.1",
             "MASTER_PORT": "29713",
-            "PYTHONPATH": str(ROOT),
         }
-        command = [sys.executable, "-m", "distbench", "run", str(DATA / "tiny.py"), "--quick", "--out", str(tmp_path)]
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True)
+        command = (sys.executable, "-m", "distbench", "run", DATA / "tiny.py", "--quick", "--out", tmp_path)
+        return ranks.start(*command, variables=variables, stderr=subprocess.PIPE)
 
-    ranks = [rank(0), rank(1)]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], errors
+    started = [rank(0), rank(1)]
+    errors = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
     (file,) = run_files(tmp_path)
     assert read_run(file).header["environment"]["world_size"] == 2
 
 
-def test_the_scenario_in_the_readme_is_this_file_and_runs(tmp_path: Path) -> None:
+def test_the_scenario_in_the_readme_is_this_file_and_runs(ranks: Ranks, tmp_path: Path) -> None:
     file = DATA / "readme_scenario.py"
     assert f"```python\n{file.read_text()}```" in (ROOT / "README.md").read_text()
-    done = run_cli("run", str(file), "--quick", "--budget", "0.5", "--mesh", "tp=2", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    shown = run_cli("report", "--out", str(tmp_path))
+    done = ranks.run_here("run", str(file), "--quick", "--budget", "0.5", "--mesh", "tp=2", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.stderr
+    shown = ranks.run_here("report", "--out", str(tmp_path))
     assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_shipped_scenario_is_ok_on_cuda(tmp_path: Path, name: str) -> None:
-    done = run_cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)
+def test_every_shipped_scenario_is_ok_on_cuda(ranks: Ranks, tmp_path: Path, name: str) -> None:
+    done = ranks.cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)
     assert done.returncode == 0, done.stderr
     (file,) = run_files(tmp_path)
     assert {record["status"] for record in read_run(file).cases} == {"ok"}

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 from conftest import DATA, ROOT
+from processes import Children
 
 from distbench.cli import main
 from distbench.launch import Request, jobs_of
@@ -93,7 +94,7 @@ def job_of(scenario: str, *choices: str, mesh: str = "", quick: bool = False) ->
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, Signature]:
+def written(children: Children) -> dict[str, Signature]:
     """Signatures of real plans, asked of one child process."""
     jobs = {
         "first": job_of("llama_2d", quick=True),
@@ -102,7 +103,8 @@ def written() -> dict[str, Signature]:
         "4096 ranks": job_of("llama_2d", "batch=512", mesh="dp_shard=512,tp=8", quick=True),
         "last": job_of("llama_2d", quick=True),
     }
-    found = dict(zip(jobs, signatures_of(list(jobs.values())), strict=True))
+    with children.forked():
+        found = dict(zip(jobs, signatures_of(list(jobs.values())), strict=True))
     assert not any(left_out for _, left_out in found.values())
     return {name: one for name, (one, _) in found.items()}
 
@@ -128,7 +130,9 @@ class CaseSpec:
         yield
 
 
-def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(
+    known_host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from distbench.worker.children import signatures as worker
     from distbench.worker.torch_internals import Skipped
 
@@ -228,7 +232,9 @@ def signature_command(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["signature", *map(str, arguments)])
 
 
-def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sentence(tmp_path: FilePath) -> None:
+def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sentence(
+    forked_children: None, tmp_path: FilePath
+) -> None:
     done = signature_command("llama_2d", "tp_mlp", "--mesh", "tp=3", "-o", tmp_path / "new")
     assert done.exit_code == 2 and done.output.count("tp") > 1 and "Traceback" not in done.output
     assert len(done.output.splitlines()) == 1 and "llama_2d" in done.output and "tp_mlp" in done.output
@@ -243,7 +249,9 @@ def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sen
         ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),
     ],
 )
-def test_where_signatures_cannot_go_is_told_before_any_is_made(arguments: list[str], says: str) -> None:
+def test_where_signatures_cannot_go_is_told_before_any_is_made(
+    known_host: None, arguments: list[str], says: str
+) -> None:
     done = signature_command(*arguments)
     assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
 

@@ -44,7 +44,7 @@ def test_every_parameter_of_a_shipped_scenario_can_be_given_with_set() -> None:
             assert parse_choices([f"{name}={given}"], found.params) == {name: [given]}, f"{found.name}: {name}"
 
 
-def test_a_smaller_mesh_under_quick_is_part_of_the_header(tmp_path: Path) -> None:
+def test_a_smaller_mesh_under_quick_is_part_of_the_header(known_host: None, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from distbench.spec import scenario\n\n"

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from click.testing import CliRunner
-from conftest import DATA, forked_ranks, run_cli
+from conftest import DATA
+from processes import Ranks
 
 from distbench.ask_child import ask_child
 from distbench.cli import main
-from distbench.launch import Request, jobs_of, launch
-from distbench.launch.display import Quiet
+from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import read_run
 from distbench.spec import Job, list_entries
 from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
@@ -108,7 +108,9 @@ def variants_of_interest(job: Job) -> Job:
     return replace(job, variants=chosen)
 
 
-def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_of_four_blocks() -> None:
+def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_of_four_blocks(
+    forked_children: None,
+) -> None:
     names = [entry.name for entry in list_entries() if not {"laboratory", "calibrate"} & set(entry.tags)]
     jobs = [variants_of_interest(job) for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None)]
     sizes = ("dim=64", "hidden=256", "sequence=32", "num_layers=4")
@@ -169,7 +171,7 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     assert all(one.completed_s >= one.issued_s for one in told)
 
 
-def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def ask_child(module: str, *, given: Any, timeout_s: float, failure: str) -> Any:
@@ -190,13 +192,11 @@ def test_doctor_tells_differences_and_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert refused.exit_code == 2 and "distbench doctor --paths llama_2d" in refused.output
 
 
-@pytest.mark.gloo
-def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(ranks: Ranks, tmp_path: Path) -> None:
     request = Request((f"{DATA}/traced.py",), device="cpu", quick=True, out=tmp_path, timeout_s=120, trace_paths=True)
     [job] = jobs_of(replace(request, started_at=time.time()), None)
     job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
-    with forked_ranks():
-        outcome = launch(job, None, Quiet())
+    outcome = ranks.launch(job)
     assert outcome.exit_code == 0, outcome.message
     run = read_run(Path(job.run_file))
     assert run.warnings == [] and [record["status"] for record in run.cases] == ["ok", "ok"]
@@ -253,10 +253,10 @@ def test_this_torch_has_what_forwarding_leans_on() -> None:
 
 
 @pytest.mark.gpu
-def test_a_step_on_cuda_is_traced(tmp_path: Path) -> None:
+def test_a_step_on_cuda_is_traced(ranks: Ranks, tmp_path: Path) -> None:
     """One GPU is enough to see that the profiler is asked rightly; its one-rank groups communicate nothing."""
     given = ("--quick", "--trace-paths", "--mesh", "tp=1", "--device", "cuda", "--out", str(tmp_path))
-    done = run_cli("run", "tp_mlp", *given, timeout=300)
+    done = ranks.cli("run", "tp_mlp", *given, timeout=300)
     assert done.returncode == 0, done.stderr
     traces = [trace for path in tmp_path.glob("*/*.jsonl") for trace in read_run(path).traces]
     assert traces and all(trace.get("error") is None and trace["steps_s"] for trace in traces)

@@ -2,36 +2,26 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 from conftest import ROOT
+from processes import Ranks
 
 PAGE = (ROOT / "docs" / "your-own-model.md").read_text()
 COMMANDS = ("check", "run", "report", "report", "signature", "signature", "gate")
 
 
-@pytest.mark.gloo
-def test_the_commands_on_the_page_do_what_it_says(tmp_path: Path) -> None:
+def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) -> None:
     (model,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     script = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
     assert tuple(re.findall(r"^distbench (\w+)", script, re.MULTILINE)) == COMMANDS
     (tmp_path / "my_model.py").write_text(model)
     command = tmp_path / "bin" / "distbench"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m distbench "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {ranks.forked_python} -m distbench "$@"\n')
     command.chmod(0o755)
-    variables = {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-e", "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    variables = {"PATH": f"{command.parent}:{os.environ['PATH']}"}
+    done = ranks.run("bash", "-e", "-c", script, cwd=tmp_path, variables=variables, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     told = " ".join(done.stdout.split())
     # What the page's text leans on: both plans run and are right, the optimizer's all-reduces, and who tells of them.

@@ -1,17 +1,16 @@
 """Two hosts, each a network namespace with its own torchrun, joined by a virtual cable: one run, one file."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import DATA, ROOT, run_files
+from conftest import DATA, run_files
+from processes import Ranks
 
 from distbench.runs.run_file import read_run
 
-pytestmark = pytest.mark.gloo
 HOSTS = {"distbench-a": "10.77.0.1", "distbench-b": "10.77.0.2"}
 
 
@@ -23,7 +22,7 @@ def ip(*arguments: str) -> bool:
 
 
 @pytest.fixture
-def hosts() -> Iterator[dict[str, str]]:
+def hosts(ranks: Ranks) -> Iterator[dict[str, str]]:
     first, second = HOSTS
     made = ip("netns", "add", first) and ip("netns", "add", second)
     made = made and ip(
@@ -42,16 +41,14 @@ def hosts() -> Iterator[dict[str, str]]:
             ip("netns", "delete", name)
 
 
-def test_two_torchruns_on_two_hosts_make_one_run(hosts: dict[str, str], tmp_path: Path) -> None:
+def test_two_torchruns_on_two_hosts_make_one_run(ranks: Ranks, hosts: dict[str, str], tmp_path: Path) -> None:
     def torchrun(number: int, name: str) -> subprocess.Popen[str]:
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}"]
         command += [f"--master-addr={hosts['distbench-a']}", "--master-port=29555", "-m", "distbench"]
         command += ["run", str(DATA / "tiny.py"), "--quick", "--mesh", "tp=2", "--out", str(tmp_path)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": f"veth-{name[-1]}"}
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        variables = {"GLOO_SOCKET_IFNAME": f"veth-{name[-1]}"}
+        return ranks.start(*command, variables=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     processes = [torchrun(number, name) for number, name in enumerate(hosts)]
     outputs = [process.communicate(timeout=120)[0] for process in processes]

@@ -1,8 +1,6 @@
 """The walls between rooms, held by reading imports; and what importing the command line must not load."""
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from processes import Children
 
 PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures")
@@ -245,16 +244,16 @@ def test_a_private_name_is_seen(line: str) -> None:
         "distbench.spec",
     ],
 )
-def test_importing_a_light_room_loads_nothing_heavy(module: str) -> None:
+def test_importing_a_light_room_loads_nothing_heavy(children: Children, module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = children.python("-c", code, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_listing_scenarios_never_imports_torch() -> None:
+def test_listing_scenarios_never_imports_torch(children: Children) -> None:
     code = "import sys; sys.argv = ['distbench', 'list']; from distbench.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = children.python("-c", code, check=True)
     assert done.stdout.splitlines()[-1] == "False" and "llama_2d" in done.stdout
 
 

@@ -16,16 +16,11 @@ class NotHandled(Exception):
 
 @dataclass(frozen=True)
 class State:
-    """One layout of a tensor on a mesh; mesh dims named nowhere hold replicas.
-
-    Args:
-        orders: for each tensor dim, the mesh dims that shard it, the first one first.
-        partials: (mesh dim, reduce op) of each mesh dim that still waits for its reduction, ascending.
-    """
+    """One layout of a tensor on a mesh; mesh dims named nowhere hold replicas."""
 
     mesh_ndim: int
-    orders: tuple[tuple[int, ...], ...]
-    partials: tuple[tuple[int, str], ...] = ()
+    orders: tuple[tuple[int, ...], ...]  # for each tensor dim, the mesh dims that shard it, the first one first
+    partials: tuple[tuple[int, str], ...] = ()  # (mesh dim, reduce op) where a reduction is waited for, ascending
 
     def __str__(self) -> str:
         return format_placements(self.placements())

@@ -20,18 +20,12 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Placement:
-    """What one mesh dim does with a tensor: it shards a tensor dim, holds partial values, or else a replica.
-
-    Args:
-        turn: how many mesh dims shard that tensor dim before this one; None where the text does not say.
-        split_factor: the pieces that a strided shard takes its chunks of; None for a plain shard.
-        reduce_op: the reduction that partial values wait for.
-    """
+    """What one mesh dim does with a tensor: it shards a tensor dim, holds partial values, or else a replica."""
 
     tensor_dim: int | None = None
-    turn: int | None = None
-    split_factor: int | None = None
-    reduce_op: str | None = None
+    turn: int | None = None  # how many mesh dims shard that tensor dim before this one; None where the text is silent
+    split_factor: int | None = None  # the pieces that a strided shard takes its chunks of; None for a plain shard
+    reduce_op: str | None = None  # the reduction that partial values wait for
 
     def __str__(self) -> str:
         if self.reduce_op is not None:

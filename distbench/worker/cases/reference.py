@@ -25,18 +25,12 @@ LOW_PRECISION_TOLERANCE = 5e-2
 
 @dataclass(frozen=True)
 class Reference:
-    """What one device computes, on rank 0's CPU; other ranks have the shapes alone.
+    """What one device computes, on rank 0's CPU; other ranks have the shapes alone."""
 
-    Args:
-        shapes: parameter name to its full shape, of every parameter.
-        gradients: parameter name to full gradient, of the parameters that have one.
-        output: the model's output of the global batch, where it is one tensor.
-    """
-
-    shapes: dict[str, torch.Size]
+    shapes: dict[str, torch.Size]  # by name, the full shape of every parameter
     loss: float = 0.0
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    output: torch.Tensor | None = None
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full, of the parameters that have one
+    output: torch.Tensor | None = None  # of the global batch, where it is one tensor
 
 
 def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool = True) -> Reference:

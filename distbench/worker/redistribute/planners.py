@@ -34,30 +34,18 @@ WARM_PLANS = 20
 
 @dataclass(frozen=True)
 class PlannedRedistribution:
-    """One redistribution, planned and ready to run while the context that gave it is open.
+    """One redistribution, planned and ready to run while the context that gave it is open."""
 
-    Args:
-        call: runs it; what it returns has the local tensor, or is it.
-        path: in torch's own notation, or what is done instead.
-        collectives: as planned, in order.
-        executed_as: what the backend runs for each of them.
-        wire_bytes: bytes that one rank must send, each step counted as its ring algorithm would.
-        wire_bytes_executed: the same, each step counted as the backend runs it.
-        planning_s: thread CPU seconds to plan with empty caches, and again from them.
-        predicted_s: seconds by the profile; None without one, or where it lacks a line.
-        facts: the executor's own counters.
-    """
-
-    call: Callable[[], Any]
-    path: str
-    collectives: tuple[str, ...]
-    executed_as: tuple[str, ...]
-    wire_bytes: int
-    wire_bytes_executed: int
-    planning_s: tuple[float, float]
-    predicted_s: float | None = None
+    call: Callable[[], Any]  # runs it; what it returns has the local tensor, or is it
+    path: str  # in torch's own notation, or what is done instead
+    collectives: tuple[str, ...]  # as planned, in order
+    executed_as: tuple[str, ...]  # what the backend runs for each of them
+    wire_bytes: int  # that one rank must send, each step counted as its ring algorithm would
+    wire_bytes_executed: int  # the same, each step counted as the backend runs it
+    planning_s: tuple[float, float]  # thread CPU seconds to plan with empty caches, and again from them
+    predicted_s: float | None = None  # by the profile; None without one, or where it lacks a line
     steps: tuple[PathStep, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # the executor's own counters
 
     def local_result(self) -> Any:
         """Run it; this rank's local tensor under the target."""
@@ -108,7 +96,7 @@ def _path(
         path=text,
         collectives=tuple(step.op for step in communicating if step.op),
         executed_as=tuple(executed),
-        wire_bytes=round(sum(_sent(step, step.op) for step in steps) * itemsize),
+        wire_bytes=wire_bytes(steps, itemsize),
         wire_bytes_executed=round(sum(map(_sent, communicating, executed)) * itemsize),
         planning_s=planning_s,
         predicted_s=predicted_seconds(steps, itemsize, profile),
@@ -192,6 +180,11 @@ def executed_as(op: str, context: RankContext, native: bool) -> str:
     if context.device.type == "cpu" and op == "all_to_all" and not native:
         return "all_gather"
     return BACKEND_OPS.get((context.backend, op), op)
+
+
+def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
+    """Bytes that one rank must send on a path, each step counted as its ring algorithm would."""
+    return round(sum(_sent(step, step.op) for step in steps) * itemsize)
 
 
 def _sent(step: PathStep, op: str | None) -> float:

@@ -1,10 +1,10 @@
 """Stands in for torchrun where a test is about what ranks compute, not about how they are started.
 
-`python forking.py NUM_RANKS [-m MODULE | FILE] ARGUMENT...` imports torch once and forks the ranks, where torchrun and
-each of its ranks import it anew: on two cores that is most of a small launch. A rank that fails ends it.
+`python forking.py NUM_RANKS [-m MODULE | FILE] ARGUMENT...`, where python is one that has torch imported
+(fork_server.py), forks the ranks, where torchrun and each of its ranks import it anew: on two cores that is most of a
+small launch. A rank that fails ends it.
 """
 
-import importlib
 import os
 import runpy
 import signal
@@ -14,13 +14,9 @@ import traceback
 
 from distbench.worker.rank.parent_death import die_with_parent
 
-IMPORTED = ("distbench.worker.session", "torch.distributed.tensor.parallel", "torch.distributed.fsdp")
-
 
 def main(num_ranks: int, arguments: list[str]) -> int:
     die_with_parent()
-    for name in IMPORTED:
-        importlib.import_module(name)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,8 +52,10 @@ def fork(rank: int, num_ranks: int, port: int, arguments: list[str]) -> int:
             runpy.run_path(arguments[0], run_name="__main__")
     except BaseException:
         traceback.print_exc()
-    # A rank leaves by itself; one that comes here could not.
-    os._exit(1)
+        os._exit(1)
+    # At once, as the worker leaves: destructors of process groups may wait for ranks that are gone.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""How tests start processes: for real, or forked from one that has torch imported. Reached through fixtures only."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from distbench.cli import main
+from distbench.launch import JobOutcome, launch
+from distbench.launch.display import Quiet
+from distbench.spec import Job
+
+FOLDER = Path(__file__).parent
+# A rank of somebody's launch, or a worker of pytest-xdist, is nothing that a child should take itself for.
+NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTEST_XDIST")
+WORKER = ("-m", "distbench.worker")
+
+
+class Children:
+    """Starts child processes.
+
+    Args:
+        root: the repository: where they start, and whose code they find first.
+        folder: for the server that forks processes.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self._folder = folder
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def run(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """`subprocess.run` with the output captured.
+
+        Args:
+            command: its words.
+            options: of `subprocess.run`; `variables` are environment variables beside this process's own.
+        """
+        usual = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120}
+        return subprocess.run([str(word) for word in command], **{**usual, **self._surroundings(options)})
+
+    def start(self, *command: object, **options: Any) -> subprocess.Popen[str]:
+        """`subprocess.Popen` with the same options; it may be sent SIGINT."""
+        return subprocess.Popen(
+            [str(word) for word in command],
+            # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            **self._surroundings(options),
+        )
+
+    def python(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """`python ARGUMENTS`, started anew."""
+        return self.run(sys.executable, *arguments, **options)
+
+    def cli(
+        self, *arguments: object, real: bool = False, timeout: float = 120, cwd: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`distbench ARGUMENTS` as a process of its own: forked, or with `real` started anew as a user does."""
+        python = sys.executable if real else self.forked_python
+        command = (python, "-m", "distbench", *arguments)
+        return self.run(*command, variables=variables, timeout=timeout, cwd=cwd or self._root)
+
+    @cached_property
+    def forked_python(self) -> str:
+        """A stand-in for `sys.executable` that has torch imported, where the start is not what is tested."""
+        address = self._folder / "server"
+        self._server = subprocess.Popen(
+            [sys.executable, str(FOLDER / "fork_server.py"), str(address)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(self._root)},
+        )
+        assert self._server.stdout is not None and self._server.stdout.readline() == b"ready\n"
+        client = self._folder / "python"
+        lines = f"#!{sys.executable} -IS", "import sys", f"sys.path.insert(0, {str(FOLDER)!r})"
+        client.write_text("\n".join([*lines, "import forked_python", f"forked_python.main({str(address)!r})", ""]))
+        client.chmod(0o755)
+        return str(client)
+
+    @contextmanager
+    def forked(self) -> Iterator[None]:
+        """Have whatever this process starts with `sys.executable` forked."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sys, "executable", self.forked_python)
+            patched.setenv("PYTHONPATH", str(self._root))
+            yield
+
+    def close(self) -> None:
+        """End the server and with it whatever it forked."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.communicate()
+
+    def _surroundings(self, options: dict[str, Any]) -> dict[str, Any]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
+        environment = {**inherited, "PYTHONPATH": str(self._root), **options.pop("variables", {})}
+        return {"cwd": self._root, "env": environment, "text": True, **options}
+
+
+class Ranks(Children):
+    """Launches ranks, too."""
+
+    @contextmanager
+    def forked(self) -> Iterator[None]:
+        """Likewise; and have `launch` fork its ranks instead of asking torchrun: see forking.py."""
+
+        def command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
+            return [str(word) for word in self._forking(num_ranks, *arguments)]
+
+        with super().forked(), pytest.MonkeyPatch.context() as patched:
+            patched.setattr("distbench.launch.attempt.torchrun_command", command)
+            yield
+
+    def launch(self, job: Job, module: tuple[str, ...] = WORKER) -> JobOutcome:
+        """Launch the job's ranks, forked."""
+        with self.forked():
+            return launch(job, None, Quiet(), module)
+
+    def run_forked(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """So many ranks of a program (a file, or -m and a module; and its arguments), forked without torchrun."""
+        return self.run(*self._forking(num_ranks, *program), **options)
+
+    def torchrun(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """torchrun of so many ranks on this host, itself and its ranks forked.
+
+        Args:
+            num_ranks: how many.
+            program: a file, or -m and a module; and its arguments.
+            options: of `run`.
+        """
+        words = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
+        return self.run(self.forked_python, *words, *program, **options)
+
+    def _forking(self, *arguments: object) -> tuple[object, ...]:
+        return self.forked_python, FOLDER / "forking.py", *arguments
+
+    def run_here(self, *arguments: str, cwd: Path | None = None) -> Result:
+        """`distbench ARGUMENTS` in this process, its ranks forked."""
+        with self.forked(), pytest.MonkeyPatch.context() as patched:
+            patched.chdir(cwd or self._root)
+            return CliRunner().invoke(main, arguments)

@@ -1,0 +1,186 @@
+"""Calibrated plans and the direct executor on real ranks: every value against shards cut without DTensor.
+
+`planning_checks.py four_ranks|eight_ranks FILE`: rank 0 writes to FILE how many redistributions were checked.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _redistribute as module
+
+from benchmarks.random_states import random_state
+from distbench.costmodel.lines import Line
+from distbench.costmodel.profile import Profile
+from distbench.planning import State, parse_state
+from distbench.spec.errors import UserError
+from distbench.worker.redistribute.direct_executor import DirectRedistribution
+from distbench.worker.redistribute.expected_shards import parse_placement, part_of, shard_in_order, shard_of, tagged
+from distbench.worker.torch_internals.calibrated import calibrated_planning
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+def profile_of(mesh: DeviceMesh, all_to_all_s: float) -> Profile:
+    """Gathers of a plausible cost, all-to-alls of a dictated one, so that two profiles take different paths."""
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    lines = []
+    for name, size in sizes.items():
+        lines.append(Line("all_to_all", name, size, all_to_all_s, 0.0))
+        lines += [Line(op, name, size, 2e-6, 1e-9) for op in ("all_gather", "all_reduce", "reduce_scatter")]
+    return Profile("test", "gloo", torch.__version__, sizes, tuple(lines))
+
+
+def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Tensor:
+    """This rank's shard under any shard order."""
+    return shard_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
+
+
+def check_direct(mesh: DeviceMesh, pairs: int) -> int:
+    """Random pairs with shard orders, uneven and empty shards, against nested cuts and a counted lower bound."""
+    rng = random.Random(f"direct/{tuple(mesh.shape)}")
+    for _ in range(pairs):
+        tensor_ndim = rng.randrange(1, 4)
+        shape = tuple(rng.choice((1, 2, 3, 5, 8, 12)) for _ in range(tensor_ndim))
+        source, target = (random_state(rng, mesh.ndim, tensor_ndim) for _ in range(2))
+        offsets = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
+        before, after = nested_shard(offsets, source, mesh), nested_shard(offsets, target, mesh)
+        direct = DirectRedistribution(source, target, shape, mesh.mesh)
+        lacking = set(after.flatten().tolist()) - set(before.flatten().tolist())
+        assert direct.received_numel == len(lacking), f"{source} -> {target} of {shape}"
+        dtype = rng.choice(DTYPES)
+        full = tagged(shape, dtype)
+        result = direct(nested_shard(full, source, mesh))
+        wanted = nested_shard(full, target, mesh)
+        assert result.shape == wanted.shape and torch.equal(result, wanted), f"{source} -> {target} of {shape}"
+    return pairs
+
+
+def check_local_targets_stay_silent(mesh: DeviceMesh) -> None:
+    """No collective is entered where every rank already holds its target."""
+
+    def forbidden(*arguments: object) -> None:
+        raise AssertionError("a collective ran")
+
+    replaced, full = dist.all_to_all_single, tagged((5, 6), torch.float32)
+    dist.all_to_all_single = forbidden  # type: ignore[assignment]
+    try:
+        for before, after in (("RR", "S(0)S(1)"), ("S(1)R", "S(1)S(1)"), ("S(0)S(1)", "S(0)S(1)")):
+            source, target = parse_state(before, 2), parse_state(after, 2)
+            result = DirectRedistribution(source, target, full.shape, mesh.mesh)(nested_shard(full, source, mesh))
+            assert torch.equal(result, nested_shard(full, target, mesh))
+    finally:
+        dist.all_to_all_single = replaced
+
+
+def check_calibrated(mesh: DeviceMesh, shapes: tuple[tuple[int, ...], ...], stride: int) -> int:
+    """Pairs over S(0), S(1), R and Partial sources, under two profiles that take different paths."""
+    coordinate = tuple(mesh.get_coordinate() or ())
+    sources = list(product(("R", "S(0)", "S(1)", "P(sum)"), repeat=mesh.ndim))
+    targets = list(product(("R", "S(0)", "S(1)"), repeat=mesh.ndim))
+    pairs = list(product(sources, targets, shapes))[::stride]
+    paths: list[list[int]] = []
+    for all_to_all_s in (1e-9, 1.0):
+        paths.append([])
+        with calibrated_planning(profile_of(mesh, all_to_all_s)) as counts:
+            for before, after, shape in pairs:
+                source, target = ([parse_placement(text) for text in texts] for texts in (before, after))
+                full = tagged(shape, torch.float32)
+                at = mesh.shape, coordinate
+                local = shard_of(part_of(full, source, *at), source, *at).contiguous()
+                dtensor: Any = DTensor.from_local(
+                    local, mesh, source, run_check=False, shape=full.shape, stride=full.stride()
+                )
+                moved = dtensor.redistribute(mesh, target)
+                wanted = shard_of(full, target, mesh.shape, coordinate)
+                assert torch.equal(moved.to_local(), wanted), f"{before} -> {after} of {shape}"
+                paths[-1].append(len(module._gen_transform_infos(dtensor._spec, moved._spec)))
+        assert counts.ours > len(pairs) / 2 and not counts.left_to_torch
+    assert paths[0] != paths[1]
+    return 2 * len(pairs)
+
+
+def check_a_flattened_mesh() -> int:
+    """torch merges gathers over mesh dims that were flattened into one, wrongly where shards are uneven; we do not."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("flat_a", "flat_b"))
+    mesh["flat_a", "flat_b"]._flatten("flat_ab")
+    return check_calibrated(mesh, ((5, 3),), stride=1)
+
+
+def check_gradients(mesh: DeviceMesh) -> int:
+    """A matrix product whose operands must move: its gradients, planned by us, against one device."""
+    torch.manual_seed(0)
+    left: Any = torch.randn(8, 12, requires_grad=True)
+    right: Any = torch.randn(12, 6, requires_grad=True)
+    (left @ right).pow(2).sum().backward()
+    shards = [parse_placement(text) for text in ("S(0)", "S(1)")]
+    with calibrated_planning(profile_of(mesh, 1e-6)) as counts:
+        moving: list[Any] = []
+        for full in (left, right):
+            part = shard_of(full.detach(), shards, mesh.shape, tuple(mesh.get_coordinate() or ()))
+            whole = {"shape": full.shape, "stride": full.stride()}
+            moving.append(DTensor.from_local(part, mesh, shards, run_check=False, **whole).requires_grad_())
+        (moving[0] @ moving[1]).redistribute(mesh, [parse_placement("R")] * 2).pow(2).sum().backward()
+        for full, part in zip((left, right), moving, strict=True):
+            torch.testing.assert_close(part.grad.full_tensor(), full.grad)
+    assert counts.ours
+    return 2
+
+
+@contextmanager
+def refused(*sentences: str) -> Iterator[None]:
+    """Fails unless a UserError says one of these."""
+    try:
+        yield
+    except UserError as error:
+        assert any(sentence in str(error) for sentence in sentences), error
+    else:
+        raise AssertionError(f"nothing was refused with {sentences}")
+
+
+def check_disagreement_is_refused(mesh: DeviceMesh) -> None:
+    mine = profile_of(mesh, float(dist.get_rank()))
+    with refused("different profiles"), calibrated_planning(mine):
+        pass
+    # A file that one rank lacks must not leave the others waiting.
+    given = mine if dist.get_rank() else "/nowhere/profile.json"
+    with refused("different profiles", "cannot be read"), calibrated_planning(given):
+        pass
+
+
+def four_ranks() -> int:
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    line = init_device_mesh("cpu", (4,), mesh_dim_names=("all",))
+    turned = DeviceMesh("cpu", torch.tensor([[3, 1], [2, 0]]), mesh_dim_names=("x", "y"))
+    check_disagreement_is_refused(square)
+    check_local_targets_stay_silent(square)
+    checked = check_calibrated(square, ((8, 8), (5, 3)), stride=1) + check_gradients(square)
+    checked += check_a_flattened_mesh()
+    return checked + sum(check_direct(mesh, 250) for mesh in (square, line, turned))
+
+
+def eight_ranks() -> int:
+    wide = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
+    checked = check_calibrated(wide, ((9, 6),), stride=3) + check_calibrated(cube, ((6, 7),), stride=23)
+    return checked + sum(check_direct(mesh, 200) for mesh in (wide, cube))
+
+
+def main(checks: str, file: str) -> None:
+    dist.init_process_group("gloo")
+    checked = {"four_ranks": four_ranks, "eight_ranks": eight_ranks}[checks]()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        Path(file).write_text(str(checked))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

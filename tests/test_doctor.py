@@ -1,0 +1,89 @@
+"""`distbench doctor` on plain data: what it says of a host, of a torch, and of two methods that were compared."""
+
+from typing import Any
+
+import pytest
+
+from distbench import doctor
+from distbench.spec.errors import UserError
+
+HOST = {"machine": "box-12", "cpu_model": "x86_64", "num_cpus": 2, "memory_bytes": 16_000_000_000}
+GOOD = ("torch version", "torch.distributed", "gloo")
+
+
+def check(name: str, ok: bool, advice: str = "install it") -> dict[str, Any]:
+    return {"name": name, "ok": ok, "found": "found it" if ok else "nothing", "advice": advice}
+
+
+def examined(monkeypatch: pytest.MonkeyPatch, answer: Any, num_gpus: int = 0) -> dict[str, Any]:
+    def ask(module: str, *, timeout_s: float) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(doctor, "ask_child", ask)
+    monkeypatch.setattr(doctor, "host_facts", lambda: HOST)
+    monkeypatch.setattr(doctor, "gpu_count", lambda: num_gpus)
+    return doctor.examine()
+
+
+@pytest.mark.parametrize("missing", GOOD)
+def test_a_machine_is_usable_with_torch_and_gloo(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    checks = [check(name, True) for name in GOOD]
+    assert examined(monkeypatch, [*checks, check("CUDA", False)])["usable"]
+    checks = [check(name, name != missing) for name in GOOD]
+    assert not examined(monkeypatch, [*checks, check("CUDA", True)])["usable"]
+
+
+@pytest.mark.parametrize(("num_gpus", "cuda", "ok"), [(0, False, True), (2, True, True), (2, False, False)])
+def test_gpus_that_this_torch_cannot_use_are_told(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, cuda: bool, ok: bool
+) -> None:
+    gpus = examined(monkeypatch, [check("CUDA", cuda)], num_gpus)["checks"][-1]
+    assert (gpus["name"], gpus["found"], gpus["ok"]) == ("GPUs of this host", str(num_gpus), ok)
+
+
+def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = examined(monkeypatch, UserError("No module named 'torch'"))
+    assert not found["usable"]
+    assert doctor.lines_of(found) == [
+        "box-12: x86_64, 2 CPUs, 16 GB",
+        "",
+        "MISSING torch  No module named 'torch'",
+        f"        -> {doctor.TORCH_ADVICE}",
+        "",
+        "This machine cannot run distbench yet.",
+    ]
+
+
+def test_lines_are_aligned_and_only_what_is_missing_has_advice() -> None:
+    lines = doctor.lines_of(
+        {"host": HOST, "checks": [check("gloo", True), check("a long name", False)], "usable": True}
+    )
+    assert lines[2:] == [
+        "ok      gloo         found it",
+        "MISSING a long name  nothing",
+        "        -> install it",
+        "",
+        "This machine can run distbench.",
+    ]
+
+
+def test_a_comparison_tells_each_case_and_relies_on_none_that_failed() -> None:
+    cases = [
+        {"case_id": "a", "num_rows": 3, "differences": []},
+        {"case_id": "b", "num_rows": 2, "differences": ["one less"]},
+        {"case_id": "c", "skipped": "no GPU"},
+        {"case_id": "d", "failed": "it raises"},
+    ]
+    lines = doctor.lines_of_agreement({"cases": cases, "usable": False})
+    assert lines[:5] == [
+        "agreed    a: 3 collectives",
+        "DIFFERENT b: 2 collectives",
+        "          -> one less",
+        "skipped   c: no GPU",
+        "FAILED    d: it raises",
+    ]
+    assert lines[-1].startswith("Do not rely on")
+    assert doctor.lines_of_agreement({"cases": cases[:1], "usable": True})[-1].endswith("can be relied on here.")
+    assert len(doctor.lines_of_agreement({"cases": [], "usable": True})) == 1

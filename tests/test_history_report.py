@@ -1,0 +1,46 @@
+"""The page of `distbench history` from series made here: levels, and changes named by their commit."""
+
+from itertools import pairwise
+
+import pytest
+
+from distbench.history.history_report import MAX_CASES, commit_text, text
+from distbench.history.series import Level, Point, Series
+
+HASH = "0123456789abcdef"
+
+
+def series(case_id: str, seconds: list[float], changed_at: int | None = None) -> Series:
+    points = [Point(86_400.0 * (1 + day), HASH[day:] + HASH, day == 2, time_s) for day, time_s in enumerate(seconds)]
+    cuts = [0, *([changed_at] if changed_at else []), len(seconds)]
+    levels = [Level(start, stop, seconds[start]) for start, stop in pairwise(cuts)]
+    return Series("scenario", case_id, tuple(points), tuple(levels))
+
+
+@pytest.mark.parametrize(
+    ("point", "told"),
+    [
+        (Point(1.0, HASH, False, 1.0), "01234567"),
+        (Point(1.0, HASH, True, 1.0), "01234567+"),
+        (Point(1.0, None, False, 1.0), "-"),
+    ],
+)
+def test_a_commit_is_told_in_eight_letters_and_whether_files_differed(point: Point, told: str) -> None:
+    assert commit_text(point) == told
+
+
+def test_a_level_has_its_first_launch_commit_count_time_and_change() -> None:
+    page = text([series("a", [1e-3, 1e-3, 1.5e-3, 1.5e-3, 1.5e-3], changed_at=2), series("b", [1.0])], ["a note"])
+    assert "2 cases, 1 of them changed their level" in page and "a note" in page
+    first, second = (
+        line.split() for line in page.splitlines() if line.lstrip().startswith("1970-01-0") and " ms" in line
+    )
+    assert first == ["1970-01-02", "00:00", "01234567", "2", "1.00", "ms"]
+    assert second == ["1970-01-04", "00:00", "23456789+", "3", "1.50", "ms", "+50", "%"]
+
+
+def test_a_launch_without_a_date_has_a_dash_and_many_cases_are_cut_with_a_word() -> None:
+    undated = Series("scenario", "a", (Point(0.0, None, False, 1.0),), (Level(0, 1, 1.0),))
+    page = text([undated] * (MAX_CASES + 3), [])
+    assert page.count("scenario: a") == MAX_CASES and "... 3 more cases" in page
+    assert any(line.split()[:3] == ["-", "-", "1"] for line in page.splitlines())
