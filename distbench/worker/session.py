@@ -61,10 +61,12 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         progress = ProgressWriter(Path(job.log_dir) / FILE_NAME if context.rank == 0 else None)
         progress.tell("connected")
         with stopwatch.on("set-up"):
-            case_specs = with_baselines_again(all_cases(job, function, context))
+            case_specs = all_cases(job, function, context)
+            is_compared = sum(one.case.kind == "step" for one in case_specs) > 1
+            if is_compared and job.settings.passes != 1:
+                case_specs = with_baselines_again(case_specs)
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
-            is_compared = sum(one.case.kind == "step" for one in case_specs) > 1
             plan = PassPlan(settings, len(case_specs), is_compared)
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
             run_file = Path(job.run_file)
