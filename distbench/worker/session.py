@@ -72,7 +72,9 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             run_file = Path(job.run_file)
             runner = Runner(context, agreement, plan, settings, run_file, progress, stopwatch, job.trace_paths)
             if not job.done_ids:
-                runner.save(header_of(job, context))
+                # The header says 0 only where the plan chose: launches of one pass are like those of before.
+                passes = 0 if plan.is_automatic else plan.num_passes
+                runner.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
         progress.tell("plan", num_cases=len(case_specs))
         waiting = [case_spec for case_spec in case_specs if case_spec.case.id not in job.ended_ids]
         runner.run(waiting, set(job.done_ids), job.first_pass)
