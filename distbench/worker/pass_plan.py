@@ -106,6 +106,7 @@ class Turn:
     estimate_s: float = 0.0
     counters: dict[str, Any] = field(default_factory=dict)
     opened_case: OpenedCase | None = None
+    is_traced: bool = False
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property

@@ -88,17 +88,17 @@ class Runner:
         turns = [turn for turn in turns if turn.id in rows or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
         checking_s = self._stopwatch.spent_s.get("checking", 0.0) - checking_s
-        pass_s = (time.monotonic() - started - checking_s) * len(turns) / max(len(new), 1)
-        self._plan.set_number(max(self._context.gather(pass_s)))
+        if new:
+            pass_s = (time.monotonic() - started - checking_s) * len(turns) / len(new)
+            self._plan.set_number(max(self._context.gather(pass_s)))
         number = next_pass
         while turns and self._plan.goes_on(number, [turn.medians for turn in turns]):
             turns = self._further_pass(turns, number)
             number += 1
         for turn in turns:
             turn.close()
-        if self._tracing is not None:
-            for turn in turns:
-                self._trace(turn)
+        for turn in turns:
+            self._trace(turn)
 
     def _further_pass(self, turns: list[Turn], number: int) -> list[Turn]:
         """One more pass over the cases; those that may go on. What was measured is written even if it is broken off."""
@@ -183,7 +183,7 @@ class Runner:
         result = _result_of(turn.case_spec, opened_case, samples, wrong)
         self._save_row(result)
         turn.counters = result.counters
-        if self._plan.num_passes == 1 and self._tracing is not None:
+        if self._plan.num_passes == 1:
             self._trace(turn)
         turn.close()
         return result.status
@@ -229,8 +229,11 @@ class Runner:
 
     def _trace(self, turn: Turn) -> None:
         """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
+        if self._tracing is None or turn.is_traced:
+            return
+        turn.is_traced = True
         opened_case = turn.opened_case or turn.open()
-        if opened_case.trace is None or self._tracing is None:
+        if opened_case.trace is None:
             turn.close()
             return
         self._progress.tell("tracing")
