@@ -23,7 +23,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, answer: Any, num_gpus: int = 0) ->
 
     monkeypatch.setattr(doctor, "ask_child", ask)
     monkeypatch.setattr(doctor, "host_facts", lambda: HOST)
-    monkeypatch.setattr(doctor, "gpu_count", lambda: num_gpus)
+    monkeypatch.setattr(doctor, "accelerator_here", lambda: ("cuda", num_gpus))
     return doctor.examine()
 
 
