@@ -11,7 +11,7 @@ from typing import Any
 
 from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
-from distbench.runs.run_file import CaseResult, append
+from distbench.runs.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
 from distbench.worker.pass_plan import PassPlan, Turn
 from distbench.worker.rank.agreement import Agreement
@@ -229,7 +229,7 @@ class Runner:
 
     def _trace(self, turn: Turn) -> None:
         """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
-        if self._tracing is None or turn.is_traced:
+        if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return
         turn.is_traced = True
         opened_case = turn.opened_case or turn.open()
