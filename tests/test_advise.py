@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from distbench.advise import advice_text, plans
 from distbench.advise.advice_text import pair_text, ranking_text
 from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
@@ -18,6 +19,7 @@ from distbench.advise.torch_paths import TorchAnswers, TorchPath
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import load_profile
 from distbench.spec.errors import UserError
+from distbench.spec.planner_names import PLANNERS
 
 MIB = 2**20
 H100, A100 = (ROOT / "profiles" / f"{name}_8x_ib.json" for name in ("h100", "a100"))
@@ -113,6 +115,16 @@ def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
     assert dict(advice.missing) == {"greedy": "torch moved", "min_cost": "torch moved"}
     assert set(advice.plans) == {"calibrated", "direct"}
     assert "least of those that could be planned" in verdict(setting, advice)
+
+
+def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (plans, advice_text):
+        monkeypatch.setattr(module, "PLANNERS", (*PLANNERS, "replicate"))
+    setting, torch = setting_of("8,8", "bf16", "2x2"), answers("RR->S(0)R")
+    advice = advice_of(setting, "RR", "S(0)R", torch)
+    assert list(advice.plans) == list(PLANNERS)
+    (row,) = (line for line in pair_text(setting, advice, torch, "").splitlines() if line.startswith("replicate"))
+    assert row.endswith("not priced without ranks")
 
 
 def test_a_path_with_an_unknown_step_is_shown_but_not_priced() -> None:

@@ -3,11 +3,11 @@
 import ast
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from processes import Children
 from test_walls import MAY_IMPORT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -54,14 +54,14 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_applies_and_touches_few_files(example: Path, tmp_path: Path) -> None:
+def test_an_example_applies_and_touches_few_files(example: Path, children: Children, tmp_path: Path) -> None:
     files = re.findall(r"^\+\+\+ b/(\S+)$", example.read_text(), re.MULTILINE)
     assert 0 < len(files) <= MAX_FILES
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     for options in (["--check"], []):
-        done = subprocess.run(["git", "apply", *options, str(example)], cwd=tmp_path, capture_output=True, text=True)
+        done = children.run("git", "apply", *options, example, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     for file in files:
         if file.endswith(".py"):

@@ -23,7 +23,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, answer: Any, num_gpus: int = 0) ->
 
     monkeypatch.setattr(doctor, "ask_child", ask)
     monkeypatch.setattr(doctor, "host_facts", lambda: HOST)
-    monkeypatch.setattr(doctor, "accelerator_here", lambda: ("cuda", num_gpus))
+    monkeypatch.setattr(doctor, "accelerator_here", lambda: ("cuda", num_gpus) if num_gpus else ("cpu", 0))
     return doctor.examine()
 
 

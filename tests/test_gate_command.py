@@ -13,12 +13,13 @@ from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
 from distbench.cli import main
-from distbench.commands.gate import sides_of
+from distbench.commands.gate import FORMS, sides_of
 from distbench.compare.options import Options
-from distbench.gate import comparison_text
+from distbench.gate import comparison_text, machine_forms
 from distbench.gate.machine_forms import annotations
 from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.render.ci import MAX_ANNOTATIONS
+from distbench.signature import difference_text
 from distbench.spec.errors import UserError
 
 
@@ -181,6 +182,10 @@ def test_json_holds_every_number_and_the_exit_code(tmp_path: Path) -> None:
     mean = next(metric for metric in found["cases"][0]["metrics"] if metric["metric"] == "mean")
     assert mean["change"] == pytest.approx(0.5) and mean["num_launches"] == 10
     assert mean["low"] < 0.5 < mean["high"] and mean["p"] < 0.05
+
+
+def test_both_gates_have_every_form_that_can_be_asked_for() -> None:
+    assert tuple(machine_forms.FORMS) == tuple(difference_text.FORMS) == FORMS
 
 
 def test_junit_maps_verdicts_to_what_test_reporters_know(tmp_path: Path) -> None:

@@ -34,10 +34,13 @@ def test_setup_finds_every_folder_and_the_data_in_it(monkeypatch: pytest.MonkeyP
     assert set(given["packages"]) == set(on_disk)  # type: ignore[call-overload]
     assert given["package_dir"] == {"distbench.scenarios": "scenarios"}
     listed = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    data = {package: {name for name in names if not name.endswith(".py")} for package, names in on_disk.items()}
-    assert {package: names for package, names in data.items() if names} == {
-        package: set(names) for package, names in listed.items()
+    data = {
+        f"{package.replace('.', '/')}/{name}"
+        for package, names in on_disk.items()
+        for name in names
+        if not name.endswith(".py")
     }
+    assert data == {f"{package.replace('.', '/')}/{name}" for package, names in listed.items() for name in names}
 
 
 def test_the_wheel_holds_them(children: Children, tmp_path: Path) -> None:

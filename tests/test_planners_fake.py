@@ -55,6 +55,12 @@ def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh)
         assert [(step.op, step.logical_numel) for step in found] == [("reduce_scatter", 2**20), ("all_reduce", 2**19)]
 
 
+def test_a_planner_that_is_none_of_torchs_is_refused() -> None:
+    """It would plan as greedy does, and be reported under its own name."""
+    with pytest.raises(ValueError, match="'replicate' is none of torch's: greedy, min_cost"), planner("replicate"):
+        pass
+
+
 def test_the_switch_leaves_torch_as_it_was(mesh: DeviceMesh) -> None:
     from torch.distributed.tensor import _redistribute
 

@@ -12,7 +12,7 @@ from distbench.planning import State
 from distbench.render.blocks import Block, Heading, Lines, Table, text_of
 from distbench.render.units import percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
-from distbench.spec.planner_names import PLANNERS
+from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
 
 MAX_ROWS = 40
 PRICED_NOTE = (
@@ -120,7 +120,7 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
     counted = f"{count} ordered pairs" if count == ranking.num_all else f"A random {count} of {ranking.num_all} pairs"
     lines = [*_setting_lines(setting, torch), f"{counted}; the planner to use: {used}."]
     if ranking.num_unasked:
-        reasons = {reason for advice in ranking.advices for name, reason in advice.missing.items() if name != "direct"}
+        reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
         lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
     rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
     notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes are what a rank sends."]

@@ -12,7 +12,7 @@ from distbench.costmodel.lines import ALL_TO_ALL, CUT, DIRECT, Line
 from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_exchange, priced_steps
 from distbench.planning.choice import choose
 from distbench.planning.direct_exchange import volume
-from distbench.spec.planner_names import TORCH_PLANNERS
+from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
 
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
 MAX_DIRECT_RANKS = 512
@@ -129,6 +129,7 @@ def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, 
     """Every planner's plan for one pair, to a target without Partial; torch's are its answers of that number."""
     route = cheapest_route(setting.problem, setting.model, source, target)
     found: dict[str, Plan | str] = {
+        **dict.fromkeys(PLANNERS, "not priced without ranks"),
         **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
         "calibrated": _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states),
         "direct": _direct_plan(setting, source, target),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distbench.compare.options import Options
     from distbench.gate.outcome import Gated
 
+# Each has a function in gate/machine_forms.py and in signature/difference_text.py.
 FORMS = ("table", "markdown", "json", "junit", "github")
 # What these use of the other options.
 USED_BY = {
@@ -105,8 +106,10 @@ def gate(
     if try_itself:
         self_test(paths, launches, options)
         return
+    from distbench.gate import machine_forms
+
     gated = _judged(paths, options)
-    put_out(lambda one: _rendered(gated, one, strict))
+    put_out(lambda one: machine_forms.FORMS[one](gated, strict))
     ctx.exit(gated.exit_code(strict))
 
 
@@ -148,7 +151,7 @@ def _put_out(render: Callable[[str], str], form: str, targets: Sequence[tuple[st
 
 def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Callable[[str], str]], None]) -> int:
     """Compare signatures or make the new ones the baseline; the exit code."""
-    from distbench.signature.difference_text import rendered
+    from distbench.signature import difference_text
     from distbench.signature.exact_gate import compare
     from distbench.signature.exact_gate import update as make_baseline
 
@@ -160,7 +163,7 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Ca
         click.echo("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
         return 0
     found = compare(base, new)
-    put_out(partial(rendered, found))
+    put_out(lambda form: difference_text.FORMS[form](found))
     if found.exit_code:
         click.echo(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
     return found.exit_code
@@ -177,14 +180,6 @@ def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
     if not left or not right or SEPARATOR in right:
         raise UserError(f"gate compares two sides: {USAGE}")
     return expanded(left), expanded(right)
-
-
-def _rendered(gated: "Gated", form: str, strict: bool) -> str:
-    from distbench.gate.comparison_text import markdown, text
-    from distbench.gate.machine_forms import annotations, json_text, junit_text
-
-    forms = {"table": text, "markdown": markdown, "json": json_text, "junit": junit_text, "github": annotations}
-    return forms[form](gated, strict)
 
 
 def _targets(texts: Sequence[str]) -> list[tuple[str, Path]]:

@@ -1,12 +1,13 @@
-"""A comparison as machines read it: JSON, JUnit XML, GitHub annotations."""
+"""A comparison in each form of `gate --format`, those that machines read made here: JSON, JUnit, annotations."""
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from distbench.compare.verdicts import BROKEN, INCONCLUSIVE, NEW, REGRESSION
-from distbench.gate.comparison_text import sentence
+from distbench.gate.comparison_text import markdown, sentence, text
 from distbench.gate.outcome import Gated
 from distbench.render.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.render.ci import annotations as annotation_lines
@@ -58,3 +59,10 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     if gated.num_judged == 0:
         lines.insert(0, annotation("error", TOOL, gated.headline(strict)))
     return "\n".join(lines)
+
+
+# As `--format` names them; the exact gate has the same in signature/difference_text.py.
+FORMS: dict[str, Callable[[Gated, bool], str]] = {
+    **{"table": text, "markdown": markdown},
+    **{"json": json_text, "junit": junit_text, "github": annotations},
+}

@@ -1,18 +1,13 @@
 """What the exact gate found, as a person reads it and as CI does. The worst first."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 
 from distbench.render.ci import TOOL, CiOutcome, annotation, annotations, junit_xml
 from distbench.signature.exact_gate import Compared
 
 MAX_SENTENCES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
-
-
-def rendered(found: Compared, form: str) -> str:
-    """What was found in one of the gate's formats: table, markdown, json, junit or github."""
-    forms = {"markdown": markdown, "json": json_text, "junit": junit_text, "github": github}
-    return forms.get(form, text)(found)
 
 
 def text(found: Compared) -> str:
@@ -59,3 +54,10 @@ def github(found: Compared) -> str:
     errors += [("not compared", sentence) for sentence in found.uncompared]
     lines = annotations({"error": errors})
     return "\n".join(lines if found.num_paths else [annotation("error", TOOL, found.headline), *lines])
+
+
+# As `--format` names them; the timing gate has the same in gate/machine_forms.py.
+FORMS: dict[str, Callable[[Compared], str]] = {
+    **{"table": text, "markdown": markdown},
+    **{"json": json_text, "junit": junit_text, "github": github},
+}

@@ -9,5 +9,5 @@ PLANNERS = (*TORCH_PLANNERS, *OUR_PLANNERS)
 BASELINE = "greedy"
 # A planner whose all-to-alls ran as such on CPU, and not as all-gathers, has this behind its name; direct uses none.
 NATIVE = "+native"
-OUR_VARIANTS = ("calibrated", f"calibrated{NATIVE}", "direct")
-VARIANTS = ("greedy", f"greedy{NATIVE}", "min_cost", f"min_cost{NATIVE}", *OUR_VARIANTS)
+VARIANTS = tuple(name + how for name in PLANNERS for how in ("", NATIVE) if name + how != f"direct{NATIVE}")
+OUR_VARIANTS = tuple(name for name in VARIANTS if name.removesuffix(NATIVE) in OUR_PLANNERS)

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.planning import State
+from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.torch_internals.probe import require
 
 
@@ -64,7 +65,9 @@ def clear_redistribution_caches() -> None:
 
 @contextlib.contextmanager
 def planner(name: str) -> Iterator[None]:
-    """Make DTensor plan redistributions with `greedy` or `min_cost`, caches cleared on both edges."""
+    """Make DTensor plan by `greedy` or `min_cost`, caches cleared on both edges; ValueError for another name."""
+    if name not in TORCH_PLANNERS:
+        raise ValueError(f"planner {name!r} is none of torch's: {', '.join(TORCH_PLANNERS)}")
     require("redistribution planners")
     from torch.distributed.tensor import _redistribute as module
 
