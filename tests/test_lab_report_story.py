@@ -182,7 +182,7 @@ def test_a_page_of_runs_without_a_laboratory_has_the_ordinary_tables_and_plots(t
     text, seen = page_at(page)
     assert seen.num_pictures == 2 and seen.fetched == []
     assert "distbench report: 2 runs" in text and "mesh dim dp_shard: groups of 4 ranks over gloo" in text
-    assert "within noise" in text and "<h1>Which" not in text
+    assert "too few passes" in text and "<h1>Which" not in text
 
 
 def test_plots_of_a_laboratory_are_drawn_too(tmp_path: Path) -> None:

@@ -93,23 +93,15 @@ def test_every_sample_starts_with_a_meeting_and_warm_up_is_thrown_away() -> None
     assert ranks.meetings == len(calls) == 3 + len(samples.samples_s)
 
 
-def test_samples_of_earlier_passes_count_as_those_of_the_last() -> None:
+def test_a_turn_takes_what_it_was_given_and_no_more() -> None:
     time = FakeTime()
-    took = 0.0
 
     def call(stamp: object) -> None:
-        time.now += took
+        time.now += 0.01
 
-    meter = meter_of(time, FakeRanks(), min_samples=3, max_samples=3)
-    earlier = []
-    for took in (0.010, 0.020):
-        stamps, reason = meter.sample(call, took)
-        assert reason == "precise"
-        earlier.append(stamps)
-    took = 0.060
-    samples = meter.measure(call, (), took, earlier)
-    assert samples.samples_s == pytest.approx([0.010] * 3 + [0.020] * 3 + [0.060] * 3)
-    assert samples.rank_median_s == pytest.approx([0.020, 0.020])
+    meter = meter_of(time, FakeRanks(), min_samples=30)
+    samples = meter.measure(call, (), 0.01, Settings(min_samples=4, max_samples=4, target_ci=0.0))
+    assert samples.samples_s == pytest.approx([0.01] * 4)
 
 
 def test_a_pass_takes_its_share_of_a_case() -> None:

@@ -29,7 +29,7 @@ def mutant(ranks: Ranks, tmp_path: Path, target: str, *choices: str, **more: Any
         **more,
     )
     (job,) = jobs_of(request, None)
-    job = replace(job, settings=replace(job.settings, min_samples=1, budget_s=0.1))
+    job = replace(job, settings=replace(job.settings, min_samples=1, budget_s=0.1, passes=1))
     outcome = ranks.launch(job, MUTANT)
     assert outcome.status == "complete" and outcome.exit_code == 1, outcome.message
     return read_run(Path(job.run_file)).cases

@@ -41,7 +41,7 @@ def measured(
         started_at=time.time(),
     )
     (job,) = jobs_of(request, None)
-    job = replace(job, settings=replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1))
+    job = replace(job, settings=replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=1))
     outcome = ranks.launch(job, module)
     assert outcome.status == "complete", outcome.message
     rows = ((row["case"]["params"], row) for row in read_run(Path(job.run_file)).cases)

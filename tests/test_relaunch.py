@@ -12,6 +12,7 @@ from distbench.launch import JobOutcome, launch, run_job
 from distbench.launch.attempt import Attempt, attempt
 from distbench.launch.display import Quiet
 from distbench.launch.explain import Cause
+from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import Joined
 from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, append, read_run
 from distbench.spec import Job, Settings
@@ -101,6 +102,28 @@ def test_each_launch_goes_on_after_the_case_that_broke_the_last_one(launched: An
     assert footer_in(tmp_path)["num_relaunches"] == 2 and footer_in(tmp_path)["num_not_run"] == 0
     assert "rank 1 died in a" in outcome.message and "rank 1 died in c" in outcome.message
     assert footer_in(tmp_path)["message"].startswith("2 cases broke the launch (the ranks were started again 2 times")
+
+
+def test_a_case_that_breaks_a_later_pass_is_aborted_and_the_others_go_on_with_the_next(tmp_path: Path) -> None:
+    job, run_file = job_in(tmp_path), tmp_path / "run.jsonl"
+    append(run_file, {"type": "run", "schema_version": SCHEMA_VERSION}, *rows_in(2, "a", "b"))
+    record = JobRecord(job, None, Quiet())
+    ended = Attempt(status="failed", cause=Cause("killed", "rank 1 died"), num_cases=2)
+    ended.num_by_status.update(ok=2)
+    ended.running, ended.pass_number = Case("b", "step"), 2
+    record.add(ended)
+    assert record.num_by_status == {"ok": 1, "aborted": 1} and record.goes_on()
+    left = record.left_of(job)
+    assert (left.done_ids, left.ended_ids, left.first_pass) == (["a", "b"], ["b"], 2)
+    assert [case["status"] for case in read_run(run_file).cases] == ["ok", "aborted"]
+
+
+def rows_in(num_passes: int, *names: str) -> list[dict[str, Any]]:
+    rows = [CaseResult(Case(name, "step"), "ok", samples_s=[1.0]).to_record() for name in names]
+    own = {"samples_s": [1.0], "phases_s": {}}
+    return rows + [
+        {"type": "pass", "case_id": name, "number": number, **own} for number in range(1, num_passes) for name in names
+    ]
 
 
 def test_relaunches_are_capped_and_the_rest_is_counted_as_not_run(launched: Any, tmp_path: Path) -> None:

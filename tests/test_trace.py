@@ -195,7 +195,7 @@ def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytes
 def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(ranks: Ranks, tmp_path: Path) -> None:
     request = Request((f"{DATA}/traced.py",), device="cpu", quick=True, out=tmp_path, timeout_s=120, trace_paths=True)
     [job] = jobs_of(replace(request, started_at=time.time()), None)
-    job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1))
+    job = replace(job, settings=replace(job.settings, min_samples=2, budget_s=0.1, passes=1))
     outcome = ranks.launch(job)
     assert outcome.exit_code == 0, outcome.message
     run = read_run(Path(job.run_file))

@@ -24,8 +24,8 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     done = ranks.run("bash", "-e", "-c", script, cwd=tmp_path, variables=variables, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     told = " ".join(done.stdout.split())
-    # What the page's text leans on: both plans run and are right, the optimizer's all-reduces, and who tells of them.
-    assert told.count("; a step runs") == 2 and "my_model: 2 ok" in done.stderr
+    # What the page's text leans on: both plans run and are right, the first again, the optimizer's all-reduces, owners.
+    assert told.count("; a step runs") == 2 and "my_model: 3 ok" in done.stderr
     assert re.search(r"P\(sum\)->R implicit tp all_reduce 12 ", told)
     assert "plan=sequence against plan=tensor: +8 tp all_reduce" in told and "+5 tp reduce_scatter of 256 KiB" in told
     assert "optimizer: -12 all_reduce over tp (tp), 1.02 KB f32, implicit P(sum)->R" in told

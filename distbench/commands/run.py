@@ -19,7 +19,7 @@ from distbench.spec.job import CHECKS
 @click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
 @click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
-@click.option("--passes", type=click.IntRange(1), default=1, metavar="N", help="Spread each case over N rounds.")
+@click.option("--passes", type=click.IntRange(0), default=0, metavar="N", help="Take turns N times. [0: as it needs]")
 @click.option(
     "--budget", "budget_s", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]"
 )

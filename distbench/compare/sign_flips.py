@@ -21,6 +21,7 @@ from scipy.special import stdtrit
 from distbench.compare.log_differences import POWER, Floats
 
 PRIOR_FREEDOM = 8.0  # degrees of freedom that the other cases' spread counts for
+MAX_LENT = 4.0
 MAX_EXACT_PAIRS = 11
 NUM_RANDOM = 2048
 SEED = 20260101
@@ -65,7 +66,7 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
         min_pairs: pairs below which a row is not tested.
         alpha: family-wise level, for `critical`.
     """
-    signs = _signs(max((block.shape[1] for block in blocks), default=0))
+    signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
     parts = [_Block.of(block, min_pairs) for block in blocks]
     largest = np.full(len(signs), -np.inf)
     for part in parts:
@@ -80,7 +81,7 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
 
 
 @lru_cache(maxsize=8)
-def _signs(num_pairs: int) -> NDArray[np.float64]:
+def sign_choices(num_pairs: int) -> NDArray[np.float64]:
     """Choices of signs, [choices, pairs]: the given ones first; all of them where those are few; closed under minus."""
     if num_pairs <= MAX_EXACT_PAIRS:
         bits = (np.arange(2**num_pairs)[:, None] >> np.arange(num_pairs)) & 1
@@ -131,9 +132,7 @@ class _Block:
         count, squares = self.count[piece, None], self.squares[piece, None]
         rest = squares - count * mean**2
         rest = np.where(rest <= 1e-12 * squares, 0.0, rest)
-        freedom = count - 1 + PRIOR_FREEDOM
-        error: Floats = np.sqrt((rest + PRIOR_FREEDOM * self.prior) / freedom / count).astype(float)
-        return error
+        return leaning_error(rest, self.prior, count)
 
     def judged(self, chance: Floats, critical: float) -> Flipped:
         """This block's tests against the largest statistics that chance gave, sorted."""
@@ -154,8 +153,23 @@ class _Block:
         return whole
 
 
+def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
+    """Standard error of a mean that leans on the other rows' spread, at most MAX_LENT times what the row's own says.
+
+    Without that bound a steady row among noisy ones would not be told from them.
+
+    Args:
+        squares: sum of squared deviations from the mean.
+        prior: the variance that the other rows lend.
+        count: values behind each mean.
+    """
+    lent = np.sqrt((squares + PRIOR_FREEDOM * prior) / (count - 1 + PRIOR_FREEDOM) / count)
+    return np.minimum(lent, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
+
+
 def _reached(chance: Floats, found: Floats) -> Floats:
     """The share of choices of signs whose largest statistic is at least what was found."""
     # A little less than found: the same sum in another order may differ in its last bit.
-    least = np.where(np.isfinite(found), found - 1e-9 * (1 + np.abs(found)), found)
+    finite = np.where(np.isfinite(found), found, 0.0)
+    least = np.where(np.isfinite(found), finite - 1e-9 * (1 + np.abs(finite)), found)
     return 1 - np.searchsorted(chance, least, side="left") / len(chance)

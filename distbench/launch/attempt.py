@@ -32,6 +32,7 @@ class Attempt:
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
         num_cases: of the whole job, None before the ranks counted them.
+        pass_number: the pass that the running case was in.
         spent_s: seconds of rank 0 by what they were spent on.
         last_event_s: when the last event came, seconds, monotonic.
     """
@@ -40,6 +41,7 @@ class Attempt:
     cause: Cause = field(default_factory=lambda: Cause("", ""))
     num_cases: int | None = None
     running: Case | None = None
+    pass_number: int = 0
     num_by_status: Counter[str] = field(default_factory=Counter)
     spent_s: dict[str, float] = field(default_factory=dict)
     last_event_s: float = field(default_factory=time.monotonic)
@@ -59,9 +61,12 @@ class Attempt:
             self.num_cases = event["num_cases"]
         elif event["event"] == "case":
             self.running = Case(event["id"], event["kind"], event["params"])
+            self.pass_number = event.get("number", 0)
         elif event["event"] == "done":
             self.running = None
             self.num_by_status[event["status"]] += 1
+        elif event["event"] == "turn":
+            self.running = None
         elif event["event"] == "end":
             self.reached_end = True
 

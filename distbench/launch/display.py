@@ -43,6 +43,8 @@ class Plain(Display):
                 self._line(f"{event['id']}: {event['status']}")
             elif self._now() - self._last >= PLAIN_EVERY_S:
                 self._line(f"{self._done} of {self._total} cases, about {self._left_s():.0f} s left")
+        if event["event"] == "pass" and self._now() - self._last >= PLAIN_EVERY_S:
+            self._line(f"pass {event['number'] + 1} of at most {event['num_passes']}")
 
     def _left_s(self) -> float:
         return (self._now() - self._start) / self._done * (self._total - self._done)
@@ -70,7 +72,10 @@ class Live(Display):
                 self._progress.update(self._task, description=text, samples="")
             case "samples":
                 self._progress.update(self._task, samples=f"{event['count']} samples")
-            case "done":
+            case "pass":
+                total = event["num_passes"] * event["num_cases"]
+                self._progress.update(self._task, total=total, completed=event["number"] * event["num_cases"])
+            case "done" | "turn":
                 self._progress.advance(self._task)
             case "end":
                 self._progress.update(self._task, description=self._scenario, samples="")

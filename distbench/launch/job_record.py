@@ -33,7 +33,8 @@ class JobRecord:
     @property
     def status(self) -> str:
         """The last attempt's; "complete" too where the last case of all broke it."""
-        return "complete" if self.num_left == 0 and self.last.lost_case else self.last.status
+        is_last = self.num_left == 0 and self.last.pass_number == 0
+        return "complete" if is_last and self.last.lost_case else self.last.status
 
     @property
     def num_left(self) -> int | None:
@@ -82,22 +83,34 @@ class JobRecord:
     def _add_row(self, ended: Attempt, case: Case) -> None:
         broken = "raised" if ended.cause.kind == "raised" else "aborted"
         status = {"timeout": "timeout", "interrupted": "aborted"}.get(ended.status, broken)
-        if (written := self._rows().get(case.id)) is not None:
+        written = self._rows().get(case.id)
+        if written is not None and ended.pass_number == 0:
             # The rank died after its row was on the disk and before it could report it.
             self.num_by_status[written] += 1
             return
         if (self._joined and self._joined.rank != 0) or not self._run_file.exists():
             return
+        record = CaseResult(case, status, error=ended.cause.message).to_record()
+        if written is not None:
+            if not ended.lost_case:
+                return  # interrupted: the passes it has count
+            same = {name: record[name] for name in ("status", "error")}
+            record = {"type": "pass", "case_id": case.id, "number": ended.pass_number, **same}
+            self.num_by_status[written] -= 1
         with contextlib.suppress(OSError):
-            append(self._run_file, CaseResult(case, status, error=ended.cause.message).to_record())
+            append(self._run_file, record)
             self.num_by_status[status] += 1
             if ended.lost_case:
                 self.lost.append((case, ended.cause.message))
                 self._display.event({"event": "done", "id": case.id, "status": status})
 
-    def done_ids(self) -> list[str]:
-        """Ids of the cases that have a row."""
-        return list(self._rows())
+    def left_of(self, job: Job) -> Job:
+        """The job without what earlier attempts have done of it."""
+        cases = read_run(self._run_file).cases if self._run_file.exists() else []
+        passes = [number for case in cases for number, _ in case["passes"]]
+        ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
+        done = [case["case"]["id"] for case in cases]
+        return replace(job, done_ids=done, ended_ids=ended, first_pass=max(passes, default=0) + 1)
 
     def _rows(self) -> dict[str, str]:
         if not self._run_file.exists():
@@ -112,7 +125,8 @@ class JobRecord:
         """Whether the cases after the one that was lost shall run in a new attempt."""
         lost = self.last.lost_case
         within = self.num_attempts <= self._job.settings.max_relaunches
-        return bool(lost and not self._joined and within and self.num_left and lost.id in self.done_ids())
+        is_left = self.num_left or self.last.pass_number
+        return bool(lost and not self._joined and within and is_left and lost.id in self._rows())
 
     def close_run_file(self) -> None:
         """Write the footer; a full disk keeps what it has."""

@@ -45,7 +45,7 @@ class Request:
     device: str | None = None
     quick: bool = False
     pipelined: int = 1
-    passes: int = 1
+    passes: int = 0
     budget_s: float | None = None
     check: str = "full"
     out: Path = Path("results")

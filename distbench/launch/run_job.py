@@ -85,7 +85,7 @@ class _WithoutPlan(Display):
 def _relaunched(job: Job, record: JobRecord) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
-    again = replace(job, log_dir=str(log_dir), done_ids=record.done_ids(), started_at=time.time())
+    again = replace(record.left_of(job), log_dir=str(log_dir), started_at=time.time())
     log_dir.mkdir()
     again.save(log_dir / "job.json")
     return again

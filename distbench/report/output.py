@@ -10,6 +10,7 @@ from distbench.render.html import page_of
 from distbench.render.plot_style import styled
 from distbench.report.contents import Contents
 from distbench.report.sections import page_blocks
+from distbench.runs.frame import PASSES
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def rendered(
 
 
 def data_text(frame: "pd.DataFrame", form: str) -> str:
-    """Every row and column; `form` is "csv" or "json", the latter with null for whatever JSON has no word for."""
+    """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
+    frame = frame.drop(columns=PASSES, errors="ignore")
     if form == "csv":
         return str(frame.to_csv(index=False)).rstrip("\n")
     if frame.empty:

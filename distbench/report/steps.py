@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, ratio_of
-from distbench.compare.verdicts import noise_words
+from distbench.compare.passes import MIN_PASSES, TOO_FEW, as_table, compare_passes
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.runs.frame import Row, measured_of
+from distbench.runs.frame import PASSES, Row, measured_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,24 +44,23 @@ CHECKS: TableColumns = (
 
 
 def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The steps that were measured and right, in file order, with their speed-up against the first of them.
+    """The steps that were measured and right, in file order, each with its speed-up against the first that computes
+    the same: parameters by shape, global batch, loss function.
 
-    Added: `speedup`, `speedup_low`, `speedup_high` (95 % CI, method of `intervals.ratio_of`), `verdict` ("baseline",
-    "faster", "slower", "within noise", "too few samples"), and `peak_bytes`. The speed-up is of tokens a second where
-    both batches count tokens, else of time.
+    Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare.passes`), `verdict`
+    ("baseline", "faster", "slower", "within noise", "too few passes"), and `peak_bytes`. `attrs` has `detectable` and
+    `passes_for_10_pct` of the table.
     """
     kept = measured_of(frame, "step")
     kept["peak_bytes"] = kept[PEAKS[0]].fillna(kept[PEAKS[1]])
     # A scenario without axes has one variant of no name; the scenario's own name says more than a blank.
     kept["variant"] = kept["variant"].replace("", None).fillna(kept["scenario"]).replace("", None).fillna("step")
-    work = (kept["num_tokens"] if kept["num_tokens"].notna().all() else kept["num_tokens"] * 0 + 1).to_numpy(float)
-    work = np.where(np.isfinite(work) & (work > 0), work, 1.0)
-    each = Interval(*(kept[name].to_numpy() / work for name in ("median_s", "ci_low_s", "ci_high_s")))
-    speedup = ratio_of(Interval(*(part[:1] for part in each)), each)
-    num_samples = kept["num_samples"].to_numpy()
-    enough = (num_samples >= MIN_SAMPLES_FOR_CI) & (num_samples[:1] >= MIN_SAMPLES_FOR_CI).all()
-    kept["speedup"], kept["speedup_low"], kept["speedup_high"] = speedup
-    kept["verdict"] = ["baseline", *noise_words(speedup, enough).tolist()[1:]] if len(kept) else []
+    firsts: dict[str, int] = {}
+    references = [firsts.setdefault(str(key), row) for row, key in enumerate(kept["computes"])]
+    found = compare_passes(as_table(kept[PASSES].tolist()), references)
+    kept["speedup"], kept["speedup_low"], kept["speedup_high"] = 1 / found.ratio, 1 / found.high, 1 / found.low
+    kept["verdict"] = found.verdict
+    kept.attrs = {"detectable": found.detectable, "passes_for_10_pct": found.passes_for(0.1)}
     return kept
 
 
@@ -72,9 +70,23 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     if measured.empty:
         return []
     rows: list[Row] = measured.to_dict("records")
-    phases = "a phase is the median of its own slowest rank, so phases need not add up to the step"
-    times = table_of("step time", TIMES, rows, [phases, *units.sample_notes(measured["num_samples"])])
+    notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
+    times = table_of("step time", TIMES, rows, notes + _what_could_be_told(measured))
     return [capped(times, MAX_ROWS), capped(_checks(rows), MAX_ROWS)]
+
+
+def _what_could_be_told(measured: "pd.DataFrame") -> list[str]:
+    verdicts = set(measured["verdict"])
+    if TOO_FEW in verdicts:
+        return [f"under {MIN_PASSES} passes nothing can be told apart: give --passes {MIN_PASSES} or a larger --budget"]
+    if not units.known(detectable := measured.attrs["detectable"]):
+        return []
+    found = (
+        f"a variant {units.percent_text(detectable)} slower than its baseline would have been found four times in five"
+    )
+    needed = measured.attrs["passes_for_10_pct"]
+    more = f"; for 10 % it takes about {needed} passes" if detectable > 0.1 and needed else ""
+    return [f"{found}{more}", "speed-ups hold for all rows together, against the first row that computes the same"]
 
 
 def _checks(rows: list[Row]) -> Table:

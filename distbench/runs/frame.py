@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.compare.intervals import Floats, counts_of, summarise
+from distbench.compare.medians import median, median_ci
+from distbench.compare.passes import MIN_PASSES, pass_medians
 from distbench.runs.run_file import Run, busbw_factor
 from distbench.spec.mesh import format_mesh
 
@@ -17,6 +19,7 @@ Nodes = list[Any]
 Row = dict[Hashable, Any]
 GB = 1e9
 PHASES = ("forward", "backward", "optimizer")
+PASSES = "pass_medians_s"  # of each case an array: its median sample in each pass, nan where it has none
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ AFTER_TIMES = (
     *_columns("size_bytes", *PARAMS, is_number=True),
     *_columns("source target planner shape variant suite direction mesh_shape flattened", *PARAMS),
     *_columns("num_tokens", *PARAMS, is_number=True),
+    *_columns("computes", *PARAMS),
 )
 LAST = (
     *_columns("path", *COUNTERS),
@@ -70,6 +74,8 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
         **summarise(samples),
         **read_columns(records, AFTER_TIMES),
     }
+    columns[PASSES] = [_of_passes(record) for record in records]
+    _intervals_of_passes(columns)
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -80,6 +86,20 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
 def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     """A copy of the rows of one kind that were measured and found right."""
     return frame[(frame["kind"] == kind) & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
+
+
+def _of_passes(record: dict[str, Any]) -> Floats:
+    passes = record.get("passes") or ()
+    return pass_medians(record.get("samples_s") or (), passes, 1 + max((number for number, _ in passes), default=-1))
+
+
+def _intervals_of_passes(columns: dict[str, Any]) -> None:
+    """Where there are passes enough for one, the interval of a median is that of the median pass."""
+    for row, medians in enumerate(columns[PASSES]):
+        known = medians[np.isfinite(medians)].tolist()
+        if len(known) >= MIN_PASSES:
+            columns["median_s"][row] = median(known)
+            columns["ci_low_s"][row], columns["ci_high_s"][row] = median_ci(known)
 
 
 def read_columns(records: Nodes, wanted: Iterable[Column]) -> dict[str, Any]:

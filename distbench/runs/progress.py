@@ -1,7 +1,8 @@
 """What the ranks report to the parent while they work: one JSON line an event in the log folder, written by rank 0.
 
-Events: plan (num_cases), case (index, id, kind, params), samples (count), tracing, done (id, status, spent_s), end
-(spent_s).
+Events: plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
+status, spent_s; of the first pass), pass (number, num_passes, num_cases), turn (id, status, spent_s; of a further
+pass), end (spent_s).
 """
 
 import json

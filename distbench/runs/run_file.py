@@ -1,11 +1,12 @@
 """The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
 
-Line 1 is the run (schema_version, run_id, job, environment), then one line a case, flushed and fsynced as it ends,
-each followed by its trace where one was asked for, then a footer. A file with no footer is an interrupted run; every
-case in it still counts.
+Line 1 is the run (schema_version, run_id, job, environment), then one line a case, flushed and fsynced as its first
+pass ends, then one line a case for each further pass, traces where they were asked for, and a footer. A file with no
+footer is an interrupted run; every case in it still counts, with the passes it has.
 
 History of schema_version:
     1: first version.
+    2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples.
 """
 
 import gc
@@ -21,12 +22,13 @@ from typing import Any
 from distbench.runs.header import Header, header_of
 from distbench.spec.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
+AGAIN = "(baseline again)"  # ends the id and the variant of a baseline that is measured a second time
 DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 
 Record = dict[str, Any]
-UPGRADES: dict[int, Callable[[Record], Record]] = {}
+UPGRADES: dict[int, Callable[[Record], Record]] = {1: lambda record: record}
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class CaseResult:
         group_size: ranks in one group.
         mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
         backend_op: what the backend really runs for it.
-        stop_reason: what ended sampling: "precise", "max_samples" or "max_case_s".
+        stop_reason: what ended sampling: "precise", "max_samples", "max_case_s", or "passes" where variants take turns.
         counters: any other number or short text of the case.
         error: one sentence, when status is not ok.
     """
@@ -82,7 +84,8 @@ class Run:
 
     Args:
         header: its first line, as it stands; `about` has it typed.
-        cases: one record a case, in file order, each with the fields of CaseResult.
+        cases: one record a case, in file order, each with the fields of CaseResult over all its passes, and `passes`:
+            (number of a pass, its samples), in order.
         footer: its last line, or None when the run was interrupted.
         warnings: sentences about lines that could not be read.
         traces: one record a traced step, in file order: `case_id`, and `error` or the fields of `worker.tracing`.
@@ -106,12 +109,12 @@ class Run:
         return self.about.scenario or self.path.stem
 
 
-def append(path: Path, record: Record) -> None:
-    """Append one record as a line, and return when it is on the disk.
+def append(path: Path, *records: Record) -> None:
+    """Append records, a line each, and return when they are on the disk.
 
-    A line that a killed writer left unfinished is closed first, so that this record stands on a line of its own.
+    A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own.
     """
-    line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
     with path.open("ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
@@ -138,9 +141,11 @@ def read_run(path: Path) -> Run:
         raise UserError(f"run file {path} has schema version {version}, {known}; update distbench")
     for step in range(version, SCHEMA_VERSION):
         records = [UPGRADES[step](record) for record in records]
-    cases, traces, footers = (
-        [record for record in records if record.get("type") == kind] for kind in ("case", "trace", "footer")
+    cases, passes, traces, footers = (
+        [record for record in records if record.get("type") == kind] for kind in ("case", "pass", "trace", "footer")
     )
+    cases = [_with_passes(case) for case in cases]
+    _add_passes(cases, passes)
     if not footers:
         finished = f"its {len(cases)} finished cases are shown"
         warnings.append(f"{path.name} has no footer: the run was interrupted; {finished}")
@@ -174,21 +179,53 @@ def _records(path: Path, warnings: list[str]) -> Iterator[Record]:
                 warnings.append(f"{path.name}, line {number}: not a whole record (cut short or corrupt); left out")
 
 
+def _with_passes(case: Record) -> Record:
+    return {**case, "passes": [(0, len(case.get("samples_s") or ()))]}
+
+
+def _add_passes(cases: list[Record], passes: list[Record]) -> None:
+    """Put further passes into the cases that they are of; the last case of an id is the one that goes on."""
+    by_id = {case["case"]["id"]: case for case in cases}
+    for record in passes:
+        if (case := by_id.get(record["case_id"])) is None:
+            continue
+        if "error" in record:
+            case.update(status=record["status"], error=record["error"])
+            continue
+        case["samples_s"] = [*case["samples_s"], *record["samples_s"]]
+        phases = case.get("phases_s") or {}
+        case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}
+        case["passes"].append((record["number"], len(record["samples_s"])))
+        case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
+
+
 def _well_formed(record: Record) -> bool:
+    if record.get("type") == "pass":
+        return isinstance(record.get("case_id"), str) and (
+            record.get("status") in STATUSES
+            if "error" in record
+            else isinstance(record.get("number"), int)
+            and _are_times(record.get("samples_s"))
+            and isinstance(record.get("phases_s"), dict)
+            and all(map(_are_times, record["phases_s"].values()))
+        )
     if record.get("type") == "trace":
         return isinstance(record.get("case_id"), str) and (
             isinstance(record.get("error"), str) or (_is_table(record) and _is_table(record.get("phases")))
         )
     if record.get("type") != "case":
         return True
-    case, samples = record.get("case"), record.get("samples_s", [])
+    case = record.get("case")
     return (
         isinstance(case, dict)
         and isinstance(case.get("id"), str)
         and record.get("status") in STATUSES
-        and isinstance(samples, list)
-        and all(isinstance(sample, int | float) for sample in samples)
+        and _are_times(record.get("samples_s", []))
     )
+
+
+def _are_times(samples: Any) -> bool:
+    return isinstance(samples, list) and all(isinstance(sample, int | float) for sample in samples)
 
 
 def _is_table(data: Any) -> bool:

@@ -32,7 +32,8 @@ class Settings:
         seed: for data, initial parameters and the order of cases.
         max_relaunches: new launches at most, after cases that killed or hung a rank.
         passes: times that all cases are gone through, each time taking this share of a case's samples and seconds: what
-            else the machine does then affects all cases alike.
+            else the machine does then affects all cases alike. 0: where a report compares variants, as many as the
+            budget gives; one elsewhere.
         check: a name out of CHECKS: of a step, all its gradients are compared with one device's, or its loss alone, or
             nothing. One device then holds the whole model with its activations, or without them, or not at all.
     """
@@ -46,7 +47,7 @@ class Settings:
     iterations_per_sample: int = 1
     seed: int = 20260101
     max_relaunches: int = 20
-    passes: int = 1
+    passes: int = 0
     check: str = "full"
 
     @classmethod
@@ -86,7 +87,9 @@ class Job:
         is_call: `scenario` names no scenario but a function as `Scenario.calls` has them, and a variant its arguments.
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads.
-        done_ids: cases that an earlier launch of this job has recorded in the run file; not run again.
+        done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
+        ended_ids: those of them that failed: none of their passes is run.
+        first_pass: number of the pass to go on with once every case has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
     """
@@ -108,6 +111,8 @@ class Job:
     environment: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
+    ended_ids: list[str] = field(default_factory=list)
+    first_pass: int = 1
     note: str = ""
     trace_paths: bool = False
 

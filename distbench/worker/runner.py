@@ -1,21 +1,21 @@
 """Runs cases one after another: open, warm up, time, check, and append a line; bad cases do not affect others."""
 
-import contextlib
 import math
 import os
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
-from distbench.runs.run_file import CaseResult, append
+from distbench.runs.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
+from distbench.worker.pass_plan import PassPlan, Turn
 from distbench.worker.rank.agreement import Agreement
-from distbench.worker.rank.device import clock_of
+from distbench.worker.rank.device import clock_of, free_bytes
 from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
 from distbench.worker.rank.measure import Meter, RankGroup, Samples
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
@@ -24,6 +24,9 @@ from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
 from distbench.worker.tracing.trace import Tracing
 
+# A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
+BYTES_PER_PARAMETER_BYTE = 4
+
 
 class Runner:
     """One rank's part in measuring a list of cases.
@@ -31,7 +34,8 @@ class Runner:
     Args:
         context: this rank's context.
         agreement: tells failures of all ranks from failures of one.
-        settings: when to stop sampling.
+        plan: how many passes, and what a case takes of each.
+        settings: how to warm up and repeat.
         run_file: where rank 0 appends results.
         progress: where rank 0 reports progress.
         stopwatch: where this rank's time is counted.
@@ -42,6 +46,7 @@ class Runner:
         self,
         context: RankContext,
         agreement: Agreement,
+        plan: PassPlan,
         settings: Settings,
         run_file: Path,
         progress: ProgressWriter,
@@ -50,6 +55,7 @@ class Runner:
     ) -> None:
         self._context = context
         self._agreement = agreement
+        self._plan = plan
         self._run_file = run_file
         self._progress = progress
         self._stopwatch = stopwatch
@@ -57,71 +63,102 @@ class Runner:
         shared = clock.shared_between_ranks and len(set(context.gather(os.uname().nodename))) == 1
         ranks = RankGroup(context.control, context.device)
         self._repeats = settings.iterations_per_sample
-        self._meter = Meter(ranks, clock, settings.of_a_pass(), shared, progress.tell_samples)
-        self._passes = settings.passes
-        self._earlier: dict[str, list[torch.Tensor]] = {}
+        self._meter = Meter(ranks, clock, settings, shared, progress.tell_samples)
+        self._turns: Sequence[Turn] = ()
         self._tracing: Tracing | None = None
         if trace_paths:
             self._tracing = Tracing(Forwarding(context.mesh), shared, on_progress=partial(progress.tell, "tracing"))
 
-    def run(self, case_specs: Sequence[CaseSpec]) -> None:
-        """Measure every case, in order.
+    def run(self, case_specs: Sequence[CaseSpec], rows: Collection[str] = (), next_pass: int = 1) -> None:
+        """Measure every case: a first pass, which checks them too, then further ones.
+
+        Args:
+            case_specs: the cases.
+            rows: ids of those whose first pass an earlier launch has made.
+            next_pass: number of the pass that follows the first one.
 
         Raises:
             UserError: a case is declared wrongly.
             RankFailed: this rank failed alone, so the others wait for it in vain.
             StorageFailed: a result could not be written.
         """
-        waiting = list(enumerate(case_specs))
-        for number in range(self._passes):
-            is_last = number == self._passes - 1
-            waiting = [(index, case_spec) for index, case_spec in waiting if not self._ended(index, case_spec, is_last)]
+        turns = [Turn(index, case_spec) for index, case_spec in enumerate(case_specs)]
+        started, checking_s = time.monotonic(), self._stopwatch.spent_s.get("checking", 0.0)
+        new = [turn for turn in turns if turn.id not in rows]
+        turns = [turn for turn in turns if turn.id in rows or self._in_pass(turn, 0, self._first_pass_of)]
+        self._turns = turns
+        checking_s = self._stopwatch.spent_s.get("checking", 0.0) - checking_s
+        if new:
+            pass_s = (time.monotonic() - started - checking_s) * len(turns) / len(new)
+            self._plan.set_number(max(self._context.gather(pass_s)))
+        number = next_pass
+        while turns and self._plan.goes_on(number, [turn.medians for turn in turns]):
+            turns = self._further_pass(turns, number)
+            number += 1
+        for turn in turns:
+            turn.close()
+        for turn in turns:
+            self._trace(turn)
 
-    def _ended(self, index: int, case_spec: CaseSpec, is_last: bool) -> bool:
-        """One pass over a case; whether it has its row now: after the last pass, or where it failed."""
-        case = case_spec.case
-        self._progress.tell("case", index=index, id=case.id, kind=case.kind, params=case.params)
-        result = self._result(index, case_spec, is_last)
-        if result is None:
-            return False
-        self._progress.tell("done", id=case.id, status=result.status, spent_s=self._stopwatch.spent_s)
-        return True
+    def _further_pass(self, turns: list[Turn], number: int) -> list[Turn]:
+        """One more pass over the cases; those that may go on. What was measured is written even if it is broken off."""
+        self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
+        records: list[dict[str, Any]] = []
+        alive = set()
+        try:
+            for place in self._plan.order(number, len(turns)):
+                if self._in_pass(turns[place], number, partial(self._turn_of, records=records)):
+                    alive.add(place)
+        finally:
+            self.save(*records)
+        return [turn for place, turn in enumerate(turns) if place in alive]
 
-    def save(self, record: dict[str, Any]) -> None:
-        """Rank 0 appends a record to the run file; the other ranks do nothing.
+    def _in_pass(self, turn: Turn, number: int, measure: Callable[[Turn, int], str]) -> bool:
+        """One turn of a case, and its row or what became of it; whether it may have another."""
+        case = turn.case_spec.case
+        self._progress.tell("case", index=turn.index, id=case.id, kind=case.kind, params=case.params, number=number)
+        try:
+            status = measure(turn, number)
+        except (UserError, StorageFailed, RankFailed):
+            raise
+        except Exception as error:
+            status = self._failed(turn, number, error)
+        event = "done" if number == 0 else "turn"
+        self._progress.tell(event, id=case.id, status=status, spent_s=self._stopwatch.spent_s)
+        return status in ("ok", "wrong")
+
+    def _failed(self, turn: Turn, number: int, error: Exception) -> str:
+        """Record a case that failed on every rank; its status."""
+        if isinstance(error, Unsupported):
+            status, message = error.status, str(error)
+            self._agreement.require_all_failed(f"{turn.index}-{number}", message)
+        else:
+            traceback.print_exc()
+            status, message = "raised", one_line(error)
+            self._require_harmless(f"{turn.index}-{number}", message)
+        turn.close()
+        if number == 0:
+            self._save_row(CaseResult(turn.case_spec.case, status, error=message))
+        else:
+            self.save({"type": "pass", "case_id": turn.id, "number": number, "status": status, "error": message})
+        return status
+
+    def save(self, *records: dict[str, Any]) -> None:
+        """Rank 0 appends records to the run file; the other ranks do nothing.
 
         Raises:
             StorageFailed: the disk is full or the folder is gone.
         """
-        if self._context.rank != 0:
+        if self._context.rank != 0 or not records:
             return
         try:
-            append(self._run_file, record)
+            append(self._run_file, *records)
         except OSError as error:
             raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
 
-    def _save_row(self, result: CaseResult) -> CaseResult:
+    def _save_row(self, result: CaseResult) -> None:
         result.backend = self._context.backend
         self.save(result.to_record())
-        return result
-
-    def _result(self, index: int, case_spec: CaseSpec, is_last: bool) -> CaseResult | None:
-        """Run a case and append its row; its trace follows, where one is wanted. None before the last pass."""
-        try:
-            if is_last:
-                return self._measure(index, case_spec)
-            self._take_samples(case_spec)
-            return None
-        except (UserError, StorageFailed, RankFailed):
-            raise
-        except Unsupported as reason:
-            status, message = reason.status, str(reason)
-            self._agreement.require_all_failed(str(index), message)
-        except Exception as error:
-            traceback.print_exc()
-            status, message = "raised", one_line(error)
-            self._require_harmless(str(index), message)
-        return self._save_row(CaseResult(case_spec.case, status, error=message))
 
     def _require_harmless(self, what: str, message: str) -> None:
         """Return when all ranks raised and every group still works: half of a collective may have been left behind.
@@ -137,46 +174,73 @@ class Runner:
         if self._context.any(not all(works)):
             raise RankFailed(message)
 
-    @contextlib.contextmanager
-    def _warm(self, case_spec: CaseSpec) -> Iterator[tuple[OpenedCase, float]]:
-        """A case opened and warmed up, and the seconds that an iteration takes."""
-        with contextlib.ExitStack() as opened:
-            with self._stopwatch.on("set-up"):
-                opened_case = opened.enter_context(case_spec.open())
+    def _first_pass_of(self, turn: Turn, number: int) -> str:
+        """Samples, the check and the row of a case; its status."""
+        opened_case = self._open(turn)
+        samples = self._samples(turn, opened_case)
+        with self._stopwatch.on("checking"):
+            wrong = self._check(opened_case)
+        result = _result_of(turn.case_spec, opened_case, samples, wrong)
+        self._save_row(result)
+        turn.counters = result.counters
+        if self._plan.num_passes == 1:
+            self._trace(turn)
+        turn.close()
+        return result.status
+
+    def _turn_of(self, turn: Turn, number: int, records: list[dict[str, Any]]) -> str:
+        """Samples of a further pass."""
+        if turn.opened_case is None or turn.is_due_for_reopening(number):
+            turn.close()
+            opened_case = self._open(turn)
+        else:
+            opened_case = turn.opened_case
             with self._stopwatch.on("warm-up"):
-                estimate_s = self._meter.warm_up(opened_case.call)
-            yield opened_case, estimate_s
+                self._meter.warm_up(opened_case.call, 1)
+        samples = self._samples(turn, opened_case)
+        if not (opened_case.stays_open and self._keeps_open):
+            turn.close()
+        records.append({"type": "pass", "case_id": turn.id, "number": number, **samples.to_record()})
+        return "ok"
 
-    def _take_samples(self, case_spec: CaseSpec) -> None:
-        """A pass that is not the last: samples, and nothing else."""
-        with self._warm(case_spec) as (opened_case, estimate_s):
-            stamps, _ = self._meter.sample(opened_case.call, estimate_s)
-        self._earlier.setdefault(case_spec.case.id, []).append(stamps)
+    def _open(self, turn: Turn) -> OpenedCase:
+        """A case opened and warmed up."""
+        with self._stopwatch.on("set-up"):
+            opened_case = turn.open()
+        with self._stopwatch.on("warm-up"):
+            estimate_s = self._meter.warm_up(opened_case.call)
+        turn.limits = turn.limits or self._plan.limits(estimate_s)
+        turn.estimate_s = estimate_s
+        return opened_case
 
-    def _measure(self, index: int, case_spec: CaseSpec) -> CaseResult:
-        """The last pass: samples, the check and the row."""
-        with self._warm(case_spec) as (opened_case, estimate_s):
-            earlier = self._earlier.pop(case_spec.case.id, [])
-            samples = self._meter.measure(opened_case.call, opened_case.phases, estimate_s, earlier)
-            self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)
-            with self._stopwatch.on("checking"):
-                wrong = self._check(opened_case)
-            result = _result_of(case_spec, opened_case, samples, wrong)
-            if self._tracing is None or opened_case.trace is None:
-                return self._save_row(result)
-            # The row first: whatever becomes of the trace, what was measured stays.
-            self._save_row(result)
-            with self._stopwatch.on("tracing"):
-                trace = partial(opened_case.trace.record, self._tracing, result.counters)
-                self._trace(f"trace-{index}", case_spec.case.id, trace)
-            return result
+    def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
+        samples = self._meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
+        if self._plan.is_automatic:
+            samples.stop_reason = "passes"
+        self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)
+        turn.medians.append(median(samples.samples_s))
+        return samples
 
-    def _trace(self, what: str, case_id: str, trace: Callable[[], dict[str, Any]]) -> None:
+    @cached_property
+    def _keeps_open(self) -> bool:
+        """Whether all cases fit into half of the memory that is free at once, on every rank."""
+        needed = sum(turn.counters.get("parameter_bytes") or 0 for turn in self._turns) * BYTES_PER_PARAMETER_BYTE
+        return not self._context.any(needed > free_bytes(self._context.device) / 2)
+
+    def _trace(self, turn: Turn) -> None:
         """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
+        if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
+            return
+        turn.is_traced = True
+        opened_case = turn.opened_case or turn.open()
+        if opened_case.trace is None:
+            turn.close()
+            return
         self._progress.tell("tracing")
-        record = {"type": "trace", "case_id": case_id}
+        record, what = {"type": "trace", "case_id": turn.id}, f"trace-{turn.index}"
         try:
-            self.save(record | trace())
+            with self._stopwatch.on("tracing"):
+                self.save(record | opened_case.trace.record(self._tracing, turn.counters))
         except StorageFailed:
             raise
         except Exception as error:
@@ -186,6 +250,8 @@ class Runner:
                 self._require_harmless(what, message)
             finally:
                 self.save(record | {"error": self._agreement.first_message(what, message)})
+        finally:
+            turn.close()
 
     def _check(self, opened_case: OpenedCase) -> str | None:
         message = opened_case.check()

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.costmodel.profile import load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
-from distbench.runs.run_file import SCHEMA_VERSION
+from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.devices import DEVICES, backend_for
 from distbench.spec.job import Variant
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
+from distbench.worker.pass_plan import PassPlan
 from distbench.worker.rank.agreement import Agreement, Store, require_same
 from distbench.worker.rank.device import device_facts, select_device
 from distbench.worker.rank.failure import one_line
@@ -61,15 +62,22 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         progress.tell("connected")
         with stopwatch.on("set-up"):
             case_specs = all_cases(job, function, context)
+            is_compared = sum(one.case.kind == "step" for one in case_specs) > 1
+            if is_compared and job.settings.passes != 1:
+                case_specs = with_baselines_again(case_specs)
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
+            plan = PassPlan(settings, len(case_specs), is_compared)
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
-            runner = Runner(context, agreement, settings, Path(job.run_file), progress, stopwatch, job.trace_paths)
+            run_file = Path(job.run_file)
+            runner = Runner(context, agreement, plan, settings, run_file, progress, stopwatch, job.trace_paths)
             if not job.done_ids:
-                runner.save(header_of(job, context))
+                # The header says 0 only where the plan chose: launches of one pass are like those of before.
+                passes = 0 if plan.is_automatic else plan.num_passes
+                runner.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
         progress.tell("plan", num_cases=len(case_specs))
-        done = set(job.done_ids)
-        runner.run([case_spec for case_spec in case_specs if case_spec.case.id not in done])
+        waiting = [case_spec for case_spec in case_specs if case_spec.case.id not in job.ended_ids]
+        runner.run(waiting, set(job.done_ids), job.first_pass)
         progress.tell("end", spent_s=stopwatch.spent_s)
 
 
@@ -164,6 +172,21 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
     return list(found.values())
+
+
+def with_baselines_again(case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
+    """The cases, and once more the baseline of each group of steps that a report compares: the run's own proof."""
+    groups: dict[str, list[CaseSpec]] = {}
+    for case_spec in case_specs:
+        if case_spec.case.kind == "step":
+            groups.setdefault(case_spec.case.params["computes"], []).append(case_spec)
+    return [*case_specs, *(_again(group[0]) for group in groups.values() if len(group) > 1)]
+
+
+def _again(case_spec: CaseSpec) -> CaseSpec:
+    case = case_spec.case
+    params = {**case.params, "variant": f"{case.params['variant']} {AGAIN}"}
+    return replace(case_spec, case=Case(f"{case.id} {AGAIN}", case.kind, params))
 
 
 def variant_label(job: Job, variant: Variant) -> str:

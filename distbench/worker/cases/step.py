@@ -1,6 +1,7 @@
 """A training step of the scenario's model under its plan: forward, backward and optimizer, each on its own clock."""
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
 from distbench.worker.cases.reference import compare, reference_of, tolerance_of, verdict
-from distbench.worker.plans.materialise import blueprint
+from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import PeakMemory
@@ -43,8 +44,16 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         "num_tokens": num_tokens(inputs),
         "dtype": dtype_name(inputs.dtype),
         "shape": list(inputs.shape),
+        "computes": _computes(built, scenario, inputs),
     }
     yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context))
+
+
+def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str:
+    """What must be equal for two steps to be compared, as a short text: parameters by shape, global batch and loss."""
+    shapes = sorted(tuple(parameter.shape) for parameter in built.model.parameters())
+    loss = getattr(scenario.loss, "__qualname__", type(scenario.loss).__qualname__)
+    return hashlib.sha256(repr((shapes, tuple(inputs.shape), inputs.dtype, loss)).encode()).hexdigest()[:8]
 
 
 def num_tokens(inputs: torch.Tensor) -> int:
@@ -77,7 +86,8 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, partial(TrainingStep, scenario, context), context)
-        yield OpenedCase(step, check, phases=step.phases, fields=fields, after=lambda: counters, trace=trace)
+        stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
+        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open)
     finally:
         if scenario.plan.compile is not None:
             torch.compiler.reset()

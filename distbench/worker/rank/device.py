@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity
 from distbench.spec.devices import ACCELERATORS, DEVICES
 
 STATUS = Path("/proc/self/status")
+MEMINFO = Path("/proc/meminfo")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
@@ -119,6 +120,14 @@ def measured_peak(device: torch.device, counters: Mapping[str, Any]) -> tuple[in
     if device.type == "cpu":
         return counters.get("peak_growth_bytes"), "growth of resident memory"
     return counters.get("peak_allocated_bytes"), "torch's allocator"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this rank could still take, where the ranks of a host share what is free."""
+    if device.type != "cpu":
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
+    return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
 
 def _give_back_freed_memory() -> None:

@@ -3,8 +3,9 @@
 Every rank runs the same number of iterations, because every rank decides from the same gathered stamps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ class Samples:
         samples_s: seconds of each sample on its slowest rank.
         phases_s: phase name to seconds of each sample on that phase's slowest rank.
         rank_median_s: each rank's median.
-        stop_reason: "precise", "max_samples" or "max_case_s".
+        stop_reason: "precise", "max_samples" or "max_case_s"; "passes" where a pass plan said how many.
         entry_skew_s: median time between the first and the last rank's start; None where clocks are not shared.
         isolated_s: median time from the last rank in to the last rank out; None where clocks are not shared.
     """
@@ -38,6 +39,10 @@ class Samples:
     stop_reason: str
     entry_skew_s: float | None = None
     isolated_s: float | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """The fields of a further pass's line in the run file."""
+        return {name: getattr(self, name) for name in ("samples_s", "phases_s", "stop_reason")}
 
 
 class RankGroup:
@@ -78,13 +83,13 @@ class Meter:
     shared_clock: bool
     on_batch: Callable[[int], None] = lambda count: None
 
-    def warm_up(self, call: Call) -> float:
-        """Run the warm-up iterations of this very call; seconds that an iteration takes on the slowest rank."""
-        stamps = self._iterate(call, self.settings.warmup_iterations)
+    def warm_up(self, call: Call, iterations: int | None = None) -> float:
+        """Run warm-up iterations of this very call; seconds that an iteration takes on the slowest rank."""
+        stamps = self._iterate(call, iterations or self.settings.warmup_iterations)
         return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
     def measure(
-        self, call: Call, phases: tuple[str, ...], estimate_s: float, earlier: Sequence[torch.Tensor] = ()
+        self, call: Call, phases: tuple[str, ...], estimate_s: float, limits: Settings | None = None
     ) -> Samples:
         """Sample until the median is precise enough, or a cap is reached.
 
@@ -92,18 +97,16 @@ class Meter:
             call: runs one iteration; stamps the end of every phase.
             phases: names of the phases in the order of their stamps, none for a call with no parts.
             estimate_s: seconds an iteration takes, as warm_up returned it.
-            earlier: what `sample` gave in earlier passes.
+            limits: when to stop; None for the meter's settings.
         """
-        stamps, reason = self.sample(call, estimate_s)
-        return self._summary(torch.cat([*earlier, stamps], dim=1), phases, reason)
+        stamps, reason = self._sample(call, estimate_s, limits or self.settings)
+        return self._summary(stamps, phases, reason)
 
-    def sample(self, call: Call, estimate_s: float) -> tuple[torch.Tensor, str]:
-        """One pass's stamps of all ranks, shape (ranks, iterations, moments), and why it ended; as `measure`."""
-        settings = self.settings
+    def _sample(self, call: Call, estimate_s: float, settings: Settings) -> tuple[torch.Tensor, str]:
         batches: list[torch.Tensor] = []
         timed_s, samples, reason = 0.0, torch.empty(0), None
         while reason is None:
-            count = self._batch_size(estimate_s, len(samples), timed_s)
+            count = _batch_size(settings, estimate_s, len(samples), timed_s)
             batches.append(self._iterate(call, count))
             slowest = _durations(batches[-1]).max(dim=0).values
             samples = torch.cat([samples, slowest / settings.iterations_per_sample])
@@ -111,13 +114,6 @@ class Meter:
             reason = stop_reason(samples.tolist(), timed_s, settings)
             self.on_batch(len(samples))
         return torch.cat(batches, dim=1), reason
-
-    def _batch_size(self, estimate_s: float, taken: int, timed_s: float) -> int:
-        sample_s = max(estimate_s, 1e-7) * self.settings.iterations_per_sample
-        count = min(max(int(BATCH_S / sample_s), BATCH_MIN), BATCH_MAX)
-        wanted = max(self.settings.min_samples - taken, 0)
-        affordable = max(int((self.settings.max_case_s - timed_s) / sample_s), wanted, 1)
-        return min(count, affordable, self.settings.max_samples - taken)
 
     def _iterate(self, call: Call, count: int) -> torch.Tensor:
         rows = []
@@ -154,6 +150,14 @@ class Meter:
             result.entry_skew_s = median((last_in - starts.min(dim=0).values).tolist())
             result.isolated_s = median((ends.max(dim=0).values - last_in).tolist())
         return result
+
+
+def _batch_size(settings: Settings, estimate_s: float, taken: int, timed_s: float) -> int:
+    sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
+    count = min(max(int(BATCH_S / sample_s), BATCH_MIN), BATCH_MAX)
+    wanted = max(settings.min_samples - taken, 0)
+    affordable = max(int((settings.max_case_s - timed_s) / sample_s), wanted, 1)
+    return min(count, affordable, settings.max_samples - taken)
 
 
 def no_stamp() -> None:

@@ -27,6 +27,7 @@ class OpenedCase:
         fields: fields of CaseResult that are known beforehand.
         after: fields of `counters` that are known only when the timed iterations are over.
         trace: traces what the case communicates; None where it has no parts.
+        stays_open: whether it may be kept open between passes while other cases run.
     """
 
     call: Call
@@ -35,6 +36,7 @@ class OpenedCase:
     fields: dict[str, Any] = field(default_factory=dict)
     after: Callable[[], dict[str, Any]] = dict
     trace: Traceable | None = None
+    stays_open: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""Cases of one launch against each other, by passes: the one verdict of every table of a report.
+
+A stretch of a launch has its own level, whatever the number of samples in it, so the pass is the unit: a case gives one
+value a pass, and the cases of a pass are measured in an order drawn for that pass. What chance gives is the largest
+statistic over all rows of the table when each pass's residuals keep or change their signs together (the wild bootstrap
+of Liu, Ann. Stat. 16, 1988; single-step maxT of Westfall and Young, 1993). Residuals, not differences, so that a row
+which truly differs does not widen the others' intervals.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distbench.compare.log_differences import Floats
+from distbench.compare.sign_flips import leaning_error, sign_choices
+from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
+
+# Of a table. Residuals of 8 to 24 passes are a little less spread than what they stand for: at 0.05, tables of 8 equal
+# variants had a verdict in 5 to 6 of 100 (normal, skewed and unequally spread passes alike).
+ALPHA = 0.04
+# Fewer leave too few choices of signs for a family of tests, and hardly know their own spread.
+MIN_PASSES = 8
+ROWS_AT_ONCE = 2000
+LUCK = 0.84  # standard normal deviations: four times in five
+BASELINE, TOO_FEW = "baseline", "too few passes"
+
+
+@dataclass(frozen=True)
+class PassComparison:
+    """Rows of one table, each against its reference; one element a row, nan where there is nothing to compare.
+
+    Args:
+        ratio: of the row's time to its reference's: geometric mean over the passes that both have.
+        low: lower bound of the ratio, 95 % for all rows together, from the error that the verdict rests on.
+        high: upper bound.
+        num_passes: passes that both have.
+        verdict: "baseline" (its own reference or none), "faster", "slower", "within noise" or "too few passes".
+        detectable: the smallest slowdown of the table, as a share, that would have been found four times in five, at
+            the median row; nan where no row could be tested.
+    """
+
+    ratio: Floats
+    low: Floats
+    high: Floats
+    num_passes: NDArray[np.int64]
+    verdict: list[str]
+    detectable: float
+
+    def passes_for(self, change: float) -> int | None:
+        """Passes in all that would find a change of this share four times in five; None where nothing is known."""
+        if not math.isfinite(self.detectable) or not self.num_passes.any():
+            return None
+        at_hand = float(np.median(self.num_passes[self.num_passes > 0]))
+        needed = at_hand * (math.log1p(self.detectable) / math.log1p(change)) ** 2
+        return max(MIN_PASSES, math.ceil(needed))
+
+
+def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:
+    """Every row against its reference row, as one family.
+
+    Args:
+        values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
+        references: the row that each row is held against; -1, or the row itself, for none.
+        alpha: chance of any "faster" or "slower" where nothing differs, over the table.
+    """
+    rows, against = np.arange(len(values)), np.asarray(references, dtype=np.int64).reshape(len(values))
+    compared = (against >= 0) & (against != rows)
+    differences = np.full(values.shape, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(values)
+        differences[compared] = logs[compared] - logs[against[compared]]
+    known = np.isfinite(differences)
+    count = known.sum(axis=1)
+    mean = np.where(known, differences, 0.0).sum(axis=1) / np.where(count, count, np.nan)
+    tested = count >= MIN_PASSES
+    error, critical = np.full(len(values), np.nan), math.nan
+    if tested.any():
+        residuals = np.where(known, differences - mean[:, None], 0.0)[tested]
+        error[tested] = _errors(residuals, count[tested])
+        critical = _critical(residuals, count[tested], alpha)
+    reach = critical * error
+    return PassComparison(
+        ratio=np.exp(mean),
+        low=np.exp(mean - reach),
+        high=np.exp(mean + reach),
+        num_passes=count,
+        verdict=_verdicts(mean, reach, compared, tested),
+        detectable=float(np.expm1((critical + LUCK) * np.median(error[tested]))) if tested.any() else math.nan,
+    )
+
+
+def _errors(residuals: Floats, count: NDArray[np.int64]) -> Floats:
+    """Standard errors of the mean differences."""
+    squares = (residuals**2).sum(axis=1)
+    return leaning_error(squares, float(np.median(squares / (count - 1))), count)
+
+
+def _critical(residuals: Floats, count: NDArray[np.int64], alpha: float) -> float:
+    """What mean over error exceeds by chance, somewhere in the table, with probability alpha."""
+    signs = sign_choices(residuals.shape[1])
+    largest = np.zeros(len(signs))
+    # A residual is short of its deviation by what the mean took.
+    unshrunk = residuals * np.sqrt(count / (count - 1))[:, None]
+    squares = (unshrunk**2).sum(axis=1)
+    prior = float(np.median(squares / count))
+    for start in range(0, len(count), ROWS_AT_ONCE):
+        piece = slice(start, start + ROWS_AT_ONCE)
+        n = count[piece, None]
+        mean = unshrunk[piece] @ signs.T / n
+        rest = np.maximum(squares[piece, None] - n * mean**2, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            statistic = np.abs(mean) / leaning_error(rest, prior, n)
+        np.maximum(largest, np.nan_to_num(statistic, nan=0.0, posinf=np.inf).max(axis=0), out=largest)
+    return float(np.quantile(largest, 1 - alpha, method="higher"))
+
+
+def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:
+    verdicts = np.where(compared, np.where(tested, WITHIN_NOISE, TOO_FEW), BASELINE).astype(object)
+    verdicts[tested & (mean - reach > 0)] = SLOWER
+    verdicts[tested & (mean + reach < 0)] = FASTER
+    return [str(verdict) for verdict in verdicts]
+
+
+def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]], num_passes: int) -> Floats:
+    """A case's median sample in each pass, nan in passes that it has no sample of.
+
+    Args:
+        samples: seconds, pass after pass.
+        pass_counts: (number of the pass, samples in it), in the order of `samples`.
+        num_passes: of the launch.
+    """
+    medians, start = np.full(num_passes, np.nan), 0
+    for number, count in pass_counts:
+        if count and number < num_passes:
+            medians[number] = np.median(samples[start : start + count])
+        start += count
+    return medians
+
+
+def as_table(rows: Sequence[Floats]) -> Floats:
+    """Rows of any lengths as [rows, longest], nan at their ends."""
+    table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table

@@ -1,0 +1,127 @@
+"""Steps in passes: from the lines of a run file to the verdicts of its table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distbench.report import render
+from distbench.runs.run_file import read_run
+from distbench.spec import Settings
+from distbench.worker.pass_plan import MAX_PASSES, PassPlan
+
+VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400}
+
+
+def step(variant: str, samples_s: list[float], **fields: Any) -> dict[str, Any]:
+    params = {"scenario": "mine", "variant": variant, "num_tokens": 64, "computes": variant[0]}
+    case = {"id": f"step/{variant}", "kind": "step", "params": params}
+    return {"type": "case", "case": case, "status": "ok", "samples_s": samples_s, "phases_s": {}, **fields}
+
+
+def run_file(folder: Path, num_passes: int, footer: bool = True) -> Path:
+    rng = np.random.default_rng(0)
+    lines: list[dict[str, Any]] = [{"type": "run", "schema_version": 2, "job": {"scenario": "mine"}}]
+    samples = {
+        name: (seconds * np.exp(rng.normal(0, 0.03, (num_passes, 3)))).tolist() for name, seconds in VARIANTS.items()
+    }
+    lines += [step(name, passes[0]) for name, passes in samples.items()]
+    for number in range(1, num_passes):
+        for name, passes in samples.items():
+            own = {"samples_s": passes[number], "phases_s": {}, "stop_reason": "passes"}
+            lines.append({"type": "pass", "case_id": f"step/{name}", "number": number, **own})
+    lines += [{"type": "footer", "status": "complete"}] if footer else []
+    path = folder / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def rows_of(text: str) -> dict[str, str]:
+    return {name: next(line for line in text.splitlines() if line.startswith(name)) for name in VARIANTS}
+
+
+def test_each_variant_is_held_against_the_first_that_computes_the_same(tmp_path: Path) -> None:
+    text = render((run_file(tmp_path, 10),), tmp_path, "table", None, ()).text
+    rows = rows_of(text)
+    assert rows["a=1"].endswith("baseline") and rows["b=1"].endswith("baseline")
+    assert rows["a=2"].endswith("faster") and rows["b=2"].endswith("slower")
+    assert rows["a=3"].endswith("within noise")
+    assert "would have been found four times in five" in text
+
+
+def test_below_8_passes_the_table_says_what_it_takes(tmp_path: Path) -> None:
+    text = render((run_file(tmp_path, 7),), tmp_path, "table", None, ()).text
+    assert "faster" not in text.replace("would", "") and rows_of(text)["a=2"].endswith("too few passes")
+    assert "give --passes 8 or a larger --budget" in text
+
+
+def test_a_launch_that_was_stopped_keeps_the_passes_it_has(tmp_path: Path) -> None:
+    path = run_file(tmp_path, 9, footer=False)
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(whole[:-2]) + whole[-2][:20])
+    run = read_run(path)
+    assert [len(case["passes"]) for case in run.cases] == [9, 9, 9, 8, 8]
+    assert [len(case["samples_s"]) for case in run.cases] == [27, 27, 27, 24, 24]
+    assert rows_of(render((path,), tmp_path, "table", None, ()).text)["a=2"].endswith("faster")
+
+
+def test_a_case_that_failed_in_a_later_pass_has_failed(tmp_path: Path) -> None:
+    path = run_file(tmp_path, 3)
+    with path.open("a") as file:
+        file.write('{"type": "pass", "case_id": "step/a=2", "number": 3, "status": "raised", "error": "why"}\n')
+    assert [case["status"] for case in read_run(path).cases] == ["ok", "raised", "ok", "ok", "ok"]
+
+
+def test_arrays_of_passes_stay_out_of_csv_and_json(tmp_path: Path) -> None:
+    path = run_file(tmp_path, 3)
+    for form in ("csv", "json"):
+        assert "pass_medians" not in render((path,), tmp_path, form, None, ()).text
+
+
+def plan(num_cases: int = 8, **settings: Any) -> PassPlan:
+    return PassPlan(Settings(**settings), num_cases, is_compared=True)
+
+
+@pytest.mark.parametrize(
+    ("estimate_s", "pass_s", "passes"),
+    [
+        (0.01, 1.0, 64),  # 8 cases of 5 s each, and what goes with them: 64 s
+        (0.5, 9.0, 8),  # seven would fit, eight are needed
+        (5.0, 50.0, 3),  # not even with some more
+        (0.0001, 0.1, MAX_PASSES),
+    ],
+)
+def test_the_budget_says_how_many_passes(estimate_s: float, pass_s: float, passes: int) -> None:
+    found = plan()
+    found.set_number(pass_s)
+    assert found.num_passes == passes
+    limits = found.limits(estimate_s)
+    assert limits.min_samples == limits.max_samples >= 1
+    assert limits.max_samples * estimate_s <= max(5.0 / 8, estimate_s)
+
+
+def test_passes_end_when_every_case_is_precise_and_never_before_the_eighth() -> None:
+    found = plan()
+    found.set_number(1.0)
+    steady, noisy = [0.1] * 20, [0.1, 0.2] * 10
+    assert found.goes_on(7, [steady[:7]] * 8)
+    assert not found.goes_on(8, [steady[:8]] * 8)
+    assert found.goes_on(20, [*[steady] * 7, noisy]) and not found.goes_on(64, [noisy] * 8)
+
+
+def test_the_order_is_drawn_anew_in_each_pass_and_is_every_ranks() -> None:
+    orders = [plan().order(number, 8) for number in range(5)]
+    assert orders == [plan().order(number, 8) for number in range(5)]
+    assert len({tuple(order) for order in orders}) == 5 and all(sorted(order) == list(range(8)) for order in orders)
+    assert plan(seed=2).order(1, 8) != orders[1]
+
+
+def test_what_nobody_compares_is_measured_in_one_go() -> None:
+    alone = PassPlan(Settings(), 8, is_compared=False)
+    assert alone.num_passes == 1 and alone.order(0, 3) == [0, 1, 2] and not alone.goes_on(1, [])
+    assert alone.limits(0.01).max_samples == Settings().max_samples
+    fixed = PassPlan(Settings(passes=4), 8, is_compared=True)
+    fixed.set_number(100.0)
+    assert fixed.goes_on(3, []) and not fixed.goes_on(4, [])
