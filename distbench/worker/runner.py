@@ -4,6 +4,7 @@ import math
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
 from distbench.runs.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
-from distbench.worker.pass_plan import PassPlan, Turn
+from distbench.worker.pass_plan import REOPEN_EVERY, PassPlan, Turn
 from distbench.worker.rank.agreement import Agreement
 from distbench.worker.rank.device import clock_of, free_bytes
 from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
@@ -83,14 +84,18 @@ class Runner:
             StorageFailed: a result could not be written.
         """
         turns = [Turn(index, case_spec) for index, case_spec in enumerate(case_specs)]
-        started, checking_s = time.monotonic(), self._stopwatch.spent_s.get("checking", 0.0)
         new = [turn for turn in turns if turn.id not in rows]
+        spent = Counter(self._stopwatch.spent_s)
+        started = time.monotonic()
         turns = [turn for turn in turns if turn.id in rows or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
-        checking_s = self._stopwatch.spent_s.get("checking", 0.0) - checking_s
         if new:
-            pass_s = (time.monotonic() - started - checking_s) * len(turns) / len(new)
-            self._plan.set_number(max(self._context.gather(pass_s)))
+            first_s = time.monotonic() - started
+            spent = Counter(self._stopwatch.spent_s) - spent
+            opening_s = spent["set-up"] + spent["warm-up"]
+            pass_s = first_s - spent["checking"] - opening_s
+            pass_s += opening_s * (1 / REOPEN_EVERY if self._keeps_open else 1)
+            self._plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))))
         number = next_pass
         while turns and self._plan.goes_on(number, [turn.medians for turn in turns]):
             turns = self._further_pass(turns, number)
