@@ -87,8 +87,8 @@ def plan(num_cases: int = 8, **settings: Any) -> PassPlan:
 @pytest.mark.parametrize(
     ("estimate_s", "pass_s", "passes"),
     [
-        (0.01, 1.0, 64),  # 8 cases of 5 s each, and what goes with them: 64 s
-        (0.5, 9.0, 8),  # seven would fit, eight are needed
+        (0.01, 1.0, 40),  # 8 cases of 5 s each
+        (0.5, 9.0, 8),  # four would fit, eight are needed
         (5.0, 50.0, 3),  # not even with some more
         (0.0001, 0.1, MAX_PASSES),
     ],

@@ -19,10 +19,8 @@ SAMPLES_A_TURN = 5
 SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over
 MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
-# Opening, warming up and meeting took 0.6 of the timed seconds again where samples were taken in one go.
-WALL_PER_TIMED = 1.6
-# What a quick run may take beyond its budget for the passes without which nothing can be compared.
-STRETCH = 2.5
+# How many times the budget a launch may take for the passes without which nothing can be compared: a quick one needs that.
+STRETCH = 4.0
 
 
 class PassPlan:
@@ -64,8 +62,8 @@ class PassPlan:
         """
         if not self.is_automatic:
             return
-        timed_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
-        affordable = WALL_PER_TIMED * timed_s / max(pass_s, 1e-6)
+        budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
+        affordable = budget_s / max(pass_s, 1e-6)
         least = MIN_PASSES if STRETCH * affordable >= MIN_PASSES else max(int(STRETCH * affordable), 1)
         self.num_passes = min(max(int(affordable), least), MAX_PASSES)
 
