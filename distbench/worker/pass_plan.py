@@ -19,7 +19,7 @@ SAMPLES_A_TURN = 5
 SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over
 MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
-# How many times the budget a launch may take for the passes without which nothing can be compared: a quick one needs that.
+# How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
 STRETCH = 4.0
 
 
