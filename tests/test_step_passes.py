@@ -74,6 +74,25 @@ def test_a_case_that_failed_in_a_later_pass_has_failed(tmp_path: Path) -> None:
     assert [case["status"] for case in read_run(path).cases] == ["ok", "raised", "ok", "ok", "ok"]
 
 
+@pytest.mark.parametrize("number", [10**15, -1, 0, "1", None])
+def test_a_pass_of_no_such_number_is_left_out_with_a_warning(tmp_path: Path, number: Any) -> None:
+    path = run_file(tmp_path, 3)
+    line = {"type": "pass", "case_id": "step/a=1", "number": number, "samples_s": [1.0], "phases_s": {}}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    run = read_run(path)
+    assert len(run.warnings) == 1 and [len(case["passes"]) for case in run.cases] == [3] * 5
+
+
+def test_a_case_without_samples_of_its_own_takes_those_of_its_passes(tmp_path: Path) -> None:
+    path = run_file(tmp_path, 3)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[1]["samples_s"]
+    lines[1]["phases_s"] = 7
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(read_run(path).cases[0]["samples_s"]) == 6
+
+
 def test_arrays_of_passes_stay_out_of_csv_and_json(tmp_path: Path) -> None:
     path = run_file(tmp_path, 3)
     for form in ("csv", "json"):

@@ -23,6 +23,7 @@ from distbench.runs.header import Header, header_of
 from distbench.spec.errors import UserError
 
 SCHEMA_VERSION = 2
+MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
 STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
 AGAIN = "(baseline again)"  # ends the id and the variant of a baseline that is measured a second time
 DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
@@ -192,8 +193,8 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         if "error" in record:
             case.update(status=record["status"], error=record["error"])
             continue
-        case["samples_s"] = [*case["samples_s"], *record["samples_s"]]
-        phases = case.get("phases_s") or {}
+        case["samples_s"] = [*(case.get("samples_s") or ()), *record["samples_s"]]
+        phases = known if isinstance(known := case.get("phases_s"), dict) else {}
         case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}
         case["passes"].append((record["number"], len(record["samples_s"])))
         case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
@@ -204,7 +205,8 @@ def _well_formed(record: Record) -> bool:
         return isinstance(record.get("case_id"), str) and (
             record.get("status") in STATUSES
             if "error" in record
-            else isinstance(record.get("number"), int)
+            else isinstance(number := record.get("number"), int)
+            and 0 < number < MAX_PASSES
             and _are_times(record.get("samples_s"))
             and isinstance(record.get("phases_s"), dict)
             and all(map(_are_times, record["phases_s"].values()))
