@@ -18,8 +18,8 @@ from distbench.compare.log_differences import Floats
 from distbench.compare.sign_flips import leaning_error, sign_choices
 from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
-# Of a table. Residuals of 8 to 24 passes are a little less spread than what they stand for: at 0.05, 4.5 to 7.8 % of 400
-# tables of 8 equal variants had a verdict (normal, skewed, and with one variant four times as noisy).
+# Of a table. Residuals of 8 to 24 passes are a little less spread than what they stand for: at 0.05, 4.5 to 7.8 % of
+# 400 tables of 8 equal variants had a verdict (normal, skewed, and with one variant four times as noisy).
 ALPHA = 0.04
 # Fewer leave too few choices of signs for a family of tests, and hardly know their own spread.
 MIN_PASSES = 8
