@@ -15,7 +15,7 @@ USER_ERROR, UNFORESEEN, INTERRUPTED, PIPE_CLOSED = 2, 70, 130, 141
 def start() -> None:
     """Run the command line and exit with its code; 70 where an error was not foreseen."""
     try:
-        os.getcwd()
+        Path.cwd()
     except OSError:
         _end(USER_ERROR, "the current folder no longer exists; change to one that does")
     try:
