@@ -262,6 +262,7 @@ def test_which_runs_are_a_laboratorys(tmp_path: Path) -> None:
 
 def test_the_mesh_is_the_rows_own_else_the_runs(tmp_path: Path) -> None:
     rows = [moved(A, "greedy", 1, "a", mesh_shape=[4]), moved(A, "greedy", 1, "a")]
+    rows[0]["case"]["id"] += "/on 4"
     frame = frame_of(collect((write(tmp_path / "one.jsonl", rows),), NOWHERE)[0])
     assert laboratory_rows(frame)["mesh_shape"].tolist() == ["4", "2x2"]
     assert [mesh for mesh, _, _ in planner_table_of(laboratory_rows(frame)).groups()] == ["2x2", "4"]
@@ -295,7 +296,7 @@ def test_odd_rows_crash_nothing(tmp_path: Path) -> None:
         {"type": "case", "case": {"id": "x", "kind": "redistribute", "params": {"suite": "pairs"}}, "status": "ok",
          "samples_s": [1.0]},
         {"type": "case", "case": {"id": "y", "kind": "redistribute", "params": {"suite": "pairs"}}, "status": "wrong"},
-        {"type": "case", "case": {"id": "z", "kind": "redistribute", "params": {"suite": 3, "shape": "odd"}},
+        {"type": "case", "case": {"id": "z", "kind": "redistribute", "params": {"suite": "odd", "shape": []}},
          "status": "timeout", "samples_s": [], "counters": None},
     ]  # fmt: skip
     found = study_in(tmp_path, rows)

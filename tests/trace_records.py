@@ -112,7 +112,7 @@ def run_file(
     for trace in traces:
         params = {
             "scenario": scenario,
-            "variant": trace["case_id"].split("/", 3)[3:] and trace["case_id"].split("/", 3)[3],
+            "variant": "/".join(trace["case_id"].split("/", 3)[3:]),
         }
         case = {"id": trace["case_id"], "kind": "step", "params": {**params, "num_tokens": 32}}
         lines += [

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
 from distbench.render.units import brief_time_text, counts_text, known, percent_text, size_text
-from distbench.runs.run_file import STATUSES, Run
+from distbench.runs.record_checks import STATUSES
+from distbench.runs.run_file import Run
 from distbench.spec.mesh import format_mesh
 
 RUN_COLUMNS = ("<scenario", "<mesh", "<device", "ranks", "<status", "wall", "<cases")

@@ -10,7 +10,8 @@ from typing import Any
 from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value
 from distbench.runs.machine import slug
-from distbench.runs.run_file import STATUSES, Record
+from distbench.runs.record_checks import STATUSES
+from distbench.runs.run_file import Record
 from distbench.spec.errors import UserError
 
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles

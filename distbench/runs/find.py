@@ -1,11 +1,11 @@
 """Which run files a report is about: those that were named, or every scenario of the latest `distbench run`."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from distbench.runs.header import Header, header_of
+from distbench.runs.record_reader import RecordReader
 from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
 
@@ -76,11 +76,4 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[s
 
 
 def _head(path: Path) -> tuple[Path, Header]:
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is no distbench run file: {error}") from error
-    if not isinstance(header, dict) or header.get("type") != "run":
-        raise UserError(f"{path} is no distbench run file (its first line is no run header)")
-    return path, header_of(header)
+    return path, header_of(RecordReader(path, []).header())

@@ -17,18 +17,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from distbench.runs.header import Header, header_of
+from distbench.runs.record_checks import Record
+from distbench.runs.record_reader import RecordReader
 from distbench.spec.errors import UserError
 
 SCHEMA_VERSION = 2
-MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
-STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
 AGAIN = "(baseline again)"  # ends the id and the variant of a baseline that is measured a second time
 DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 
-Record = dict[str, Any]
 UPGRADES: dict[int, Callable[[Record], Record]] = {1: lambda record: record}
 
 
@@ -127,17 +125,15 @@ def append(path: Path, *records: Record) -> None:
 
 
 def read_run(path: Path) -> Run:
-    """Read one run file, whatever state it was left in, and bring it to the present schema."""
+    """Read one run file, whatever state it was left in, and bring it to the present schema.
+
+    Raises:
+        UserError: it is no run file, its header is wrong, or it holds two; other bad lines become warnings.
+    """
     warnings: list[str] = []
-    try:
-        records = list(_records(path, warnings))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"run file {path} cannot be read: {error}") from error
-    if not records or records[0].get("type") != "run":
-        what = f"{path} is no distbench run file (its first line is no run header)"
-        raise UserError(f"{what}; give a results/*.jsonl file")
+    records = list(RecordReader(path, warnings).records())
     version = records[0].get("schema_version")
-    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         known = f"this distbench reads 1 up to {SCHEMA_VERSION}"
         raise UserError(f"run file {path} has schema version {version}, {known}; update distbench")
     for step in range(version, SCHEMA_VERSION):
@@ -165,21 +161,6 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _records(path: Path, warnings: list[str]) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if isinstance(record, dict) and _well_formed(record):
-                yield record
-            else:
-                warnings.append(f"{path.name}, line {number}: not a whole record (cut short or corrupt); left out")
-
-
 def _with_passes(case: Record) -> Record:
     return {**case, "passes": [(0, len(case.get("samples_s") or ()))]}
 
@@ -198,46 +179,6 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}
         case["passes"].append((record["number"], len(record["samples_s"])))
         case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
-
-
-def _well_formed(record: Record) -> bool:
-    if record.get("type") == "pass":
-        return isinstance(record.get("case_id"), str) and (
-            record.get("status") in STATUSES
-            if "error" in record
-            else isinstance(number := record.get("number"), int)
-            and 0 < number < MAX_PASSES
-            and _are_times(record.get("samples_s"))
-            and isinstance(record.get("phases_s"), dict)
-            and all(map(_are_times, record["phases_s"].values()))
-        )
-    if record.get("type") == "trace":
-        return isinstance(record.get("case_id"), str) and (
-            isinstance(record.get("error"), str) or (_is_table(record) and _is_table(record.get("phases")))
-        )
-    if record.get("type") != "case":
-        return True
-    case = record.get("case")
-    return (
-        isinstance(case, dict)
-        and isinstance(case.get("id"), str)
-        and record.get("status") in STATUSES
-        and _are_times(record.get("samples_s", []))
-    )
-
-
-def _are_times(samples: Any) -> bool:
-    return isinstance(samples, list) and all(isinstance(sample, int | float) for sample in samples)
-
-
-def _is_table(data: Any) -> bool:
-    """Whether it has `columns`, and `rows` with a value for each."""
-    columns, rows = (data.get("columns"), data.get("rows")) if isinstance(data, dict) else (None, None)
-    return (
-        isinstance(columns, list)
-        and isinstance(rows, list)
-        and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
-    )
 
 
 def busbw_factor(op: str, group_size: int) -> float:

@@ -1,0 +1,134 @@
+"""How every file is read that this program did not write in this process: refused with one sentence, or plain data.
+
+Refused are what is no regular file (a device never ends, a pipe may never begin), what is too big, and JSON that no
+program of ours writes: NaN, infinity, numbers of absurd length, nesting without end.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from distbench.spec.errors import UserError
+
+MAX_DOCUMENT_BYTES = 256 << 20
+MAX_DEPTH = 50
+MAX_COUNT = 10**18  # above: no count of anything
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISSOCK: "a socket",
+}
+# Every digit as 0: what a number is too long or too large by is then found at the speed of a search for bytes.
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+# A float below 1 has at most 21 digits in a row.
+_LONG = (b"0" * 22, b"e00", b"e+00")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+@contextmanager
+def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
+    """A regular file of at most `max_bytes`, open for reading bytes; `what` is what messages call it.
+
+    Raises:
+        UserError: it is no such file, or cannot be read.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - before it is opened: opening a pipe waits for its writer
+        if not stat.S_ISREG(found.st_mode):
+            kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(found.st_mode)), "no regular file")
+            raise UserError(f"{what} {path} cannot be read: it is {kind}; give a file")
+        if found.st_size > max_bytes:
+            size = f"its {found.st_size:,} bytes are more than the {max_bytes:,} that are read"
+            raise UserError(f"{what} {path} cannot be read: {size}; give another file")
+        with path.open("rb") as file:
+            yield file
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"{what} {path} cannot be read: {why}") from error
+
+
+def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
+    """A file's text (UTF-8). Raises as `opened`, also where it is no such text."""
+    with opened(path, what, max_bytes) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UserError(f"{what} {path} cannot be read: it is still growing beyond {max_bytes:,} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path} cannot be read: byte {error.start} is no UTF-8 text") from error
+
+
+def read_json(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+    """A file's JSON value. Raises as `read_text`, also where `parse_json` refuses it."""
+    try:
+        return parse_json(read_text(path, what, max_bytes))
+    except ValueError as error:
+        raise UserError(f"{what} {path} cannot be read: {error}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text: every number in it is finite, no whole one beyond MAX_COUNT; nesting at most MAX_DEPTH.
+
+    Raises:
+        ValueError: it is none, in one short sentence.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        value = _DECODER.decode(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}, column {error.colno} is no JSON ({error.msg})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is no UTF-8 text") from error
+    except ValueError as error:  # Python's own limit on the digits of an integer, and the constants above
+        raise ValueError(str(error).partition(";")[0]) from error
+    zeros = data.translate(_DIGITS)
+    is_long = any(part in zeros for part in _LONG)
+    if is_long or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        _require_sane(value)
+    if b"\\ud" in data or b"\\uD" in data:
+        _require_text(value)
+    return value
+
+
+def _require_text(value: Any) -> None:
+    """Half of a surrogate pair stands in a string, but in no file and on no terminal."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("a text of it holds half a character (a lone surrogate)") from error
+
+
+def _require_sane(value: Any) -> None:
+    """By levels and not by recursion, which a deep value would break."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+            elif isinstance(one, float) and not math.isfinite(one):
+                raise ValueError("a number in it is beyond any that a computer holds")
+            elif isinstance(one, int) and abs(one) > MAX_COUNT:
+                raise ValueError(f"a whole number in it is beyond {MAX_COUNT:.0e}")
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
