@@ -106,10 +106,10 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
         ('{"distbench_baseline": 99}', "reads up to 2"),
         ('{"distbench_baseline": 1}', "without 10th percentiles; save it again"),
         ('{"distbench_baseline": 2, "launches": [{}]}', "is damaged"),
-        (stored(launches=[{}]), "is damaged (KeyError"),
+        (stored(launches=[{}]), "is damaged: launches[0].run_id is missing"),
         (stored(mean_s=["x"]), "is damaged"),
-        (stored(p10_s=[0]), "is damaged (ValueError"),
-        (stored(facts=3), "is damaged (no facts)"),
+        (stored(p10_s=[0]), "is damaged: cases['c'].p10_s holds 0, not"),
+        (stored(facts=3), "is damaged: facts is 3, not an object"),
         ("{", "cannot be read"),
     ],
 )

@@ -14,6 +14,7 @@ from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import Problem, cheapest_route, parse_state
 from distbench.spec.errors import UserError
 
+HEAD = '"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2", "mesh": {"tp": 2}'
 NEGATIVE = '{"op": "x", "mesh_dim": "tp", "group_size": 2, "base_s": -1, "per_byte_s": 0}'
 SIZES = [4.0**n for n in range(5, 13)]
 
@@ -127,11 +128,11 @@ def test_a_hand_written_profile_needs_only_the_costs(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "cannot be read"),
-        ("3", "cannot be read"),
-        ('{"profile_version": 1, "lines": [], "mesh": 3}', "cannot be read"),
+        ("3", "it is 3, not an object"),
+        ("{" + HEAD.partition('{"tp"')[0] + '3, "lines": []}', "mesh is 3, not an object"),
         ('{"profile_version": 99}', "newer"),
-        ('{"profile_version": 1, "lines": [{"op": "x"}]}', "cannot be read"),
-        (f'{{"profile_version": 1, "lines": [{NEGATIVE}]}}', "negative"),
+        (f'{{{HEAD}, "lines": [{{"op": "x"}}]}}', "lines.0..mesh_dim is missing"),
+        (f'{{{HEAD}, "lines": [{NEGATIVE}]}}', "lines.0..base_s is -1, not seconds from 0 up to a day"),
     ],
 )
 def test_a_profile_that_cannot_be_used_is_refused(text: str, said: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -10,8 +11,43 @@ from typing import Any
 
 from distbench.costmodel.lines import ALL_TO_ALL, NATIVE_ALL_TO_ALL, Line
 from distbench.spec.errors import UserError
+from distbench.spec.fields import (
+    AMOUNT,
+    DURATION,
+    LIST,
+    NAME,
+    SIZE,
+    TEXT,
+    Kind,
+    Kinds,
+    is_time,
+    list_of,
+    mapping_of,
+    number_within,
+    shown,
+    wrong_field,
+)
+from distbench.spec.reading import read_json
 
 PROFILE_VERSION = 1
+
+
+def _is_sample(one: Any) -> bool:
+    return isinstance(one, list) and len(one) == 3 and all(map(AMOUNT.fits, one)) and is_time(one[2])
+
+
+HEAD: Kinds = {**dict.fromkeys(("machine", "backend", "torch", "source"), TEXT), "mesh": mapping_of(SIZE)}
+NEEDED = ("op", "mesh_dim", "group_size", "base_s", "per_byte_s")
+# Seconds a byte: a byte a second is the slowest link that anyone prices.
+_PER_BYTE = number_within(0, 1)
+LINE: Kinds = {
+    **dict.fromkeys(("op", "mesh_dim"), NAME),
+    "group_size": SIZE,
+    "base_s": DURATION,
+    **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
+    **dict.fromkeys(("knee_bytes", "error", "held_out_error"), AMOUNT),
+    "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds)")),
+}
 
 
 @dataclass(frozen=True)
@@ -61,18 +97,39 @@ class Profile:
 
 def load_profile(path: Path) -> Profile:
     """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text())
-        if record.pop("profile_version") > PROFILE_VERSION:
-            raise UserError(f"profile {path} is newer than this distbench; update distbench")
-        lines = tuple(_line(fields) for fields in record.pop("lines"))
-        return Profile(lines=lines, **{**record, "mesh": dict(record["mesh"])})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"profile {path} cannot be read ({error}); write one with distbench calibrate") from error
+    record: Any = read_json(path, "profile")
+    version = record.get("profile_version") if isinstance(record, dict) else None
+    if type(version) is int and version > PROFILE_VERSION:
+        raise UserError(f"profile {path} is newer than this distbench; update distbench")
+    if wrong := _wrong_in_profile(record):
+        raise UserError(f"profile {path} cannot be used: {wrong}; write one with distbench calibrate")
+    head = {name: record[name] for name in HEAD if name in record}
+    lines = tuple(_line(fields) for fields in record["lines"])
+    return Profile(**{**head, "mesh": dict(record["mesh"]), "lines": lines})
+
+
+def _wrong_in_profile(record: Any) -> str | None:
+    if not isinstance(record, dict):
+        return f"it is {shown(record)}, not an object"
+    needed = ("profile_version", "machine", "backend", "torch", "mesh", "lines")
+    if wrong := wrong_field(record, {**HEAD, "profile_version": SIZE, "lines": LIST}, needed):
+        return wrong
+    wrong_lines = (_wrong_in_line(fields, f"lines[{index}]") for index, fields in enumerate(record["lines"]))
+    if wrong := next(filter(None, wrong_lines), None):
+        return wrong
+    keys = Counter((fields["op"], fields["mesh_dim"], fields["group_size"]) for fields in record["lines"])
+    twice = next((key for key, count in keys.items() if count > 1), None)
+    return "two lines are of {} over {} in groups of {}".format(*map(shown, twice)) if twice else None
+
+
+def _wrong_in_line(fields: Any, where: str) -> str | None:
+    if not isinstance(fields, dict):
+        return f"{where} is {shown(fields)}, not an object"
+    if unknown := next((name for name in fields if name not in LINE), None):
+        return f"{where} has a field {shown(unknown)}, which no line has"
+    return wrong_field(fields, LINE, NEEDED, f"{where}.")
 
 
 def _line(fields: dict[str, Any]) -> Line:
-    line = Line(**{**fields, "samples": tuple(map(tuple, fields.get("samples", ())))})
-    if min(line.parameters) < 0:
-        raise ValueError(f"{line.op} over {line.mesh_dim} has a negative cost")
-    return line
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Line(**{**given, "samples": tuple(map(tuple, fields.get("samples") or ()))})

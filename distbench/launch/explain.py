@@ -1,12 +1,19 @@
 """Why a launch ended as it did, in one sentence, from what the ranks and torchrun left behind."""
 
-import json
+import contextlib
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from distbench.spec import UserError
+from distbench.spec.fields import COUNT, DATE, TEXT, Kinds, wrong_field
+from distbench.spec.reading import read_json
 
 LAUNCH_LOG = "launch.log"
+FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
 
 
 @dataclass(frozen=True)
@@ -28,17 +35,28 @@ class Cause:
 
 def cause_of(log_dir: Path, exit_code: int) -> Cause:
     """The first failure of a launch whose torchrun, or only rank, ended with a non-zero exit code."""
-    failures = [json.loads(path.read_text(encoding="utf-8")) for path in log_dir.glob("failure-rank*.json")]
-    if failures:
+    if failures := list(_failures(log_dir)):
         first = min(failures, key=lambda record: record["at"])
         message = first["message"]
         if first["kind"] == "raised":
             message = f"rank {first['rank']} raised {message}; its traceback is in {log_dir / _rank_log(first['rank'])}"
         return Cause(first["kind"], message, first["rank"])
+    if cut := sorted(log_dir.glob("failure-rank*.json")):
+        what = f"{cut[0]}, where a rank says why it failed, is cut short, as a full disk does"
+        return Cause("storage", f"{what}; make room, or give other folders with --out and --log-dir")
     if found := _killed_rank(log_dir / LAUNCH_LOG):
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
     return Cause("killed", f"the launch {_how(exit_code)}; see {log_dir / LAUNCH_LOG}")
+
+
+def _failures(log_dir: Path) -> Iterator[dict[str, Any]]:
+    """What the ranks wrote as they failed; a file that a full disk cut short says nothing."""
+    for path in sorted(log_dir.glob("failure-rank*.json")):
+        with contextlib.suppress(UserError):
+            record = read_json(path, "failure")
+            if isinstance(record, dict) and not wrong_field(record, FAILURE, tuple(FAILURE)):
+                yield record
 
 
 def _rank_log(rank: int) -> str:

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from distbench.runs.baseline_checks import wrong_in_baseline
 from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value
 from distbench.runs.machine import slug
-from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Record
 from distbench.spec.errors import UserError
+from distbench.spec.reading import read_json
 
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
-FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
 LAUNCH_FIELDS = ("run_id", "started_at", "variants", "foreign_load", "complete")  # stored as they are
 SAVE_AGAIN = "save it again with distbench baseline save"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
@@ -87,10 +87,7 @@ def _rounded(seconds: float) -> float:
 def read_baseline(path: Path) -> list[Launch]:
     """The launches of one baseline file. Raises as `load_record`."""
     record = load_record(path)
-    try:
-        return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"baseline {path} is damaged ({error!r}); {SAVE_AGAIN}") from error
+    return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
 
 
 def load_record(path: Path) -> Record:
@@ -99,20 +96,17 @@ def load_record(path: Path) -> Record:
     Raises:
         UserError: it cannot be read, is no baseline, is damaged, or a newer distbench wrote it.
     """
-    try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"baseline {path} cannot be read: {error}") from error
+    record: Any = read_json(path, "baseline")
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
-    if not isinstance(version, int):
+    if type(version) is not int:
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
     if version < FORMAT_VERSION:
         raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {SAVE_AGAIN}")
     if version > FORMAT_VERSION:
         reads = f"this distbench reads up to {FORMAT_VERSION}"
         raise UserError(f"baseline {path} has version {version}, {reads}; update it")
-    if lacking := [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]:
-        raise UserError(f"baseline {path} is damaged (no {', '.join(lacking)}); {SAVE_AGAIN}")
+    if wrong := wrong_in_baseline(record):
+        raise UserError(f"baseline {path} is damaged: {wrong}; {SAVE_AGAIN}")
     return record
 
 
@@ -126,7 +120,7 @@ def _launch(record: Record, index: int, source: str) -> Launch:
         variants=row["variants"],
         # A fact that the file lacks is not known, as in a run file.
         facts={**Header().facts, **record["facts"], **row["facts"]},
-        foreign_load=row["foreign_load"],
+        foreign_load=row.get("foreign_load"),
         complete=row["complete"],
         cases={
             case_id: _value(columns, index)
@@ -137,15 +131,11 @@ def _launch(record: Record, index: int, source: str) -> Launch:
 
 
 def _value(columns: Record, index: int) -> Value:
-    status = columns["status"][index] if "status" in columns else "ok"
-    if status not in STATUSES:
-        raise KeyError(status)
+    status = (columns.get("status") or {index: "ok"})[index]
     count, mean_s, p10_s = (columns[name][index] for name in ("num_samples", "mean_s", "p10_s"))
-    if mean_s is None:
-        return Value(status, count, math.nan, math.nan, columns.get("error", {index: None})[index])
-    if not all(0 < value < math.inf for value in (mean_s, p10_s)):
-        raise ValueError(f"mean_s {mean_s}, p10_s {p10_s}")
-    return Value(status, int(count), float(mean_s), float(p10_s))
+    if mean_s is None or p10_s is None:
+        return Value(status, count, math.nan, math.nan, (columns.get("error") or {index: None})[index])
+    return Value(status, count, float(mean_s), float(p10_s))
 
 
 def describe(out: Path) -> list[tuple[str, ...]]:

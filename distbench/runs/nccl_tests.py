@@ -7,14 +7,15 @@ environment, secrets included, and is left alone.
 """
 
 import datetime
-import json
-import math
 from pathlib import Path
 from typing import Any
 
-from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, Record, Run
+from distbench.runs.record_checks import Record, wrong_in_header, wrong_in_record
+from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, Run
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
+from distbench.spec.fields import NUMBERS, is_time
+from distbench.spec.reading import read_json
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -27,10 +28,7 @@ def read_nccl_tests(path: Path) -> Run:
 
     Each iteration is a sample where nccl-tests was asked for them (`-I`); otherwise its average is the only one.
     """
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"nccl-tests file {path} cannot be read: {error}") from error
+    data: Any = read_json(path, "nccl-tests file")
     results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, list) or not results:
         raise UserError(f"nccl-tests file {path} holds no results; write it with -J on a run that ends")
@@ -44,9 +42,16 @@ def read_nccl_tests(path: Path) -> Run:
             for placement in PLACEMENTS
             if isinstance(row.get(placement), dict)
         ]
-        return Run(path, _header(data, path, op, devices), cases, _footer(data), [])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        header = _header(data, path, op, devices)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
+    wrong = wrong_in_header(header) or next(filter(None, map(wrong_in_record, cases)), None)
+    if wrong:
+        raise UserError(f"nccl-tests file {path} is not as its version 2 writes it: as a run, {wrong}")
+    by_id = {case["case"]["id"]: case for case in reversed(cases)}
+    left_out = len(cases) - len(by_id)
+    twice = f"{path.name}: {left_out} results are of a size and placement that stands before them; left out"
+    return Run(path, header, list(reversed(by_id.values())), _footer(data), [twice] if left_out else [])
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
@@ -96,10 +101,13 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
     iterations = row.get(f"{placement}_per_iter") or {}
     times_us = iterations.get("times_us") or [body["time"] if "time" in body else body["cpu_time"]]
     wrong = body.get("nwrong")
-    is_wrong = isinstance(wrong, int | float) and wrong > 0
-    usable = all(isinstance(time, int | float) and math.isfinite(time) and time > 0 for time in times_us)
+    is_wrong = type(wrong) in NUMBERS and wrong != 0
+    usable = all(type(time) in NUMBERS and is_time(time * 1e-6) for time in times_us)
     status = "wrong" if is_wrong else "ok" if usable else "raised"
-    errors = {"wrong": f"{wrong:g} elements are wrong" if is_wrong else "", "raised": "a time is no number"}
+    errors = {
+        "wrong": f"{wrong:g} elements are wrong" if is_wrong else "",
+        "raised": "a time is none above 0 s and up to a day",
+    }
     params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": row["size"]}
     result = CaseResult(
         Case(f"collective/{dtype}[{row['count']}]/{'/'.join(how)}", "collective", params),

@@ -5,14 +5,31 @@ status, spent_s; of the first pass), pass (number, num_passes, num_cases), turn 
 pass), end (spent_s).
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distbench.spec.fields import AMOUNT, COUNT, RECORD, TEXT, Kinds, mapping_of, wrong_field
+from distbench.spec.reading import parse_json
+
 FILE_NAME = "progress.jsonl"
 SAMPLES_EVERY_S = 0.25
+EVENT: Kinds = {
+    **dict.fromkeys(("event", "id", "kind", "status"), TEXT),
+    "params": RECORD,
+    **dict.fromkeys(("index", "number", "count", "num_cases", "num_passes"), COUNT),
+    "spent_s": mapping_of(AMOUNT),
+}
+NEEDED = {
+    "plan": ("num_cases",),
+    "case": ("id", "kind", "params"),
+    "samples": ("count",),
+    "pass": ("number", "num_passes", "num_cases"),
+    **dict.fromkeys(("done", "turn"), ("id", "status")),
+}
 
 
 class ProgressWriter:
@@ -53,4 +70,14 @@ class ProgressReader:
         whole = text.rpartition(b"\n")[0]
         self._offset += len(whole) + 1 if whole else 0
         for line in whole.splitlines():
-            yield json.loads(line)
+            # A full disk cuts lines short; what one of them said is lost, the launch goes on.
+            with contextlib.suppress(ValueError):
+                event = parse_json(line)
+                if _is_event(event):
+                    yield event
+
+
+def _is_event(event: Any) -> bool:
+    if not isinstance(event, dict) or wrong_field(event, EVENT, ("event",)):
+        return False
+    return wrong_field(event, EVENT, NEEDED.get(event["event"], ())) is None

@@ -1,6 +1,6 @@
 """What the lines of a run file may hold: of each field that anything reads, its kind; older files lack some of them."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distbench.spec.fields import (
@@ -135,7 +135,7 @@ def wrong_in_header(record: Record) -> str | None:
 
 def wrong_in_record(record: Record) -> str | None:
     """The same of any other line; a type that is not known here is left to newer versions."""
-    check = _OF_TYPE.get(kind) if isinstance(kind := record.get("type"), Hashable) else None
+    check = _OF_TYPE.get(kind) if isinstance(kind := record.get("type"), str) else None
     return check(record) if check else None
 
 

@@ -60,16 +60,20 @@ class RecordReader:
         try:
             record = parse_json(line)
         except ValueError as error:
-            return self._leave_out(number, f"not a whole record, cut short or corrupt ({error})")
+            self._leave_out(number, f"not a whole record, cut short or corrupt ({error})")
+            return None
         if not isinstance(record, dict):
-            return self._leave_out(number, "not a whole record (no object)")
+            self._leave_out(number, "not a whole record (no object)")
+            return None
         if record.get("type") == "run":
             twice = "a second run header, but a file holds one run"
             raise UserError(f"{RUN_FILE} {self._path}, line {number}: {twice}; cut it into two files there")
         if record.get("type") == "footer":
             return self._footer(number, record)
-        wrong = wrong_in_record(record) or self._repeated(number, record)
-        return self._leave_out(number, wrong) if wrong else record
+        if wrong := wrong_in_record(record) or self._repeated(number, record):
+            self._leave_out(number, wrong)
+            return None
+        return record
 
     def _footer(self, number: int, record: Record) -> Record:
         """Without its wrong fields: what it is there for is to say that the run ended."""

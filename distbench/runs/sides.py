@@ -9,8 +9,10 @@ from distbench.runs.baselines import read_baseline
 from distbench.runs.find import read_each, run_files_in
 from distbench.runs.launches import Launch, launch_of
 from distbench.runs.nccl_tests import read_nccl_tests
+from distbench.runs.record_reader import MAX_RUN_BYTES
 from distbench.runs.run_file import no_garbage_collection, read_run
 from distbench.spec.errors import UserError
+from distbench.spec.reading import opened
 
 SNIFFED_BYTES = 512
 
@@ -35,7 +37,9 @@ def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Lau
 
 def _read_path(path: Path, side: str, warnings: list[str]) -> list[Launch]:
     if path.is_dir():
-        files = [*run_files_in(path), *sorted(one for one in path.rglob("*.json") if one.is_file() and _sniffed(one))]
+        found = sorted(one for one in path.rglob("*.json") if one.is_file())
+        kinds = read_each(found, lambda one: (one, _sniffed(one)), warnings)
+        files = [*run_files_in(path), *(one for one, kind in kinds if kind)]
         return list(chain.from_iterable(read_each(files, partial(_read_file, warnings=warnings), warnings)))
     if not path.exists():
         raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")
@@ -54,11 +58,8 @@ def _read_file(path: Path, warnings: list[str]) -> list[Launch]:
 
 def _sniffed(path: Path) -> str | None:
     """What a JSON file is, by its first bytes: "baseline", "nccl-tests", or None for anything else."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(SNIFFED_BYTES)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    with opened(path, "file", MAX_RUN_BYTES) as file:
+        head = file.read(SNIFFED_BYTES)
     if b'"distbench_baseline"' in head:
         return "baseline"
     return "nccl-tests" if b'"version"' in head and b'"start_time"' in head and b'"args"' in head else None

@@ -83,7 +83,10 @@ def update(base: Path, new: Path) -> list[Path]:
     for target, source in targets:
         text = load(source).to_text()
         try:
-            if not target.exists() or target.read_text(encoding="utf-8") != text:
+            if target.exists() and not target.is_file():
+                raise UserError(f"{target} cannot be written: it is no file; give another file")
+            # By bytes: the one that is replaced may be no text at all.
+            if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text, encoding="utf-8")
                 written.append(target)

@@ -12,18 +12,23 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from distbench.spec.errors import UserError
+from distbench.spec.fields import shown
 from distbench.spec.mesh import format_mesh, parse_mesh
 from distbench.spec.parallel import folded
+from distbench.spec.reading import read_text
 
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
 PHASES = ("forward", "backward", "optimizer", "call")
 PEAK = "predicted peak memory"
-PEAK_LINE = re.compile(rf"{PEAK} (\d+) B")
+HEAD, HEAD_LINES = ("scenario", "mesh", "torch"), 4
+# No count of bytes has more digits, and Python reads no longer ones.
+_NUMBER = r"[0-9]{1,18}"
+PEAK_LINE = re.compile(rf"{PEAK} ({_NUMBER}) B")
 ROOT, NOBODY = "(root)", "(unknown)"
 LINE = re.compile(
-    r"(?P<count>\d+) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) \((?P<group_size>\d+)\), "
-    r"(?P<dtype>\S+), (?P<payload_bytes>\d+) B: (?P<owner>\S+)"
+    rf"(?P<count>{_NUMBER}) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) "
+    rf"\((?P<group_size>{_NUMBER})\), (?P<dtype>\S+), (?P<payload_bytes>{_NUMBER}) B: (?P<owner>\S+)"
     r"(?:, (?P<explicit>explicit|implicit) (?P<redistribution>\S+))?"
 )
 
@@ -96,29 +101,65 @@ def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
 
 def parse(text: str, where: str) -> Signature:
     """Read what `Signature.to_text` wrote; UserError, naming the file as `where`, for other text or a newer version."""
-    lines = text.splitlines()
-    if not lines or not lines[0].startswith(FIRST_LINE):
+    lines = text.replace("\r\n", "\n").split("\n")
+    if not lines[0].startswith(FIRST_LINE):
         raise UserError(f"{where} is no signature; write one with distbench signature SCENARIO -o {where}")
     version = lines[0].removeprefix(FIRST_LINE).strip()
-    if not version.isdigit() or int(version) > VERSION:
-        raise UserError(f"{where} is a signature of version {version}, newer than this distbench; update distbench")
-    head = dict(line.partition(" ")[::2] for line in lines[1:4])
-    cases: dict[str, Counter[Path]] = {}
-    peaks: dict[str, int] = {}
-    for number, line in enumerate(lines[4:], start=5):
+    if version != str(VERSION):
+        wrong = f"{where} is a signature of version {shown(version)}, not of {VERSION}, or newer than this distbench"
+        raise UserError(f"{wrong}; update distbench, or write the file anew")
+    reader = _Reader()
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            (reader.head if number <= HEAD_LINES else reader.body)(line)
+        except UserError as error:
+            raise UserError(f"{where}, line {number} {error}; write the file anew") from error
+    if lacking := [name for name in HEAD if name not in reader.found]:
+        raise UserError(f"{where} lacks its line {lacking[0]!r}; write the file anew")
+    return Signature(**reader.found, cases=reader.cases, peaks=reader.peaks)
+
+
+class _Reader:
+    """What the lines of a file have said so far; each method raises a UserError on a line that is wrong."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+        self.cases: dict[str, Counter[Path]] = {}
+        self.peaks: dict[str, int] = {}
+        self._case = ""
+
+    def head(self, line: str) -> None:
+        if not line:
+            return
+        name, _, value = line.partition(" ")
+        if name not in HEAD or name in self.found or not value.isprintable():
+            raise UserError(f"is none of {', '.join(HEAD)}: {shown(line)}")
+        try:
+            self.found[name] = parse_mesh(value) if name == "mesh" else value
+        except UserError as error:
+            raise UserError(f"is no mesh: {error}") from error
+
+    def body(self, line: str) -> None:
+        if not line.isprintable():
+            raise UserError("holds control characters")
         if line.startswith("[") and line.endswith("]"):
-            case = cases.setdefault(name := line[1:-1], Counter())
-        elif (peak := PEAK_LINE.fullmatch(line)) and cases:
-            peaks[name] = int(peak[1])
+            self._begin(line[1:-1])
+        elif (peak := PEAK_LINE.fullmatch(line)) and self.cases and self._case not in self.peaks:
+            self.peaks[self._case] = int(peak[1])
         elif line and line != "nothing":
             match = LINE.fullmatch(line)
-            if match is None or not cases:
-                raise UserError(f"{where}, line {number} is no path: {line!r}; write the file anew")
-            case[_path(match.groupdict())] += int(match["count"])
-    try:
-        return Signature(head["scenario"], parse_mesh(head["mesh"]), head["torch"], cases, peaks)
-    except KeyError as error:
-        raise UserError(f"{where} lacks its line {error}; write the file anew") from error
+            if match is None or not self.cases:
+                raise UserError(f"is no path: {shown(line)}")
+            path, count = _path(match.groupdict()), int(match["count"])
+            if path in self.cases[self._case] or not count:
+                raise UserError("is a path that stands in its case already" if count else "is a path taken 0 times")
+            self.cases[self._case][path] = count
+
+    def _begin(self, case: str) -> None:
+        if case in self.cases:
+            raise UserError(f"begins case {shown(case)} a second time")
+        self._case = case
+        self.cases[case] = Counter()
 
 
 def _path(found: dict[str, Any]) -> Path:
@@ -131,7 +172,4 @@ def _path(found: dict[str, Any]) -> Path:
 
 def load(file: FilePath) -> Signature:
     """Read a signature file; UserError where it cannot be read or is none."""
-    try:
-        return parse(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"signature {file} cannot be read ({error}); write one with distbench signature") from error
+    return parse(read_text(file, "signature"), f"signature {file}")

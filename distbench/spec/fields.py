@@ -70,6 +70,11 @@ LIST = Kind(lambda value: isinstance(value, list), "a list")
 NAME = Kind(lambda value: type(value) is str and bool(value), "a name")
 
 
+def number_within(low: float, high: float) -> Kind:
+    """A number within bounds, which belong to it."""
+    return Kind(_within(low, high), f"a number from {low:g} to {high:g}")
+
+
 def one_of(names: Sequence[str]) -> Kind:
     """One of these texts."""
     known = frozenset(names)
@@ -113,13 +118,12 @@ def wrong_field(record: Mapping[str, Any], kinds: Kinds, needed: Sequence[str] =
 
 def _what_it_is(value: Any, kind: Kind) -> str:
     """Of a list or an object, the first part that is wrong by itself."""
-    parts = [[one] for one in value] if isinstance(value, list) else []
-    parts = [{name: one} for name, one in value.items()] if isinstance(value, dict) else parts
-    wrong = next((part for part in parts if not kind.fits(part)), None)
-    if wrong is None:
-        return f"is {shown(value)}"
-    (inner,) = wrong.values() if isinstance(wrong, dict) else wrong
-    return f"holds {shown(inner)}"
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, list):
+        parts = [(one, [one]) for one in value]
+    elif isinstance(value, dict):
+        parts = [(one, {name: one}) for name, one in value.items()]
+    return next((f"holds {shown(one)}" for one, part in parts if not kind.fits(part)), f"is {shown(value)}")
 
 
 def shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.reading import read_json
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
@@ -122,8 +123,11 @@ class Job:
 
     @classmethod
     def load(cls, path: Path) -> "Job":
-        """The job that `save` wrote."""
-        return cls.from_record(json.loads(path.read_text(encoding="utf-8")))
+        """The job that `save` wrote; UserError where the file holds none, as on a disk that was full."""
+        try:
+            return cls.from_record(read_json(path, "job file"))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"job file {path} is damaged ({error!r}); start the launch anew") from error
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Job":

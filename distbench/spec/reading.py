@@ -35,7 +35,17 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"{ascii(twice)[:60]} stands in one object twice")
+    return found
+
+
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
 
 
 @contextmanager
@@ -73,14 +83,14 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str
 
 
 def read_json(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
-    """A file's JSON value. Raises as `read_text`, also where `parse_json` refuses it."""
+    """A file's JSON value. Raises as `read_text`, also where `parse_json` refuses it, or an object has a name twice."""
     try:
-        return parse_json(read_text(path, what, max_bytes))
+        return parse_json(read_text(path, what, max_bytes), _STRICT)
     except ValueError as error:
         raise UserError(f"{what} {path} cannot be read: {error}") from error
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
     """The value of a JSON text: every number in it is finite, no whole one beyond MAX_COUNT; nesting at most MAX_DEPTH.
 
     Raises:
@@ -88,7 +98,7 @@ def parse_json(text: str | bytes) -> Any:
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
-        value = _DECODER.decode(data.decode("utf-8"))
+        value = decoder.decode(data.decode("utf-8"))
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from error
     except json.JSONDecodeError as error:
