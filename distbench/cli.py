@@ -19,8 +19,10 @@ from distbench.commands.history import history
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
+from distbench.commands.say import say
 from distbench.commands.signature import signature
 from distbench.spec.errors import UserError
+from distbench.spec.printable import cut
 
 
 class Commands(click.Group):
@@ -31,7 +33,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            click.echo(f"distbench: {error}", err=True)
+            say(f"distbench: {cut(str(error))}", err=True)
             ctx.exit(2)
         except KeyboardInterrupt:
             click.echo("distbench: interrupted", err=True)
@@ -72,9 +74,7 @@ def list_command(as_json: bool) -> None:
     width = max((len(entry.name) for entry in entries), default=0)
     meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)
     for entry in entries:
-        click.echo(
-            f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]"
-        )
+        say(f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]")
 
 
 def _print_json(value: Any) -> None:
@@ -105,7 +105,7 @@ def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
     if as_json:
         _print_json(found)
     else:
-        click.echo("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
+        say("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
     sys.exit(0 if found["usable"] else 1)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.commands.files import expanded
+from distbench.commands.say import say
 
 
 @click.group()
@@ -33,9 +34,9 @@ def save(paths: tuple[str, ...], out: Path) -> None:
     warnings: list[str] = []
     launches = read_side(expanded(paths), "baseline", warnings)
     for path in save_baselines(launches, out):
-        click.echo(f"baseline: {path}")
+        say(f"baseline: {path}")
     for warning in warnings:
-        click.echo(f"distbench: {warning}", err=True)
+        say(f"distbench: {warning}", err=True)
 
 
 @baseline.command("list")
@@ -52,10 +53,10 @@ def list_baselines(out: Path) -> None:
 
     rows = describe(out)
     if not rows:
-        click.echo(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
+        say(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
         return
     columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
-    click.echo(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows)]))
+    say(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows)]))
 
 
 @baseline.command()
@@ -69,4 +70,4 @@ def show(file: Path) -> None:
     """
     from distbench.gate.baseline_text import baseline_page
 
-    click.echo(baseline_page(file))
+    say(baseline_page(file))

@@ -5,6 +5,7 @@ import sys
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.say import say
 
 
 @click.command()
@@ -28,5 +29,5 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
 
     asked = parse_mesh(mesh) if mesh else None
     found = check_plans(Request(scenarios, choices, mesh=asked, device="cpu", quick=quick, started_at=STARTED_AT))
-    click.echo("\n".join(found.lines))
+    say("\n".join(found.lines))
     sys.exit(2 if found.num_problems else 0)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.commands.files import expanded, write
+from distbench.commands.say import say
 
 EXPORTS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava", "run")
 
@@ -28,6 +29,6 @@ def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
 
     text = exported(form, expanded(paths))
     if output is None:
-        click.echo(text, nl=False)
+        say(text, nl=False)
     else:
         write(output, text)

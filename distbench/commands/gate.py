@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from distbench.commands import gate_terms
 from distbench.commands.files import expanded, write
 from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
 from distbench.commands.self_test import self_test
 from distbench.spec.errors import UserError
 
@@ -138,15 +139,23 @@ def _judged(paths: Sequence[str], options: "Options") -> "Gated":
 
 def _put_out(render: Callable[[str], str], form: str, targets: Sequence[tuple[str, Path]], github: bool) -> None:
     """Print and write what was found, in each form that was asked for."""
-    click.echo(render(form))
+    _print(render(form), form)
     for one, path in targets:
         write(path, render(one) + "\n")
     if not github:
         return
     if form != "github":
-        click.echo(render("github"))
+        _print(render("github"), "github")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         write(Path(summary), render("markdown") + "\n", "a")
+
+
+def _print(text: str, form: str) -> None:
+    """Annotations are commands to GitHub; all else must hold none."""
+    if form == "github":
+        click.echo(text)
+    else:
+        say(text)
 
 
 def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Callable[[str], str]], None]) -> int:
@@ -160,12 +169,12 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Ca
     base, new = map(Path, paths)
     if update:
         written = make_baseline(base, new)
-        click.echo("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
+        say("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
         return 0
     found = compare(base, new)
     put_out(lambda form: difference_text.FORMS[form](found))
     if found.exit_code:
-        click.echo(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
+        say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
     return found.exit_code
 
 

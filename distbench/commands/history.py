@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 
@@ -33,10 +34,10 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
     if not series:
         known = sorted({name for launch in launches for name in launch.cases})
         raise UserError(f"no measured case matches {case!r}; there are e.g. {', '.join(known[:3]) or 'none'}")
-    click.echo(text(series, [*notes, *warnings]))
+    say(text(series, [*notes, *warnings]))
     if plots:
         try:
             for path in draw(series, plots):
-                click.echo(f"drawn: {path}", err=True)
+                say(f"drawn: {path}", err=True)
         except OSError as error:
             raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error

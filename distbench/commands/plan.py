@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 
@@ -53,8 +54,8 @@ def plan(
     if all_pairs:
         if source or picture:
             raise UserError("--all-pairs takes neither SOURCE and TARGET nor --picture; leave one of them out")
-        click.echo(plan_all_pairs(setting, form))
+        say(plan_all_pairs(setting, form))
         return
     if source is None or target is None:
         raise UserError('plan needs two layouts, e.g. distbench plan "S(0)R" "RS(0)" ..., or --all-pairs')
-    click.echo(plan_pair(setting, source, target, form, picture))
+    say(plan_pair(setting, source, target, form, picture))

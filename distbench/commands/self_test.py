@@ -5,9 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from distbench.commands.files import new_folder
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,15 +36,15 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     else:
         check_run_arguments(paths)
         out = new_folder("self-test")
-        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
+        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
     trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
-    click.echo(
+    say(
         f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"
         "samples of one case at a time; tail: one sample in ten takes three times as long. In percent of comparisons."
     )
     for num_pairs in NUM_PAIRS:
         if trial.num_windows(num_pairs):
-            click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
+            say("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
     if trial.series.num_launches < 2 * max(NUM_PAIRS):
         most = max(NUM_PAIRS)
-        click.echo(f"\n{most} pairs take {2 * most} launches; there are {trial.series.num_launches}.")
+        say(f"\n{most} pairs take {2 * most} launches; there are {trial.series.num_launches}.")

@@ -9,6 +9,7 @@ from distbench.compare.verdicts import INCONCLUSIVE, JUDGED, PASS
 from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.render.blocks import Block, Heading, Lines, Table, markdown_of, text_of
 from distbench.render.units import NOTHING, time_text
+from distbench.spec.printable import clean
 
 MAX_ROWS = 40
 MAX_PASSES = 10  # where all is well
@@ -140,7 +141,7 @@ def _all_cases(case: CaseVerdict) -> str:
         p = "" if metric.p is None else f", adjusted p {metric.p:.2g}"
         parts.append(f"    {metric.metric}: {metric.verdict}: {numbers} {interval_text(metric)}{p}")
     parts += [f"    note: {note}" for note in case.notes]
-    return "\n".join(parts).replace("```", "'''")
+    return "\n".join(map(clean, parts)).replace("```", "'''")
 
 
 def sentence(case: CaseVerdict) -> str:

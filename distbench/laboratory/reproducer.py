@@ -10,12 +10,13 @@ from string import Template
 from typing import NamedTuple
 
 from distbench.laboratory.failures import Failure, numel_of, sizes_in
-from distbench.render.blocks import clean, shorten
+from distbench.render.blocks import shorten
 from distbench.runs.frame import Row
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
+from distbench.spec.printable import clean
 
 TEMPLATE = "reproducer_template.txt"
 MAX_NUMEL = 1_000_000

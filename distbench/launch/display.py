@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from distbench.spec.printable import clean, printable
+
 PLAIN_EVERY_S = 10.0
 LONGEST_ID = 60
 
@@ -51,7 +53,7 @@ class Plain(Display):
 
     def _line(self, text: str) -> None:
         self._last = self._now()
-        print(f"{self._scenario}: {text}", file=self._stream, flush=True)
+        print(printable(f"{self._scenario}: {text}"), file=self._stream, flush=True)
 
 
 class Live(Display):
@@ -68,7 +70,7 @@ class Live(Display):
             case "plan":
                 self._progress.update(self._task, total=event["num_cases"])
             case "case":
-                text = f"{self._scenario}: {event['id'].partition('/')[2][:LONGEST_ID]}"
+                text = f"{self._scenario}: {clean(event['id'].partition('/')[2][:LONGEST_ID])}"
                 self._progress.update(self._task, description=text, samples="")
             case "samples":
                 self._progress.update(self._task, samples=f"{event['count']} samples")

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from distbench.render.units import key_text
+from distbench.spec.printable import clean, cut
 
 MAX_WIDTH = 100
 GAP = 2
@@ -100,7 +101,7 @@ def markdown_of(blocks: Sequence[Block]) -> str:
 
 def _text_block(block: Block) -> str:
     if isinstance(block, Heading):
-        lines = wrap(block.text, MAX_WIDTH)
+        lines = wrap(clean(block.text), MAX_WIDTH)
         return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(len, lines))])
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text) for text in block.texts)
@@ -114,7 +115,7 @@ def _paragraph(text: str) -> str:
 
 
 def _table_lines(table: Table) -> list[str]:
-    headings = tuple(heading.removeprefix("<") for heading in table.columns)
+    headings = tuple(clean_lines(heading.removeprefix("<")) for heading in table.columns)
     lefts = [heading.startswith("<") for heading in table.columns]
     rows = [tuple(clean_lines(cell) for cell in row) for row in table.rows]
     widths = fit(headings, rows)
@@ -176,14 +177,9 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
     return [*lines, line.rstrip()] if line.strip() else lines
 
 
-def clean(text: str) -> str:
-    """One line without control characters: what a rank said may hold anything."""
-    return "".join(char if char.isprintable() else " " for char in text)
-
-
 def clean_lines(cell: str) -> str:
-    """The same, line breaks kept."""
-    return "\n".join(clean(line) for line in cell.split("\n"))
+    """The same of each of its lines."""
+    return "\n".join(clean(line) for line in cut(cell).split("\n"))
 
 
 def shorten(text: str, width: int) -> str:
@@ -194,19 +190,34 @@ def shorten(text: str, width: int) -> str:
 
 def _markdown_block(block: Block) -> str:
     if isinstance(block, Heading):
-        return "#" * block.level + " " + _escaped(block.text)
+        return "#" * block.level + " " + markdown_text(block.text)
     if isinstance(block, Lines):
-        return "\n".join(f"- {_escaped(text)}" for text in block.texts)
+        return "\n".join(f"- {markdown_text(text)}" for text in block.texts)
     if isinstance(block, Code):
-        return "\n".join(["```python", *map(clean, block.lines), "```"])
+        return fenced(map(clean, block.lines), "python")
     # A word that was cut for a narrow column is whole again.
-    headings = [_escaped(heading.removeprefix("<").replace("-\n", "")) for heading in block.columns]
+    headings = [markdown_text(heading.removeprefix("<").replace("-\n", "")) for heading in block.columns]
     rules = [":---" if heading.startswith("<") else "---:" for heading in block.columns]
-    rows = [headings, rules, *([_escaped(cell) for cell in row] for row in block.rows)]
+    rows = [headings, rules, *([markdown_text(cell) for cell in row] for row in block.rows)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    notes = "\n".join(f"- {_escaped(note)}" for note in block.notes)
-    return "\n\n".join(filter(None, (f"**{_escaped(block.title)}**", table, notes)))
+    notes = "\n".join(f"- {markdown_text(note)}" for note in block.notes)
+    return "\n\n".join(filter(None, (f"**{markdown_text(block.title)}**", table, notes)))
 
 
-def _escaped(text: str) -> str:
-    return re.sub(r"([|*`<\\])", r"\\\1", clean(text.replace("\n", " ")).strip())
+def markdown_text(text: str) -> str:
+    """One line of GitHub Markdown that shows as it stands: no table, code, element or link begins in it."""
+    text = re.sub(r"([|*`<\\])", r"\\\1", clean(text.replace("\n", " ")).strip())
+    return text.replace("](", "]\\(")
+
+
+def code_span(text: str) -> str:
+    """One line of code within a line of Markdown."""
+    return "`" + clean(text.replace("\n", " ")).replace("`", "'") + "`"
+
+
+def fenced(lines: Iterable[str], language: str = "") -> str:
+    """Lines of code in Markdown, within a fence that none of them can end."""
+    kept = list(lines)
+    longest = max((len(run) for line in kept for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(longest + 1, 3)
+    return "\n".join([f"{fence}{language}", *kept, fence])

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from distbench.spec.printable import clean, cut
+
 TOOL = "distbench gate"
 MAX_ANNOTATIONS = 10  # of each level that GitHub shows for one step
 
@@ -26,9 +28,9 @@ def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
     root = ElementTree.Element("testsuites", name=TOOL, tests=str(len(outcomes)))
     for name in dict.fromkeys(one.suite for one in outcomes):
         members = [one for one in outcomes if one.suite == name]
-        suite = ElementTree.SubElement(root, "testsuite", {"name": name, **_counts(members)})
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(name), **_counts(members)})
         for one in members:
-            _add(ElementTree.SubElement(suite, "testcase", classname=name, name=_legal(one.name)), one)
+            _add(ElementTree.SubElement(suite, "testcase", classname=_legal(name), name=_legal(one.name)), one)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
 
@@ -48,8 +50,8 @@ def _add(element: ElementTree.Element, outcome: CiOutcome) -> None:
 
 
 def _legal(text: str) -> str:
-    """Without the control characters that XML 1.0 forbids."""
-    return "".join(char if char in "\t\n" or ord(char) >= 32 else " " for char in text)
+    """Without what XML 1.0 forbids or a terminal obeys, and not longer than anybody reads."""
+    return "\n".join(map(clean, cut(text).split("\n")))
 
 
 def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
@@ -71,5 +73,7 @@ def _of_level(level: str, found: Sequence[tuple[str, str]]) -> list[str]:
 def annotation(level: str, title: str, message: str) -> str:
     """One workflow command."""
     # A property ends at a comma or colon, a message at the line's end (GitHub's escapes of workflow commands).
-    message, title = (text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A") for text in (message, title))
+    message, title = (
+        _legal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A") for text in (message, title)
+    )
     return f"::{level} title={title.replace(':', '%3A').replace(',', '%2C')}::{message}"

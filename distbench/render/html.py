@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distbench.render.blocks import Block, Code, Heading, Lines, Table, clean, clean_lines
+from distbench.render.blocks import Block, Code, Heading, Lines, Table, clean_lines
+from distbench.spec.printable import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,5 +107,5 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     text = written.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\1{prefix}", svg)
-    label = html.escape(figure.get_suptitle() or "figure")
+    label = _text(figure.get_suptitle() or "figure")
     return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -4,8 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
+from distbench.render.blocks import code_span, markdown_text
 from distbench.render.ci import TOOL, CiOutcome, annotation, annotations, junit_xml
 from distbench.signature.exact_gate import Compared
+from distbench.spec.printable import printable
 
 MAX_SENTENCES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
 
@@ -16,19 +18,24 @@ def text(found: Compared) -> str:
     for name, sentences in found.changed.items():
         count = "1 difference" if len(sentences) == 1 else f"{len(sentences)} differences"
         lines += [f"{name}: {count}", *(f"  {sentence}" for sentence in sentences)]
-    return "\n".join([*lines, *found.uncompared, *found.shown, found.headline])
+    return printable("\n".join([*lines, *found.uncompared, *found.shown, found.headline]))
 
 
 def markdown(found: Compared) -> str:
     """For a step summary: a heading with the verdict, then a list a file."""
     lines, room = [f"# exact gate: {found.headline}"], MAX_SENTENCES
     for name, sentences in found.changed.items():
-        lines += ["", f"**{name}**", "", *(f"- `{sentence}`" for sentence in sentences[:room])]
+        lines += [
+            "",
+            f"**{markdown_text(name)}**",
+            "",
+            *(f"- {code_span(sentence)}" for sentence in sentences[:room]),
+        ]
         room = max(room - len(sentences), 0)
     num_sentences = sum(map(len, found.changed.values()))
     if num_sentences > MAX_SENTENCES:
         lines += ["", f"... {num_sentences - MAX_SENTENCES} more: {TOOL} --signature --format json"]
-    notes = [f"- {sentence}" for sentence in (*found.uncompared, *found.shown)]
+    notes = [f"- {markdown_text(sentence)}" for sentence in (*found.uncompared, *found.shown)]
     lines += ["", *notes] if notes else []
     return "\n".join(lines)
 

@@ -1,0 +1,29 @@
+"""Text from names, files and ranks made safe to print: it may hold terminal control characters, commands to a CI
+system, text that turns around its neighbours, or megabytes."""
+
+import re
+
+MAX_TEXT = 20_000
+# All but line break and tab: C0, DEL, C1, marks and overrides of direction, line separators, halves of characters.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# GitHub reads `::name::` at a line's start and `##[name]` anywhere; Azure `##vso[`, TeamCity `##teamcity[`.
+_AT_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
+_ANYWHERE = re.compile(r"##(?=\w*\[)")
+
+
+def clean(text: str) -> str:
+    """One line of at most about MAX_TEXT characters, without control characters."""
+    text = cut(text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+
+
+def cut(text: str) -> str:
+    """The beginning of a text that is too long to be read, and how much more there is."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ... ({len(text) - MAX_TEXT:,} more characters)"
+
+
+def printable(text: str) -> str:
+    """Lines for a terminal or a log: without control characters, and none that a CI system takes for a command."""
+    text = _CONTROL.sub(" ", text)
+    text = _AT_START.sub(r"\1: ", text) if "::" in text else text
+    return _ANYWHERE.sub("# #", text) if "##" in text else text
