@@ -27,7 +27,7 @@ from distbench.spec.fields import (
     shown,
     wrong_field,
 )
-from distbench.spec.reading import read_json
+from distbench.spec.reading import MAX_COUNT, read_json
 
 PROFILE_VERSION = 1
 
@@ -45,7 +45,8 @@ LINE: Kinds = {
     "group_size": SIZE,
     "base_s": DURATION,
     **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
-    **dict.fromkeys(("knee_bytes", "error", "held_out_error"), AMOUNT),
+    "knee_bytes": number_within(0, MAX_COUNT),
+    **dict.fromkeys(("error", "held_out_error"), AMOUNT),
     "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds)")),
 }
 

@@ -74,9 +74,10 @@ def _wrong_in_columns(columns: object, num_launches: int, where: str) -> str | N
         return f"{where} is {shown(columns)}, not an object"
     if wrong := wrong_field(columns, COLUMNS, ("num_samples", "mean_s", "p10_s"), f"{where}."):
         return wrong
-    if wrong := next((name for name in COLUMNS if len(columns.get(name) or [0] * num_launches) != num_launches), None):
-        return f"{where}.{wrong} has {len(columns[wrong])} values for {num_launches} launches"
-    statuses = columns.get("status") or ["ok"] * num_launches
+    given = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
+    if wrong := next((name for name, values in given.items() if len(values) != num_launches), None):
+        return f"{where}.{wrong} has {len(given[wrong])} values for {num_launches} launches"
+    statuses = given.get("status", ["ok"] * num_launches)
     for index, status in enumerate(statuses):
         is_there = columns["num_samples"][index] is not None
         lacking = next((name for name in ("mean_s", "p10_s") if columns[name][index] is None), None)

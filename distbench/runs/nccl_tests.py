@@ -14,13 +14,14 @@ from distbench.runs.record_checks import Record, wrong_in_header, wrong_in_recor
 from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, Run
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
-from distbench.spec.fields import NUMBERS, is_time
+from distbench.spec.fields import COUNT, NUMBERS, TEXT, Kinds, is_time, wrong_field
 from distbench.spec.reading import read_json
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 PLACEMENTS = ("out_of_place", "in_place")
 MESH_DIM = "ranks"
+ROW: Kinds = {"size": COUNT, "count": COUNT, "type": TEXT, "redop": TEXT}
 
 
 def read_nccl_tests(path: Path) -> Run:
@@ -38,7 +39,7 @@ def read_nccl_tests(path: Path) -> Run:
         devices = (data.get("config") or {}).get("devices") or []
         cases = [
             _case(row, op, placement, max(len(devices), 1))
-            for row in results
+            for row in map(_require_fields, results)
             for placement in PLACEMENTS
             if isinstance(row.get(placement), dict)
         ]
@@ -91,6 +92,12 @@ def _back_to_back(results: list[Record], config: Record) -> int:
     if any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
         return together
     return together * int(config.get("iterations") or 1)
+
+
+def _require_fields(row: Record) -> Record:
+    if wrong := wrong_field(row, ROW, ("size", "count", "type", "redop", "root")):
+        raise ValueError(wrong)
+    return row
 
 
 def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
