@@ -178,51 +178,23 @@ def run_files() -> list[str]:
 
 def traces() -> list[str]:
     """A run file with a traced step of two ranks."""
-    columns = [
-        "rank",
-        "step",
-        "phase",
-        "kind",
-        "op",
-        "backend_op",
-        "mesh_dim",
-        "group",
-        "seq",
-        "group_size",
-        "dtype",
-        "payload_bytes",
-        "wire_bytes",
-        "owner",
-        "owner_known",
-        "source",
-        "redistribution",
-        "explicit",
-        "issued_s",
-        "completed_s",
-        "exposed_s",
-    ]
-    rows = [
-        [
-            rank,
-            step,
-            phase,
-            "all_gather",
-            "c10d.all_gather_",
-            "all_gather",
-            "tp",
-            "0,1",
-            0,
-            2,
-            "f32",
-            1000,
-            500,
-            "layers.0",
-        ]
-        + [True, "tp", "S(1)->R", rank == 0, begin + 0.01 * rank, begin + 0.03, None]
+    times = {"issued_s": 0.0, "completed_s": 0.03, "exposed_s": None}
+    call = {
+        "kind": "all_gather",
+        "op": "c10d.all_gather_",
+        "backend_op": "all_gather",
+        "mesh_dim": "tp",
+        "group": "0,1",
+    }
+    sizes = {"seq": 0, "group_size": 2, "dtype": "f32", "payload_bytes": 1000, "wire_bytes": 500}
+    whose = {"owner": "layers.0", "owner_known": True, "source": "tp", "redistribution": "S(1)->R", "explicit": True}
+    found = [
+        {"rank": rank, "step": step, "phase": phase, **call, **sizes, **whose, **times, "issued_s": begin + 0.01 * rank}
         for rank in range(2)
         for step in range(2)
-        for phase, begin in (("forward", 0.0), ("backward", 0.1))
+        for phase, begin in (("forward", 0.0), ("backward", 0.01))
     ]
+    columns, rows = list(found[0]), [list(row.values()) for row in found]
     phases = [
         [rank, step, phase, start, start + 0.1]
         for rank in range(2)

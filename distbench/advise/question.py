@@ -13,9 +13,11 @@ from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.errors import UserError
-from distbench.spec.mesh import format_mesh, parse_mesh
+from distbench.spec.mesh import check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
+from distbench.spec.printable import cut
 
 PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
+MAX_DIGITS = 18  # of a size of a tensor dim
 DEVICES_PER_HOST = {"nccl": 8}
 _BLOCKS = re.compile(r"[1-9]\d*(x[1-9]\d*)*")
 
@@ -100,8 +102,8 @@ def setting_of(
 
 def _shape(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UserError(f"shape {text!r} is no list of sizes above 0; write for example --shape 4096,4096")
+    if not all(part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS and int(part) > 0 for part in parts):
+        raise UserError(f"shape {cut(text)!r} is no list of sizes from 1 to 1e18; write for example --shape 4096,4096")
     return tuple(int(part) for part in parts)
 
 
@@ -110,7 +112,8 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
         return parse_mesh(text)
     if not _BLOCKS.fullmatch(text):
         raise UserError(f"mesh {text!r} is neither sizes nor names; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
-    sizes = [int(size) for size in text.split("x")]
+    sizes = [mesh_dim_size(size, text) for size in text.split("x")]
+    check_num_ranks({f"m{number}": size for number, size in enumerate(sizes)})
     if profile and len(profile.mesh) == len(sizes):
         named = dict(zip(profile.mesh, sizes, strict=True))
         if not _uncovered(profile, named):

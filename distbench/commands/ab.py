@@ -6,7 +6,7 @@ import click
 
 from distbench.commands import gate_terms
 from distbench.commands.files import new_folder
-from distbench.commands.finite import FiniteRange
+from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
 
 
@@ -14,8 +14,10 @@ from distbench.commands.say import say
 @click.argument("ref_a")
 @click.argument("ref_b")
 @click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
-@click.option("--pairs", type=click.IntRange(2), default=20, show_default=True, help="Pairs of launches at most.")
-@click.option("--budget", type=FiniteRange(1), default=1800.0, show_default=True, metavar="S", help="Seconds.")
+@click.option(
+    "--pairs", type=click.IntRange(2, MAX_LAUNCHES), default=20, show_default=True, help="Pairs of launches at most."
+)
+@click.option("--budget", type=FiniteRange(1, MONTH_S), default=1800.0, show_default=True, metavar="S", help="Seconds.")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")

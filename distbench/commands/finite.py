@@ -5,6 +5,9 @@ from typing import Any
 
 import click
 
+MONTH_S = 30 * 86_400.0  # nobody waits longer for a command
+MAX_LAUNCHES = 100_000
+
 
 class FiniteRange(click.FloatRange):
     """A number within bounds; nan and inf, which every comparison with a limit would let through, are refused."""

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from distbench.commands import gate_terms
 from distbench.commands.files import expanded, write
-from distbench.commands.finite import FiniteRange
+from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.commands.self_test import self_test
 from distbench.spec.errors import UserError
@@ -35,7 +35,9 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @gate_terms.tolerance
-@click.option("--floor-us", type=FiniteRange(0), default=0.0, metavar="US", help="Ignore smaller differences.")
+@click.option(
+    "--floor-us", type=FiniteRange(0, MONTH_S * 1e6), default=0.0, metavar="US", help="Ignore smaller differences."
+)
 @click.option(
     "--alpha",
     type=FiniteRange(0, 0.5, min_open=True),
@@ -53,7 +55,9 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
 @click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
 @click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
-@click.option("--launches", type=click.IntRange(2), default=24, show_default=True, help="With --self-test: so many.")
+@click.option(
+    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="With --self-test: so many."
+)
 @click.pass_context
 def gate(
     ctx: click.Context,

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from distbench.commands.finite import MAX_LAUNCHES
+
 if TYPE_CHECKING:
     from distbench.compare.options import Options
 
@@ -12,7 +14,11 @@ tolerance = click.option(
     "--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]"
 )
 min_launches = click.option(
-    "--min-launches", type=click.IntRange(2), default=5, show_default=True, help="No verdict below so many."
+    "--min-launches",
+    type=click.IntRange(2, MAX_LAUNCHES),
+    default=5,
+    show_default=True,
+    help="No verdict below so many.",
 )
 allow_different = click.option(
     "--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs."

@@ -7,6 +7,7 @@ import click
 
 from distbench.commands.say import say
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import MAX_RANKS
 
 
 @click.command()
@@ -18,7 +19,7 @@ from distbench.spec.errors import UserError
 @click.option("--profile", type=click.Path(path_type=Path), help="Cost profile; without one, torch's own constants.")
 @click.option(
     "--devices-per-host",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_RANKS),
     metavar="N",
     help="What torch prices hosts as. [default: 8 under an NCCL profile, else 1]",
 )

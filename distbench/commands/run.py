@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from distbench.commands import STARTED_AT
-from distbench.commands.finite import FiniteRange
+from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.say import say
+from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.job import CHECKS
 from distbench.spec.printable import cut
@@ -20,15 +21,32 @@ from distbench.spec.printable import cut
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
 @click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
-@click.option("--pipelined", type=click.IntRange(1), default=1, metavar="N", help="Time N iterations back to back.")
-@click.option("--passes", type=click.IntRange(0), default=0, metavar="N", help="Take turns N times. [0: as it needs]")
 @click.option(
-    "--budget", "budget_s", type=FiniteRange(0.1), metavar="S", help="Timed seconds all cases share. [180; quick: 5]"
+    "--pipelined", type=click.IntRange(1, 1_000_000), default=1, metavar="N", help="Time N iterations back to back."
+)
+@click.option(
+    "--passes",
+    type=click.IntRange(0, MAX_PASSES - 1),
+    default=0,
+    metavar="N",
+    help="Take turns N times. [0: as it needs]",
+)
+@click.option(
+    "--budget",
+    "budget_s",
+    type=FiniteRange(0.1, MONTH_S),
+    metavar="S",
+    help="Timed seconds all cases share. [180; quick: 5]",
 )
 @click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
 @click.option(
-    "--timeout", "timeout_s", type=FiniteRange(1), default=300.0, metavar="S", help="Give up after S s of no progress."
+    "--timeout",
+    "timeout_s",
+    type=FiniteRange(1, MONTH_S),
+    default=300.0,
+    metavar="S",
+    help="Give up after S s of no progress.",
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")

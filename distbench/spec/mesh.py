@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping
 
 from distbench.spec.errors import UserError
+from distbench.spec.printable import cut
 
+MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 Mesh = dict[str, int]
@@ -16,13 +18,29 @@ def parse_mesh(text: str) -> Mesh:
     mesh: Mesh = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
-        if not equals or not size.isdecimal() or int(size) < 1:
-            raise UserError(f"mesh part {part!r} is not NAME=SIZE; write for example --mesh dp_shard=2,tp=2")
+        if not equals or not (size.isascii() and size.removeprefix("-").isdigit()):
+            raise UserError(f"mesh part {cut(part)!r} is not NAME=SIZE; write for example --mesh dp_shard=2,tp=2")
         if name in mesh:
-            raise UserError(f"mesh dim {name!r} is given twice in {text!r}; give each mesh dim once")
-        mesh[name] = int(size)
+            raise UserError(f"mesh dim {name!r} is given twice in {cut(text)!r}; give each mesh dim once")
+        mesh[name] = mesh_dim_size(size, part)
     check_mesh_dims(mesh)
+    check_num_ranks(mesh)
     return mesh
+
+
+def mesh_dim_size(digits: str, part: str) -> int:
+    """The size that a part of a mesh gives; UserError where no mesh dim has such a size."""
+    if len(digits) > len(str(MAX_RANKS)) or not 1 <= int(digits) <= MAX_RANKS:
+        wrong = f"mesh part {cut(part)!r} has a size that no mesh dim has"
+        raise UserError(f"{wrong}; give a whole number from 1 to {MAX_RANKS}")
+    return int(digits)
+
+
+def check_num_ranks(mesh: Mapping[str, int]) -> None:
+    """Refuse a mesh of more ranks than MAX_RANKS."""
+    if mesh_size(mesh) > MAX_RANKS:
+        wrong = f"mesh {format_mesh(mesh)} has {mesh_size(mesh):,} ranks"
+        raise UserError(f"{wrong}; give a mesh of at most {MAX_RANKS:,}")
 
 
 def check_mesh_dims(mesh: Mapping[str, int]) -> None:
