@@ -13,10 +13,11 @@ from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.errors import UserError
-from distbench.spec.mesh import check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
+from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
 from distbench.spec.printable import cut
 
 PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
+MAX_MESH_DIMS = len(MESH_DIMS)  # what no scenario has is not planned for
 MAX_DIGITS = 18  # of a size of a tensor dim
 DEVICES_PER_HOST = {"nccl": 8}
 _BLOCKS = re.compile(r"[1-9]\d*(x[1-9]\d*)*")
@@ -113,6 +114,8 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
     if not _BLOCKS.fullmatch(text):
         raise UserError(f"mesh {text!r} is neither sizes nor names; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
     sizes = [mesh_dim_size(size, text) for size in text.split("x")]
+    if len(sizes) > MAX_MESH_DIMS:
+        raise UserError(f"mesh {cut(text)!r} has {len(sizes)} mesh dims; give at most {MAX_MESH_DIMS}")
     check_num_ranks({f"m{number}": size for number, size in enumerate(sizes)})
     if profile and len(profile.mesh) == len(sizes):
         named = dict(zip(profile.mesh, sizes, strict=True))

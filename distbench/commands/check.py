@@ -11,7 +11,7 @@ from distbench.commands.say import say
 @click.command()
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
-@click.option("--mesh", metavar="DIM=N,...", help="Mesh of any size, e.g. dp_shard=512,tp=8. Default: the scenario's.")
+@click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")
 def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool) -> None:
     """Say whether plans can work on a mesh of any size, every problem at once; no ranks are started.

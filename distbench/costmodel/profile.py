@@ -13,6 +13,7 @@ from distbench.costmodel.lines import ALL_TO_ALL, NATIVE_ALL_TO_ALL, Line
 from distbench.spec.errors import UserError
 from distbench.spec.fields import (
     AMOUNT,
+    BYTES,
     DURATION,
     LIST,
     NAME,
@@ -27,7 +28,7 @@ from distbench.spec.fields import (
     shown,
     wrong_field,
 )
-from distbench.spec.reading import MAX_COUNT, read_json
+from distbench.spec.reading import read_json
 
 PROFILE_VERSION = 1
 
@@ -45,7 +46,7 @@ LINE: Kinds = {
     "group_size": SIZE,
     "base_s": DURATION,
     **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
-    "knee_bytes": number_within(0, MAX_COUNT),
+    "knee_bytes": BYTES,
     **dict.fromkeys(("error", "held_out_error"), AMOUNT),
     "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds)")),
 }

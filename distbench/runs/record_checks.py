@@ -5,6 +5,7 @@ from typing import Any
 
 from distbench.spec.fields import (
     AMOUNT,
+    BYTES,
     COUNT,
     DATE,
     DURATION,
@@ -52,7 +53,7 @@ CASE: Kinds = {"id": NAME, "kind": TEXT, "params": RECORD}
 PARAMS: Kinds = {
     **dict.fromkeys(("op", "dtype", "mesh_dim", "source", "target", "planner", "variant", "suite", "direction"), TEXT),
     **dict.fromkeys(("scenario", "computes", "call"), TEXT),
-    **dict.fromkeys(("size_bytes", "num_tokens"), AMOUNT),
+    **dict.fromkeys(("size_bytes", "num_tokens"), BYTES),
     **dict.fromkeys(("shape", "mesh_shape"), list_of(COUNT)),
     "flattened": list_of(TEXT),
 }
@@ -62,15 +63,15 @@ RESULT: Kinds = {
     "samples_s": TIMES,
     "phases_s": mapping_of(DURATIONS),
     "rank_median_s": DURATIONS,
-    **dict.fromkeys(("payload_bytes", "wire_bytes"), AMOUNT),
+    **dict.fromkeys(("payload_bytes", "wire_bytes"), BYTES),
     "group_size": SIZE,
     **dict.fromkeys(("mesh_dim", "backend", "backend_op", "stop_reason", "error"), TEXT),
     "counters": RECORD,
 }
 COUNTERS: Kinds = {
     **dict.fromkeys(("path", "worst_grad", "check"), TEXT),
-    **dict.fromkeys(("num_collectives", "wire_bytes_executed", "lower_bound_bytes"), AMOUNT),
-    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), AMOUNT),
+    **dict.fromkeys(("num_collectives", "wire_bytes_executed", "lower_bound_bytes"), BYTES),
+    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
     **dict.fromkeys(("loss_rel_error", "grad_rel_error", "num_copies"), AMOUNT),
 }
@@ -106,7 +107,7 @@ IN_TRACE: dict[str, Kinds] = {
     "agreement": {"method": TEXT, "num_rows": COUNT, "differences": list_of(TEXT)},
     "memory": {
         **dict.fromkeys(("measured_by", "reason"), TEXT),
-        **dict.fromkeys(("measured_peak_bytes", "predicted_peak_bytes"), AMOUNT),
+        **dict.fromkeys(("measured_peak_bytes", "predicted_peak_bytes"), BYTES),
     },
 }
 # Of each column of a trace's two tables, what one value may be.

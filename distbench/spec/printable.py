@@ -4,8 +4,8 @@ system, text that turns around its neighbours, or megabytes."""
 import re
 
 MAX_TEXT = 20_000
-# All but line break and tab: C0, DEL, C1, marks and overrides of direction, line separators, halves of characters.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# All but line break and tab: C0, DEL, C1, directions, line separators, halves of characters and no characters.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 # GitHub reads `::name::` at a line's start and `##[name]` anywhere; Azure `##vso[`, TeamCity `##teamcity[`.
 _AT_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
 _ANYWHERE = re.compile(r"##(?=\w*\[)")

@@ -126,18 +126,19 @@ def _require_text(value: Any) -> None:
 
 def _require_sane(value: Any) -> None:
     """By levels and not by recursion, which a deep value would break."""
-    level = [value]
+    level = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
-            elif isinstance(one, float) and not math.isfinite(one):
-                raise ValueError("a number in it is beyond any that a computer holds")
-            elif isinstance(one, int) and abs(one) > MAX_COUNT:
-                raise ValueError(f"a whole number in it is beyond {MAX_COUNT:.0e}")
+        for values in level:
+            for one in values:
+                if isinstance(one, dict):
+                    inner.append(one.values())
+                elif isinstance(one, list):
+                    inner.append(one)
+                elif isinstance(one, float) and not math.isfinite(one):
+                    raise ValueError("a number in it is beyond any that a computer holds")
+                elif isinstance(one, int) and abs(one) > MAX_COUNT:
+                    raise ValueError(f"a whole number in it is beyond {MAX_COUNT:.0e}")
         if not inner:
             return
         level = inner

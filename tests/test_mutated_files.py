@@ -1,0 +1,101 @@
+"""Damaged files of each kind: a sentence or a warning, no traceback, and no nonsense taken for measured.
+
+A few of what `benchmarks/bench_mutated_files.py` tries by the thousand.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.bench_mutated_files import commands_for, faults_of, invoke
+from benchmarks.mutations import KINDS, SUFFIXES, mutated
+from distbench.launch.explain import cause_of
+from distbench.runs.progress import ProgressReader
+from distbench.spec.errors import UserError
+from distbench.spec.job import Job
+
+FEW = settings(
+    max_examples=12, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_that_are_damaged_are_valid(tmp_path: Path, kind: str) -> None:
+    for number, text in enumerate(KINDS[kind]()):
+        path = tmp_path / f"{number}{SUFFIXES.get(kind, '.json')}"
+        path.write_text(text)
+        done = invoke(commands_for(kind, path, tmp_path)[0])
+        assert done.exit_code in (0, 1, 4) and not isinstance(done.exception, ValueError), done.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(draw=st.randoms(use_true_random=False))
+def test_a_damaged_file_is_a_sentence_or_a_warning(tmp_path: Path, kind: str, draw: object) -> None:
+    change = mutated(kind, draw)  # type: ignore[arg-type]
+    assert list(faults_of(kind, change, tmp_path, draw.random(), False)) == []  # type: ignore[attr-defined]
+
+
+def test_nonsense_is_told_from_what_may_be_measured() -> None:
+    """The oracle itself: what it calls nonsense, and what it does not."""
+    import random
+
+    found = [mutated("run", random.Random(number)) for number in range(300)]
+    assert 30 < sum(one.is_nonsense for one in found) < 200
+
+
+@pytest.mark.parametrize("text", ["", '{"rank": 0, "kind"', "[]", '{"rank": "x", "kind": 3}', "\x00"])
+def test_a_failure_file_that_a_full_disk_cut_short_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "failure-rank0.json").write_text(text)
+    cause = cause_of(tmp_path, 1)
+    assert cause.user_can_fix and "is cut short, as a full disk does; make room" in cause.message
+    whole = {"rank": 1, "kind": "raised", "message": "ValueError: no", "at": 5.0}
+    (tmp_path / "failure-rank1.json").write_text(json.dumps(whole))
+    assert cause_of(tmp_path, 1).message.startswith("rank 1 raised ValueError: no")
+
+
+def test_progress_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
+    lines = ['{"event": "pl', "[]", '{"event": 3}', '{"event": "plan"}', '{"event": "case", "id": 3}']
+    lines += [
+        '{"event": "done", "id": "a", "status": "ok", "spent_s": {"timed": "x"}}',
+        '{"event": "plan", "num_cases": 2}',
+    ]
+    (tmp_path / "progress.jsonl").write_text("\n".join(lines) + "\n")
+    assert list(ProgressReader(tmp_path / "progress.jsonl").news()) == [{"event": "plan", "num_cases": 2}]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"settings": {}}', '{"settings": {"x": 1}}'])
+def test_a_job_file_that_was_cut_short_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(UserError, match=r"job file .* (is damaged|cannot be read)"):
+        Job.load(tmp_path / "job.json")
+
+
+def test_a_signature_baseline_that_is_no_text_is_replaced(tmp_path: Path) -> None:
+    good = KINDS["signature"]()[0]
+    (tmp_path / "new.signature").write_text(good)
+    (tmp_path / "old.signature").write_bytes(b"\xff\xfe\x00")
+    command = ["gate", "--signature", str(tmp_path / "old.signature"), str(tmp_path / "new.signature")]
+    assert invoke(command).exit_code == 2
+    assert invoke([*command, "--update"]).exit_code == 0
+    assert (tmp_path / "old.signature").read_text() == good
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("scenario", "scenario\x1b", "line 2"),
+        ("mesh ", "mesh tp=0,x", "line 3 is no mesh"),
+        ("version 1", "version ²", "of version"),
+        ("] \n", "", ""),
+    ],
+)
+def test_a_signature_names_the_line_that_is_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = KINDS["signature"]()[0]
+    path = tmp_path / "x.signature"
+    path.write_text(text.replace(old, new, 1) if old in text else text + text.split("\n", 4)[4])
+    done = invoke(["gate", "--signature", str(path), str(path)])
+    assert done.exit_code == 2 and (said or "a second time") in done.output and str(path) in done.output
