@@ -80,7 +80,7 @@ def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
         return Pairing(left, right, len(baseline) + len(candidate) - 2 * len(pairs))
     refusal = overlap or TURNS
     if overlap is None and len(pairs) + len(far) >= least:
-        refusal = f"up to {max(far) / 60:.0f} min lie between the two launches of a pair, and machines drift"
+        refusal = f"at least {min(far) / 60:.0f} min lie between launches of the two sides, and machines drift"
     elif overlap is None and len(timeline) < len(baseline) + len(candidate):
         refusal = "when some launches began or ended is not recorded, so that they cannot be paired"
     return Pairing(
