@@ -81,7 +81,7 @@ def _cases(draw: random.Random) -> Iterator[Record]:
             fields = {"payload_bytes": 16384, "wire_bytes": 8192, "group_size": 4, "counters": counters}
             yield _case(draw, f"redistribute/f32[64,64]/{source}->RR/{planner}", "redistribute", params, fields)
     for index in range(NUM_CASES // 10):
-        params = {"scenario": "synthetic", "variant": f"width={index}", "num_tokens": 512}
+        params = {"scenario": "synthetic", "variant": f"width={index}", "shape": [4, 128]}
         fields = {
             "phases_s": {phase: _samples(draw) for phase in ("forward", "backward", "optimizer")},
             "counters": {"peak_growth_bytes": 1 << 20, "loss_rel_error": 1e-7, "grad_rel_error": 1e-6},
