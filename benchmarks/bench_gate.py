@@ -9,14 +9,17 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench_report import measure
+from benchmarks.claims import Claim, Row
 
 NUM_CASES, NUM_LAUNCHES, NUM_SAMPLES = 10_000, 10, 20
 MAX_WALL_S = 20.0
 MAX_RSS_GB = 2.0
 ENVIRONMENT = {"machine": "box", "device": "cpu", "backend": "gloo", "world_size": 4, "num_cpus": 4}
 
+CLAIMS = (Claim("`distbench gate` on 10,000 cases x 10 launches a side", "{:.1f} s, {:.2f} GB", "20 s, 2 GB"),)
 
-def main() -> list[tuple[str, float, float]]:
+
+def main() -> list[Row]:
     """Rows (name, measured, allowed): wall time in seconds, peak resident memory in GB (1e9 bytes)."""
     with tempfile.TemporaryDirectory() as folder:
         sides = [Path(folder) / name for name in ("base", "new")]

@@ -1,6 +1,7 @@
-"""Planning speed against torch's min-cost planner: the same pairs on both sides, taking turns; about a minute and a half.
+"""Planning speed against torch's min-cost planner: the same pairs on both sides, taking turns.
 
-What each state of the caches is stands in `planning_turns.py`. The pairs are drawn by a seed, whatever they take.
+What each state of the caches is stands in `planning_turns.py`. The pairs are drawn by a seed, whatever they take; it is
+about a minute and a half.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""The README's table of promises, as Markdown: each benchmark says its own rows, and what of its measurements they show.
+"""The README's table of promises: each benchmark says its own rows, and what of its measurements they show.
 
 A benchmark is a module `bench_NAME.py` with `main()`, which returns measurements (name, measured, allowed), and, for
-what the README shall say of it, `CLAIMS`. `MINUTES` says about how long one takes that takes more than two.
+what the README shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes.
 """
 
 import importlib
@@ -16,8 +16,7 @@ from types import ModuleType
 Row = tuple[str, float, float]
 """Name, measured, allowed: a ceiling, or with a minus sign before it a floor; infinity promises nothing."""
 
-QUICK_MINUTES = 2
-HEAD = "| promise | measured | wanted | printed by |\n|---|---|---|---|"
+HEAD = "| promise | measured | wanted | `./run.sh` ... |\n|---|---|---|---|"
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,12 @@ class Claim:
             if not found:
                 raise ValueError(f"{self.promise}: no measurement is called {pattern}")
             values += found
-        return self.figure.format(*values, least=min(values), most=max(values), total=sum(values))
+        text = self.figure.format(*values, least=min(values), most=max(values), total=sum(values))
+        return text.replace("%", " %")
 
     def line(self, measured: str, benchmark: str) -> str:
         """The row of the table."""
-        return f"| {self.promise} | {measured} | {self.wanted} | `./run.sh bench {benchmark}` |"
+        return f"| {self.promise} | {measured} | {self.wanted} | `bench {benchmark}` |"
 
 
 def names() -> list[str]:
@@ -73,10 +73,9 @@ def claims_of(module: ModuleType) -> tuple[Claim, ...]:
 
 
 def lines(name: str, rows: Sequence[Row] | None) -> Iterator[str]:
-    """A benchmark's rows of the table; without measurements, how long those take."""
-    module = benchmark(name)
-    for claim in claims_of(module):
-        yield claim.line(f"not measured ({module.MINUTES} min)" if rows is None else claim.measured(rows), name)
+    """A benchmark's rows of the table, without figures where nothing was measured."""
+    for claim in claims_of(benchmark(name)):
+        yield claim.line("left out by --quick" if rows is None else claim.measured(rows), name)
 
 
 def holds(row: Row) -> bool:
