@@ -30,6 +30,7 @@ FOLDER = Path("build/variants")
 SLOWER = {"copy=6": 0.10, "copy=7": 0.20}  # by how much these are slower where they have extra work
 REDRAWN = 100
 TRIAL = 200  # repeats of the extra work in the launch that tells what one costs
+IS_LONG = True
 
 
 def launch(folder: Path, *options: str) -> None:
