@@ -1,7 +1,7 @@
 """Right models that come out `wrong`, and mistaken plans that do not: by the check that follows every timed step.
 
-HF-like Llama (grouped queries), Qwen3 (norms of queries and keys), tied embeddings and a ViT whose keys have a bias of
-their own, under tensor or context parallel and FSDP, on 4 gloo ranks; f32, FSDP's policies in bf16, and bf16 parameters.
+HF-like Llama (grouped queries), Qwen3 (norms of queries and keys), tied embeddings and a ViT whose keys have a bias
+of their own, under tensor or context parallel and FSDP, on 4 gloo ranks: in f32, with FSDP's policy of bf16, in bf16.
 """
 
 import json

@@ -9,15 +9,16 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a stack: kv_heads below heads is grouped-query attention."""
+    """Of a stack: kv_heads below heads is grouped-query attention; `sharpness` multiplies what softmax is taken of."""
 
     dim: int = 64
     heads: int = 8
     kv_heads: int = 4
     hidden: int = 160
-    layers: int = 6
+    layers: int = 4
     sequence: int = 32
     vocabulary: int = 128
+    sharpness: float = 1.0
 
 
 class Norm(nn.Module):
@@ -36,6 +37,7 @@ class Norm(nn.Module):
 
 def rotated(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rotary embedding of (batch, heads, sequence, head) by angles (sequence, half a head), the head cut in halves."""
+    table = table[: x.shape[-2]]
     cos, sin = (torch.cat([part, part], -1).to(x.dtype) for part in (table.cos(), table.sin()))
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
@@ -47,6 +49,7 @@ class Attention(nn.Module):
     def __init__(self, sizes: Sizes, normed: bool) -> None:
         super().__init__()
         self.head_dim = sizes.dim // sizes.heads * 2
+        self.scale = sizes.sharpness / self.head_dim**0.5
         self.groups = sizes.heads // sizes.kv_heads
         self.q_proj = nn.Linear(sizes.dim, sizes.heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(sizes.dim, sizes.kv_heads * self.head_dim, bias=False)
@@ -62,7 +65,7 @@ class Attention(nn.Module):
         query, key = (one.transpose(1, 2) for one in (self.q_norm(query), self.k_norm(key)))
         query, key = rotated(query, table), rotated(key, table)
         key, value = (one.repeat_interleave(self.groups, dim=1) for one in (key, value.transpose(1, 2)))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -140,7 +143,7 @@ class ImageLayer(nn.Module):
 class ImageClassifier(nn.Module):
     """ViT: images (batch, 3, side, side) in patches of 4 x 4 to the logits of a class token."""
 
-    def __init__(self, dim: int = 64, heads: int = 4, layers: int = 6, side: int = 16, num_classes: int = 10) -> None:
+    def __init__(self, dim: int = 64, heads: int = 4, layers: int = 4, side: int = 16, num_classes: int = 10) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, dim, 4, stride=4)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))

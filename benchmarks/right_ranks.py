@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.plan_mistakes import MISTAKES, mistaken
+from benchmarks.plan_mistakes import BELOW_BF16, MISTAKES, mistaken
 from benchmarks.right_plans import POLICIES, RIGHT, scenario_of
 from distbench.spec import Scenario
 from distbench.worker.cases.step_check import StepCheck
@@ -18,8 +18,8 @@ from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.scheduling import calm_scheduler
 
-RIGHT_SEEDS, MISTAKEN_SEEDS = range(1, 6), range(1, 3)
-MISTAKEN_PRECISIONS = ("fp32", "bf16 policy")
+RIGHT_SEEDS = range(1, 6)
+MISTAKEN_SEEDS = {"fp32": range(1, 3), "bf16 policy": range(1, 2)}
 
 
 def subjects() -> Iterator[tuple[dict[str, Any], Scenario, str]]:
@@ -30,8 +30,8 @@ def subjects() -> Iterator[tuple[dict[str, Any], Scenario, str]]:
                 facts = {"what": f"{model}, {mesh} and FSDP", "precision": precision, "seed": seed, "is_right": True}
                 yield facts, scenario_of(model, precision, seed, mesh), mesh
     for mistake in MISTAKES:
-        for precision in MISTAKEN_PRECISIONS:
-            for seed in MISTAKEN_SEEDS:
+        for precision, seeds in MISTAKEN_SEEDS.items():
+            for seed in () if precision != "fp32" and mistake in BELOW_BF16 else seeds:
                 scenario, mesh = mistaken(mistake, precision, seed)
                 yield {"what": mistake, "precision": precision, "seed": seed, "is_right": False}, scenario, mesh
 
