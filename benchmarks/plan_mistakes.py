@@ -88,6 +88,11 @@ CHANGES: dict[str, tuple[str, str, Forward]] = {
     "a norm's gradient halved": ("llama", "layers.3.input_layernorm", partial(gradient_times, 0.5)),
     "a norm's gradient 5 % too large": ("llama", "layers.1.post_attention_layernorm", partial(gradient_times, 1.05)),
     "a head norm's gradient halved": ("qwen3", "layers.3.self_attn.q_norm", partial(gradient_times, 0.5)),
+    "a head norm's gradient halved in a sharp model": (
+        "sharp qwen3",
+        "layers.2.self_attn.k_norm",
+        partial(gradient_times, 0.5),
+    ),
     "the last norm's gradient lost": ("vit", "layernorm", partial(gradient_times, 0.0)),
     "a bias's gradient lost": ("vit", "layers.0.layernorm_before", bias_lost),
     "a gradient of the wrong sign": ("llama", "layers.0.self_attn.o_proj", partial(gradient_times, -1.0)),
@@ -130,6 +135,7 @@ REPLACED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # Smaller than what computing in bf16 does to the same model.
 BELOW_BF16 = (
+    "a head norm's gradient halved in a sharp model",
     "a norm's gradient 5 % too large",
     "one rank's shard stale by 1 %",
     "one rank's head norm stale by 1 %",
