@@ -33,6 +33,8 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     name, _, axes = label.partition("/")
     if scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
+    if scenario.num_tokens is not None and not (type(scenario.num_tokens) is int and scenario.num_tokens > 0):
+        raise UserError(f"{label}: num_tokens is {scenario.num_tokens!r}; give the tokens of a global batch, 1 or more")
     built = blueprint(scenario.build_model, context.seed)
     inputs, _ = scenario.make_batch()
     if found := problems(built.model, inputs, scenario.plan, context):
@@ -41,7 +43,8 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     params = {
         "scenario": name,
         "variant": axes,
-        "num_tokens": num_tokens(inputs),
+        "batch_size": len(inputs),
+        **({} if scenario.num_tokens is None else {"num_tokens": scenario.num_tokens}),
         "dtype": dtype_name(inputs.dtype),
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, inputs),
@@ -54,11 +57,6 @@ def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str
     shapes = sorted(tuple(parameter.shape) for parameter in built.model.parameters())
     loss = getattr(scenario.loss, "__qualname__", type(scenario.loss).__qualname__)
     return hashlib.sha256(repr((shapes, tuple(inputs.shape), inputs.dtype, loss)).encode()).hexdigest()[:8]
-
-
-def num_tokens(inputs: torch.Tensor) -> int:
-    """Tokens in a global batch: batch x sequence, of tensors (batch, sequence, ...); samples of any other."""
-    return inputs.shape[0] * (inputs.shape[1] if inputs.ndim > 1 else 1)
 
 
 @contextlib.contextmanager
