@@ -11,7 +11,7 @@ from torch import nn
 
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
-from distbench.worker.cases.reference import compare, reference_of, tolerance_of, verdict
+from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
@@ -70,16 +70,10 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
         counters["check"] = context.check
         if context.check == "none":
             return None
-        is_full = context.check == "full"
-        step.restart()
-        step.kept_outputs = [] if step.unshards_output and is_full else None
-        loss = step.forward_backward()
-        output = torch.cat(step.kept_outputs) if step.kept_outputs else None
-        reference = reference_of(scenario, context, with_gradients=is_full)
-        found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
-        tolerance = tolerance_of(scenario)
-        counters.update(found, tolerance=tolerance)
-        return verdict(found, tolerance)
+        step_check = StepCheck(step, scenario, context)
+        wrong = step_check()
+        counters.update(step_check.counters)
+        return wrong
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
