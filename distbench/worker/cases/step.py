@@ -15,10 +15,11 @@ from distbench.worker.cases.reference import compare, reference_of, tolerance_of
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.device import PeakMemory
+from distbench.worker.rank.device import empty_allocator
 from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.tracing.step_memory import memory_counters
 from distbench.worker.tracing.trace import StepTrace
 
 
@@ -63,25 +64,17 @@ def num_tokens(inputs: torch.Tensor) -> int:
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
-    peak = PeakMemory(context.device)
+    empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
 
     def check() -> str | None:
-        counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, context))
-        counters["check"] = context.check
-        if context.check == "none":
-            return None
-        is_full = context.check == "full"
-        step.restart()
-        step.kept_outputs = [] if step.unshards_output and is_full else None
-        loss = step.forward_backward()
-        output = torch.cat(step.kept_outputs) if step.kept_outputs else None
-        reference = reference_of(scenario, context, with_gradients=is_full)
-        found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
-        tolerance = tolerance_of(scenario)
-        counters.update(found, tolerance=tolerance)
-        return verdict(found, tolerance)
+        largest = max(context.gather(parameter_bytes(step.model)))
+        counters.update(parameter_bytes=largest, check=context.check)
+        wrong = None if context.check == "none" else _compared(step, scenario, context, counters)
+        # After all that is measured and checked: nothing that it does to the step can matter.
+        counters.update(memory_counters(step, context))
+        return wrong
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
@@ -93,13 +86,23 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
             torch.compiler.reset()
 
 
+def _compared(step: TrainingStep, scenario: Scenario, context: RankContext, counters: dict[str, Any]) -> str | None:
+    """What is wrong with the step, held against one device; errors and tolerance go into the counters."""
+    is_full = context.check == "full"
+    step.restart()
+    step.kept_outputs = [] if step.unshards_output and is_full else None
+    loss = step.forward_backward()
+    output = torch.cat(step.kept_outputs) if step.kept_outputs else None
+    step.kept_outputs = None
+    reference = reference_of(scenario, context, with_gradients=is_full)
+    found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
+    tolerance = tolerance_of(scenario)
+    counters.update(found, tolerance=tolerance)
+    return verdict(found, tolerance)
+
+
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
     parameters: Iterator[Any] = model.parameters()
     local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
     return sum(tensor.numel() * tensor.element_size() for tensor in local)
-
-
-def _largest_of_ranks(own: dict[str, Any], context: RankContext) -> dict[str, Any]:
-    ranks = context.gather(own)
-    return {key: max((theirs[key] for theirs in ranks if theirs[key] is not None), default=None) for key in own}

@@ -1,16 +1,24 @@
-"""The peak of a call's memory as torch's own tracker adds it up from the tensors alive: no allocator, no noise."""
+"""How much memory a call takes: the peak that torch's tracker predicts, and what CPU's allocator hands out meanwhile.
+
+The tracker adds up the tensors that operators return; under its dispatch mode compiled modules run uncompiled. The
+allocator's own record has every block, those inside operators and of compiled code too, and changes nothing that runs.
+"""
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from distbench.worker.torch_internals.labels import autograd_position
 from distbench.worker.torch_internals.probe import require
 
 _NO_HANDLE = RemovableHandle(OrderedDict())
+_NODE = "autograd::engine::evaluate_function"  # what the profiler calls a node of backward with its hooks
 
 
 def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int | None:
@@ -37,6 +45,12 @@ def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: An
                 self.reset_mod_stats()
             super()._pre_fw_hook(module, inputs)
 
+        def _update_peak_stats(self, peak_state: Any) -> None:
+            # Asked after each operator, and most of the time goes to statistics of modules, again.
+            of_modules, self.memory_tracking = self.memory_tracking, WeakIdKeyDictionary()
+            super()._update_peak_stats(peak_state)
+            self.memory_tracking = of_modules
+
     tracker = Tracker()
     tracker.track_external(model, *others)
     try:
@@ -46,3 +60,58 @@ def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: An
         return None
     snapshot: dict[Any, dict[Any, int]] = tracker.get_tracker_snapshot("peak")
     return sum(int(by_kind["Total"]) for by_kind in snapshot.values())
+
+
+class Allocation(NamedTuple):
+    """A block that CPU's allocator handed out, or took back.
+
+    Args:
+        pointer: where it begins.
+        num_bytes: its size as it was asked for; negative where it was taken back.
+        inside: what was open around it on its thread, outermost first: names of `record_function` blocks, and the
+            sequence numbers of nodes of backward.
+    """
+
+    pointer: int
+    num_bytes: int
+    inside: tuple[str | int, ...] = ()
+
+
+def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
+    """Every block that CPU's allocator handed out or took back during a call, in order, on all threads that it had
+    work done on.
+
+    Blocks that were handed out before are not known, so neither is that they were taken back. Runs nothing else than
+    the call does by itself.
+    """
+    require("memory of a step")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        call()
+    tree = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    return [allocation for _, allocation in sorted(_allocations(tree), key=lambda timed: timed[0])]
+
+
+def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
+    from torch._C._profiler import RecordScope, _EventType
+
+    found: list[tuple[Any, tuple[str | int, ...]]] = [(event, ()) for event in tree]
+    while found:
+        event, inside = found.pop()
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            yield event.start_time_ns, Allocation(fields.ptr, fields.alloc_size, inside)
+        elif event.tag == _EventType.TorchOp:
+            if event.extra_fields.scope == RecordScope.USER_SCOPE:
+                inside = (*inside, event.name)
+            elif event.name.startswith(_NODE) and (position := event.extra_fields.sequence_number) >= 0:
+                inside = (*inside, position)
+        found += [(child, inside) for child in event.children]
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Where the memory of each tensor begins, to its bytes: this rank's part of a DTensor, what a subclass wraps."""
+    require("memory of a step")
+    from torch.distributed._tools.common_utils import get_untyped_storages
+
+    storages = [storage for tensor in tensors for storage in get_untyped_storages(tensor)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}

@@ -19,6 +19,7 @@ FAKE = "torch._subclasses.fake_tensor"
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
 MEMORY = "torch.distributed._tools.mem_tracker"
+PROFILER = "torch._C._profiler"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -107,6 +108,13 @@ NEEDED = (
     ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
     ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
     ("predicted peak memory", MEMORY, "MemTracker._pre_fw_hook(module, inputs)"),
+    ("predicted peak memory", MEMORY, "MemTracker._update_peak_stats(peak_state)"),
+    ("memory of a step", PROFILER, "_EventType.Allocation"),
+    ("memory of a step", PROFILER, "_EventType.TorchOp"),
+    ("memory of a step", PROFILER, "RecordScope.USER_SCOPE"),
+    ("memory of a step", PROFILER, "_ProfilerEvent.extra_fields"),
+    ("memory of a step", "torch._C._autograd", "_ProfilerResult.experimental_event_tree"),
+    ("memory of a step", "torch.distributed._tools.common_utils", "get_untyped_storages(t)"),
     ("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     ("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     ("tensors without values", FAKE, "FakeTensorMode"),
