@@ -93,7 +93,9 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         assert set(phases) == {"forward", "backward", "optimizer"}
         assert all(len(values) == len(record["samples_s"]) for values in phases.values())
         assert record["case"]["params"]["num_tokens"] > 0
-        assert record["counters"]["peak_growth_bytes"] >= 0
+        counters = record["counters"]
+        assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"] >= counters["predicted_peak_bytes"] > 0
+        assert counters["peak_phase"] in phases and "memory_reason" not in counters
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
 
 

@@ -108,10 +108,13 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
         found += [(child, inside) for child in event.children]
 
 
-def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Where the memory of each tensor begins, to its bytes: this rank's part of a DTensor, what a subclass wraps."""
+def storages_of(found: object) -> dict[int, int]:
+    """Where the memory of each tensor in nested containers begins, to its bytes: this rank's part of a DTensor, what a
+    subclass wraps."""
     require("memory of a step")
     from torch.distributed._tools.common_utils import get_untyped_storages
+    from torch.utils._pytree import tree_leaves
 
+    tensors = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
     storages = [storage for tensor in tensors for storage in get_untyped_storages(tensor)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}

@@ -115,6 +115,7 @@ NEEDED = (
     ("memory of a step", PROFILER, "_ProfilerEvent.extra_fields"),
     ("memory of a step", "torch._C._autograd", "_ProfilerResult.experimental_event_tree"),
     ("memory of a step", "torch.distributed._tools.common_utils", "get_untyped_storages(t)"),
+    ("memory of a step", "torch.utils._pytree", "tree_leaves(tree)"),
     ("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     ("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     ("tensors without values", FAKE, "FakeTensorMode"),

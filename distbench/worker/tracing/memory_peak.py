@@ -11,7 +11,8 @@ from distbench.worker.torch_internals import Allocation
 from distbench.worker.tracing.attribution import RunningModules
 
 STEP, MODULE = "distbench step ", "distbench module: "  # marks: a step's number and a phase, a module's name
-OF_FSDP = re.compile(r"FSDP::\w+ \(([\w.]+)\)")  # FSDP2's own marks, with the name of the module that it works for
+# FSDP2's own marks, with the name of the module that it works for; none is the root.
+OF_FSDP = re.compile(r"FSDP::(?:all_gather|pre_|post_)\w*(?: \(([\w.]+)\))?$")
 GRADIENTS, OTHER, LOSS = "gradients", "other", "loss"
 NEVER = sys.maxsize
 
@@ -41,7 +42,7 @@ class Peak:
 
 
 @dataclass
-class _Block:
+class _HeldBlock:
     """Memory that was handed out: in a step, as the `start`th block of it, and taken back before the `end`th block
     since that step began; both from 0."""
 
@@ -76,7 +77,7 @@ def peak_of(
     *before, last = _steps(allocations) or [[]]
     count = len(last)
     kept = dict(held)
-    groups: dict[str, list[_Block]] = {OTHER: last}
+    groups: dict[str, list[_HeldBlock]] = {OTHER: last}
     for block in before[-1] if before else ():
         if block.end > count:
             kind, _ = kept.pop(block.allocation.pointer, (OTHER, 0))
@@ -96,10 +97,10 @@ def peak_of(
     return Peak(sum(by_kind.values()), by_kind, at_peak, _owner(last[: place + 1], modules))
 
 
-def _steps(allocations: Iterable[Allocation]) -> list[list[_Block]]:
+def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
     """Every block by the step that was handed it, where they agree each with its earliest end."""
-    steps: list[list[_Block]] = []
-    live: dict[int, _Block] = {}
+    steps: list[list[_HeldBlock]] = []
+    live: dict[int, _HeldBlock] = {}
     for one in allocations:
         if (block := live.pop(one.pointer, None)) is not None:
             block.end = sum(map(len, steps[block.step :]))
@@ -108,7 +109,7 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_Block]]:
             continue
         number, phase = mark.removeprefix(STEP).split()
         steps += [[] for _ in range(len(steps), int(number) + 1)]
-        live[one.pointer] = _Block(one, int(number), phase, len(steps[-1]), NEVER)
+        live[one.pointer] = _HeldBlock(one, int(number), phase, len(steps[-1]), NEVER)
         steps[-1].append(live[one.pointer])
     sizes = {tuple(block.allocation.num_bytes for block in blocks) for blocks in steps}
     if len(sizes) == 1:
@@ -119,7 +120,7 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_Block]]:
     return steps
 
 
-def _fullest(count: int, blocks: Iterable[_Block]) -> int:
+def _fullest(count: int, blocks: Iterable[_HeldBlock]) -> int:
     """The first of `count` places at which most is held."""
     change = [0] * (count + 1)
     for block in blocks:
@@ -129,7 +130,7 @@ def _fullest(count: int, blocks: Iterable[_Block]) -> int:
     return max(range(count), key=level.__getitem__, default=0)
 
 
-def _owner(until_peak: Sequence[_Block], modules: RunningModules) -> str | None:
+def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | None:
     """Who took the last of these, which is the peak: the innermost module, or the one of the node of backward."""
     if not until_peak:
         return None
@@ -140,7 +141,7 @@ def _owner(until_peak: Sequence[_Block], modules: RunningModules) -> str | None:
         if mark.startswith(MODULE):
             return mark.removeprefix(MODULE)
         if of_fsdp := OF_FSDP.match(mark):
-            return of_fsdp[1]
+            return of_fsdp[1] or ""
     marks = [mark for block in until_peak for mark in block.allocation.inside if isinstance(mark, str)]
     after_model = until_peak[-1].phase == "forward" and any(mark.startswith(MODULE) for mark in marks)
     return LOSS if after_model else None

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.profiler import record_function
-from torch.utils._pytree import tree_leaves
 
 from distbench.spec.devices import DEVICES
 from distbench.worker.plans.training_step import TrainingStep
@@ -119,9 +117,8 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
         def stamp() -> None:
             phase.close()
             if names.pop(0) == "backward":
-                found = [parameter.grad for parameter in step.model.parameters()]
                 gradients.clear()
-                gradients.update(storages_of(one for one in found if one is not None))
+                gradients.update(storages_of([parameter.grad for parameter in step.model.parameters()]))
             if names:
                 phase.enter_context(record_function(f"{STEP}{number} {names[0]}"))
 
@@ -130,22 +127,15 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
 def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
     """What a step holds between two runs: pointer to kind and bytes."""
-    model = step.model
-    states = step.optimizer.state.values() if step.optimizer is not None else ()
-    # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
-    attributes = [leaf for module in model.modules() for leaf in tree_leaves(vars(module))]
     kinds: dict[str, Any] = {
-        OTHER: attributes,
-        "batch": tree_leaves(step.microbatches),
-        "buffers": model.buffers(),
-        "optimizer": [leaf for state in states for leaf in tree_leaves(state)],
-        "parameters": model.parameters(),
+        # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
+        OTHER: [dict(vars(module)) for module in step.model.modules()],
+        "batch": step.microbatches,
+        "buffers": list(step.model.buffers()),
+        "optimizer": list(step.optimizer.state.values()) if step.optimizer is not None else [],
+        "parameters": list(step.model.parameters()),
     }
-    return {
-        pointer: (kind, num_bytes)
-        for kind, tensors in kinds.items()
-        for pointer, num_bytes in storages_of(one for one in tensors if isinstance(one, torch.Tensor)).items()
-    }
+    return {pointer: (kind, size) for kind, found in kinds.items() for pointer, size in storages_of(found).items()}
 
 
 @contextlib.contextmanager
