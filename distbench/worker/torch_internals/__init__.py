@@ -33,6 +33,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     flatten_mesh,
     hybrid_mesh,
     is_strided_shard,
+    nothing_sent,
     ranks_by_group_name,
     strided_shard,
 )

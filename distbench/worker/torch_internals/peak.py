@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -18,7 +18,6 @@ from distbench.worker.torch_internals.labels import autograd_position
 from distbench.worker.torch_internals.probe import require
 
 _NO_HANDLE = RemovableHandle(OrderedDict())
-_NODE = "autograd::engine::evaluate_function"  # what the profiler calls a node of backward with its hooks
 
 
 def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int | None:
@@ -85,9 +84,20 @@ def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
     the call does by itself.
     """
     require("memory of a step")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    from torch._C import _autograd
+    from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
+
+    activities = {ProfilerActivity.CPU}
+    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+    _autograd._prepare_profiler(config, activities)
+    # Not every operator, which torch.profiler would record too: that takes longer than the step.
+    enable: Any = _autograd._enable_profiler
+    enable(config, activities, {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION})
+    try:
         call()
-    tree = profiler.profiler.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
+    finally:
+        result = _autograd._disable_profiler()
+    tree = result.experimental_event_tree()
     return [allocation for _, allocation in sorted(_allocations(tree), key=lambda timed: timed[0])]
 
 
@@ -101,10 +111,11 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
             fields = event.extra_fields
             yield event.start_time_ns, Allocation(fields.ptr, fields.alloc_size, inside)
         elif event.tag == _EventType.TorchOp:
-            if event.extra_fields.scope == RecordScope.USER_SCOPE:
+            fields = event.extra_fields
+            if fields.scope == RecordScope.USER_SCOPE:
                 inside = (*inside, event.name)
-            elif event.name.startswith(_NODE) and (position := event.extra_fields.sequence_number) >= 0:
-                inside = (*inside, position)
+            elif fields.scope == RecordScope.BACKWARD_FUNCTION and fields.sequence_number >= 0:
+                inside = (*inside, fields.sequence_number)
         found += [(child, inside) for child in event.children]
 
 

@@ -21,6 +21,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import (
     Unsupported,
     cpu_allocations,
+    nothing_sent,
     storages_of,
     tracked_peak_bytes,
 )
@@ -66,7 +67,9 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
     try:
-        predicted = predicted_peak_bytes(step)
+        # A thread of gloo may let go of a tensor late, and would add it to the prediction.
+        with nothing_sent():
+            predicted = predicted_peak_bytes(step)
     except Exception as error:
         return None, f"torch's memory tracker: {one_line(error)}"
     return predicted, None if predicted is not None else NO_PREDICTION
