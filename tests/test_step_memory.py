@@ -159,7 +159,7 @@ def test_the_same_variant_first_last_or_alone_needs_the_same_to_the_byte(
 ) -> None:
     forth, back, alone = peaks
     assert len(forth) == 4 and forth.keys() == back.keys()
-    names = ("peak_bytes", "peak_phase", "peak_owner", "peak_by_kind")
+    names = ("peak_bytes", "peak_phase", "peak_owner", "peak_by_kind", "predicted_peak_bytes")
     for name in names:
         assert {variant: found[name] for variant, found in forth.items()} == {
             variant: found[name] for variant, found in back.items()
