@@ -124,6 +124,12 @@ def free_bytes(device: torch.device) -> int:
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
 
+def random_states(device: torch.device) -> list[torch.Tensor]:
+    """Of the generators that a model on this device draws from by default."""
+    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *own]
+
+
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
     """What to profile: the host, as kernels' metadata are taken from operators there, and the device."""
     return [ProfilerActivity.CPU, getattr(ProfilerActivity, device.type.upper())]
