@@ -42,8 +42,7 @@ def cheapest_route(
     Raises:
         NoPath: the cap forbids every path, or there is none.
     """
-    partial_ops = sorted({op for _, op in (*source.partials, *target.partials)}) if target.partials else ()
-    searcher = _searcher(problem, model, tuple(partial_ops), peak_cap_bytes)
+    searcher = _searcher(problem, model, partial_ops_between(source, target), peak_cap_bytes)
     graph = searcher.graph
     start, end = graph.number(source), graph.number(target)
     if start == end:
@@ -53,6 +52,11 @@ def cheapest_route(
     while path[-1] != start:
         path.append(parents[path[-1]])
     return Route(tuple([graph.states[node] for node in reversed(path)]), *unpack(label))
+
+
+def partial_ops_between(source: State, target: State) -> tuple[str, ...]:
+    """The reduce ops that a path may split replicas into: none unless the target has a partial, as in torch."""
+    return tuple(sorted({op for _, op in (*source.partials, *target.partials)})) if target.partials else ()
 
 
 @lru_cache(maxsize=256)
