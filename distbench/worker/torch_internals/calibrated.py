@@ -173,15 +173,21 @@ def _price_us(problem: Problem, model: MeshCost, source: State, target: State) -
 
 def require_known_planner() -> None:
     """Raise `Unsupported` unless torch's planner has the shape that we replace."""
-    require("redistribution planners")
-    from torch.distributed.tensor import _redistribute as module
+    try:
+        from torch.distributed.tensor import _redistribute as module
 
-    planner_class = module.DTensorRedistributePlanner
-    _require_known(planner_class, planner_class.find_min_cost_path, planner_class.get_next_state)
+        planner_class = module.DTensorRedistributePlanner
+        methods = planner_class.find_min_cost_path, planner_class.get_next_state
+    except (ImportError, AttributeError):
+        require("redistribution planners")
+        require("calibrated planning")
+        raise
+    _require_known(planner_class, *methods)
 
 
 @functools.lru_cache(maxsize=4)
 def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: Any) -> None:
+    require("redistribution planners")
     require("calibrated planning")
     known = "distbench knows torch 2.11 to 2.13"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)

@@ -74,22 +74,23 @@ def planned_by(planning: Planning) -> Iterator[PlanCounts]:
 
 
 def _planned_once(planning: Planning, counts: PlanCounts, module: Any) -> Any:
-    @functools.cache
-    def seen(source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> Any:
-        steps, reason = planning.kept(source, target, use_graph, forced)
-        counts.count(reason)
-        return steps
+    counted: set[int] = set()
 
     @functools.wraps(module._gen_transform_infos)
     def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
-        return seen(src_spec, dst_spec, use_graph_based_transform, module._FORCE_MIN_COST_REDISTRIBUTION_PLAN)
+        forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
+        found = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
+        if id(found) not in counted:
+            counted.add(id(found))
+            counts.count(found[1])
+        return found[0]
 
     def clear() -> None:
-        seen.cache_clear()
+        counted.clear()
         planning.kept.cache_clear()
 
     made: Any = plan
-    made.cache_clear, made.cache_info = clear, seen.cache_info
+    made.cache_clear, made.cache_info = clear, planning.kept.cache_info
     return made
 
 
