@@ -19,6 +19,7 @@ import distbench
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
+from distbench.worker.torch_internals import mesh_facts
 from distbench.worker.torch_internals.calibrated import calibrated_planning, require_known_planner
 from distbench.worker.torch_internals.probe import Unsupported
 
@@ -126,6 +127,28 @@ def test_a_mesh_the_profile_does_not_cover_is_torchs_plan() -> None:
     with calibrated_planning(profile_of(1.0)) as counts:
         ops_of(other, (Shard(0), Replicate()), (Shard(1), Replicate()))
     assert counts.left_to_torch == {"a mesh that the profile does not cover": 1}
+
+
+def test_ranks_out_of_order_are_refused_where_it_matters() -> None:
+    # Over the first mesh dim each group ascends, (0, 2) and (1, 3) and so on; over the second one two do not.
+    mixed = DeviceMesh("cpu", torch.tensor([[0, 1, 2, 3], [4, 5, 7, 6]]), mesh_dim_names=("dp", "tp"))
+    with calibrated_planning(profile_of(1.0)):
+        assert ops_of(mixed, (Shard(0), Replicate()), (Replicate(), Replicate())) == ["all_gather"]
+        assert ops_of(mixed, (Replicate(), Partial()), (Replicate(), Replicate())) == ["all_reduce"]
+        assert ops_of(mixed, (Replicate(), Replicate()), (Replicate(), Shard(1))) == [None]
+        for source, target in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (MASKED, Shard(0))):
+            with pytest.raises(
+                UserError, match=r"ranks, and \[4, 5, 7, 6\] do not ascend; make a mesh in which they do"
+            ):
+                ops_of(mixed, (Replicate(), source), (Replicate(), target))
+
+
+def test_ranks_are_looked_at_while_torch_traces(mesh: DeviceMesh) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mesh_facts.unordered_groups.cache_clear()
+    with FakeTensorMode(), calibrated_planning(profile_of(1.0)):
+        assert ops_of(mesh, (Shard(0), Replicate()), (Replicate(), Replicate())) == ["all_gather"]
 
 
 def test_symbolic_shapes_are_torchs_plan(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:

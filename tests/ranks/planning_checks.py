@@ -115,6 +115,35 @@ def check_a_flattened_mesh() -> int:
     return check_calibrated(mesh, ((5, 3),), stride=1)
 
 
+def check_any_order(shape: tuple[int, ...], num_meshes: int, num_pairs: int) -> int:
+    """Meshes with their ranks in any order: every value right, or the redistribution refused, on all ranks alike."""
+    rng, size, num_refused = random.Random(str(shape)), dist.get_world_size(), 0
+    names = tuple("xyz"[: len(shape)])
+    for _ in range(num_meshes):
+        mesh = DeviceMesh("cpu", torch.tensor(rng.sample(range(size), size)).reshape(shape), mesh_dim_names=names)
+        at = mesh.shape, tuple(mesh.get_coordinate() or ())
+        with calibrated_planning(profile_of(mesh, rng.choice((1e-9, 1.0))), check_ranks=False):
+            for _ in range(num_pairs):
+                source = [parse_placement(rng.choice(("R", "S(0)", "S(1)", "P(sum)"))) for _ in shape]
+                target = [parse_placement(rng.choice(("R", "S(0)", "S(1)"))) for _ in shape]
+                full = tagged(rng.choice(((8, 8), (5, 7))), torch.float32)
+                local = shard_of(part_of(full, source, *at), source, *at).contiguous()
+                whole = {"shape": full.shape, "stride": full.stride()}
+                dtensor: Any = DTensor.from_local(local, mesh, source, run_check=False, **whole)
+                try:
+                    got = dtensor.redistribute(mesh, target).to_local()
+                    assert torch.equal(got, shard_of(full, target, *at)), (
+                        f"{source} -> {target} on {mesh.mesh.tolist()}"
+                    )
+                except UserError as error:
+                    assert "do not ascend" in str(error), error
+                    num_refused += 1
+    refusals: list[Any] = [None] * size
+    dist.all_gather_object(refusals, num_refused)
+    assert len(set(refusals)) == 1 and 0 < num_refused < num_meshes * num_pairs, refusals
+    return num_meshes * num_pairs
+
+
 def check_gradients(mesh: DeviceMesh) -> int:
     """A matrix product whose operands must move: its gradients, planned by us, against one device."""
     torch.manual_seed(0)
@@ -163,7 +192,7 @@ def four_ranks() -> int:
     check_disagreement_is_refused(square)
     check_local_targets_stay_silent(square)
     checked = check_calibrated(square, ((8, 8), (5, 3)), stride=1) + check_gradients(square)
-    checked += check_a_flattened_mesh()
+    checked += check_a_flattened_mesh() + check_any_order((2, 2), num_meshes=5, num_pairs=40)
     return checked + sum(check_direct(mesh, 250) for mesh in (square, line, turned))
 
 

@@ -23,13 +23,15 @@ from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import layout_of, state_of_layout
-from distbench.worker.torch_internals.mesh_facts import is_strided_shard
+from distbench.worker.torch_internals.mesh_facts import is_strided_shard, unordered_groups
 from distbench.worker.torch_internals.probe import Unsupported, require
 from distbench.worker.torch_internals.replacements import PlanCounts, Steps, planned_by
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
 _STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
 US_PER_S = 1e6
+# What torch does right whatever the order of a group's ranks is; None is local.
+ORDERLESS_STEPS = ("all_reduce", None)
 
 # Prices of a device mesh, or None for one that is not covered.
 ModelOf = Callable[[Any], MeshCost | None]
@@ -54,7 +56,8 @@ def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: 
 
     Raises:
         Unsupported: torch's planner is not the one we know.
-        UserError: the ranks' profiles differ, or the file cannot be read, on whichever rank.
+        UserError: the ranks' profiles differ, or the file cannot be read, on whichever rank; inside, where torch would
+            move shards over ranks in an order that it does not keep (see `mesh_facts.unordered_groups`).
     """
     try:
         known = profile if isinstance(profile, Profile) else load_profile(Path(profile))
@@ -109,7 +112,22 @@ class _Planning:
         self.kept = functools.cache(self.plan)
 
     def plan(self, source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> tuple[Any, str | None]:
-        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by."""
+        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by.
+
+        UserError where a step goes over ranks whose order torch does not keep, whoever planned it.
+        """
+        steps, reason = self._planned(source, target, use_graph)
+        unordered = unordered_groups(source.mesh)
+        for step in steps:
+            if step.mesh_dim in unordered and step._comm_type_key() not in ORDERLESS_STEPS:
+                raise UserError(
+                    f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values: "
+                    f"torch sorts a group's ranks, and {unordered[step.mesh_dim]} do not ascend; make a mesh in "
+                    "which they do"
+                )
+        return steps, reason
+
+    def _planned(self, source: Any, target: Any, use_graph: bool | None) -> tuple[Any, str | None]:
         from torch.distributed.tensor import _redistribute as module
 
         try:

@@ -89,6 +89,7 @@ NEEDED = (
     ("calibrated planning", REDISTRIBUTE, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN"),
     ("calibrated planning", "torch.distributed.tensor._ops.utils", "redistribute_cost(current_spec, target_spec)"),
     ("calibrated planning", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    ("ranks of a mesh in their order", "torch.utils._python_dispatch", "_disable_current_modes"),
     ("native all-to-all on CPU", PLACEMENTS, "shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)"),
     ("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
     ("explicit shard orders", REDISTRIBUTE, f"{LOCAL}, is_explicit)"),
