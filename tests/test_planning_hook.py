@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor import _redistribute as module
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._ops import utils as operators
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -25,7 +26,14 @@ from distbench.worker.torch_internals.probe import Unsupported
 
 PLANNER = module.DTensorRedistributePlanner
 MASKED: Any = _MaskPartial(offset_shape=torch.Size((8, 1)), offset_dim=0)  # type: ignore[no-untyped-call]
-ORIGINAL = PLANNER.find_min_cost_path
+REPLACED = (
+    (module, "_gen_transform_infos"),
+    (module, "_gen_transform_infos_non_cached"),
+    (module, "_optimize_transform_infos"),
+    (operators, "redistribute_cost"),
+    (PLANNER, "find_min_cost_path"),
+)
+BEFORE = tuple(getattr(owner, name) for owner, name in REPLACED)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +58,10 @@ def profile_of(all_to_all_s: float, gather_per_byte_s: float = 1e-9) -> Profile:
     return Profile("test", "gloo", torch.__version__, {"dp": 2, "tp": 4}, tuple(lines))
 
 
+def assert_torch_is_as_before() -> None:
+    assert tuple(getattr(owner, name) for owner, name in REPLACED) == BEFORE
+
+
 def ops_of(mesh: DeviceMesh, source: tuple[Placement, ...], target: tuple[Placement, ...]) -> list[str | None]:
     """The steps that DTensor plans now, through its cache."""
     meta = TensorMeta(torch.Size((64, 64)), (64, 1), torch.float32)
@@ -72,18 +84,15 @@ def test_nesting_restores_the_outer_profile_and_leaving_restores_torch(mesh: Dev
         with calibrated_planning(profile_of(1.0)):
             assert ops_of(mesh, *pair)[0] == "all_gather"
         assert ops_of(mesh, *pair) == ["all_to_all"]
-    assert PLANNER.find_min_cost_path is ORIGINAL
     assert module._FORCE_MIN_COST_REDISTRIBUTION_PLAN is None
-    assert module._gen_transform_infos.cache_info().currsize == 0
-    assert module._planner_cache == {}
+    assert_torch_is_as_before()
 
 
 def test_an_exception_restores_torch_too(mesh: DeviceMesh) -> None:
     with pytest.raises(ZeroDivisionError), calibrated_planning(profile_of(1.0)):
         ops_of(mesh, (Shard(0), Shard(1)), (Shard(1), Shard(0)))
         raise ZeroDivisionError
-    assert PLANNER.find_min_cost_path is ORIGINAL
-    assert module._gen_transform_infos.cache_info().currsize == 0
+    assert_torch_is_as_before()
 
 
 def test_a_plan_cached_before_is_not_served_inside(mesh: DeviceMesh) -> None:
@@ -189,7 +198,7 @@ def test_other_steps_than_ours_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(PLANNER, "get_next_state", lambda self, placements, order: {})
     with pytest.raises(Unsupported, match="other steps"), calibrated_planning(profile_of(1.0)):
         pass
-    assert PLANNER.find_min_cost_path is ORIGINAL
+    assert_torch_is_as_before()
 
 
 def test_redistributions_inside_ops_and_backward_are_ours(mesh: DeviceMesh) -> None:
@@ -233,7 +242,7 @@ def test_users_training_code_gives_a_path_or_a_profile(mesh: DeviceMesh, tmp_pat
         with distbench.calibrated_planning(given) as counts:
             assert ops_of(mesh, *pair) == ["all_to_all"]
         assert counts.ours == 1
-    assert PLANNER.find_min_cost_path is ORIGINAL
+    assert_torch_is_as_before()
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Operators of DTensors under calibrated_planning, on fake ranks: what plans them, at which price, how often."""
 
 from collections.abc import Callable, Iterator
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distbench.costmodel.lines import COLLECTIVES, Line
 from distbench.costmodel.profile import Profile
+from distbench.spec.errors import UserError
 from distbench.worker.torch_internals import calibrated
 from distbench.worker.torch_internals.calibrated import calibrated_planning, forget_plans
 
 PLANNER = module.DTensorRedistributePlanner
+NEXT_STATES = PLANNER.get_next_state
 NAMES, SIZES = ("a", "b", "c"), (2, 2, 2)
 
 
@@ -135,3 +138,83 @@ def test_operators_are_told_the_profiles_prices(
     specs = [DTensorSpec(mesh, placements, meta) for placements in (source, target)]
     with calibrated_planning(profile()):
         assert operators.redistribute_cost(*specs) == pytest.approx(microseconds)
+
+
+def local_bytes(placements: tuple[Placement, ...]) -> int:
+    """Of 2048 bytes that every mesh dim of two ranks cuts evenly."""
+    return 2048 >> sum(placement.is_shard() for placement in placements)
+
+
+def torchs_steps(planner: Any, first: Any) -> dict[Any, list[Any]]:
+    """Every state of torch's own graph with the states next to it."""
+    found: dict[Any, list[Any]] = {}
+    waiting = [first]
+    while waiting:
+        state = waiting.pop()
+        if state not in found:
+            found[state] = list(NEXT_STATES(planner, state.placements, state.tensor_dim_to_mesh_dim))
+            waiting += found[state]
+    return found
+
+
+def reachable(steps: dict[Any, list[Any]], source: Any, limit: int) -> set[Any]:
+    """The states that steps holding at most this much lead to."""
+    found, waiting = {source}, [source]
+    while waiting:
+        state = waiting.pop()
+        for following in steps[state]:
+            held = local_bytes(state.placements) + local_bytes(following.placements)
+            if held <= limit and following not in found:
+                found.add(following)
+                waiting.append(following)
+    return found
+
+
+@pytest.mark.parametrize("limit", [640, 768, 1024, 1536])
+def test_a_limit_of_memory_is_kept_wherever_torchs_graph_has_a_path_that_keeps_it(mesh: DeviceMesh, limit: int) -> None:
+    meta = TensorMeta(torch.Size((32, 16)), (16, 1), torch.float32)
+    choices: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1))
+    specs = [DTensorSpec(mesh, placements, meta) for placements in product(choices, repeat=3)]
+    states = [PLANNER.DistState(spec.placements, spec.shard_order) for spec in specs]
+    steps = torchs_steps(PLANNER(mesh, meta), states[0])
+    possible = {state: reachable(steps, state, limit) for state in states}
+    num_kept = num_above = 0
+    with calibrated_planning(profile(), max_bytes=limit) as counts:
+        for (source, before), (target, after) in permutations(zip(specs, states, strict=True), 2):
+            placements, most = list(source.placements), 0
+            for info in module._gen_transform_infos(source, target):
+                held = local_bytes(tuple(placements))
+                placements[info.mesh_dim] = info.src_dst_placements[1]
+                most = max(most, held + local_bytes(tuple(placements)))
+            assert tuple(placements) == target.placements
+            assert (most <= limit) == (after in possible[before]), f"{source} -> {target}"
+            num_kept, num_above = num_kept + (most <= limit), num_above + (most > limit)
+    assert num_kept and num_above and counts.above_max_bytes == num_above
+
+
+def test_a_limit_changes_plans_and_prices(mesh: DeviceMesh) -> None:
+    # To gather all and to cut it again is cheapest here, and holds everything.
+    cheap_gathers = [
+        Line(op, name, 2, 1e-6 if op == "all_gather" else 1e-3, 0.0) for name in NAMES for op in COLLECTIVES
+    ]
+    known = Profile("test", "gloo", torch.__version__, dict(zip(NAMES, SIZES, strict=True)), tuple(cheap_gathers))
+    meta = TensorMeta(torch.Size((32, 16)), (16, 1), torch.float32)
+    specs = [
+        DTensorSpec(mesh, placements, meta)
+        for placements in ((Shard(0), *[Replicate()] * 2), (Shard(1), *[Replicate()] * 2))
+    ]
+    with calibrated_planning(known):
+        assert [info._comm_type_key() for info in module._gen_transform_infos(*specs)] == ["all_gather", None]
+        assert operators.redistribute_cost(*specs) == pytest.approx(1.0)
+    with calibrated_planning(known, max_bytes=2048):
+        assert [info._comm_type_key() for info in module._gen_transform_infos(*specs)] != ["all_gather", None]
+        assert operators.redistribute_cost(*specs) > 1.5
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.5, True, "1MiB"])
+def test_a_limit_that_is_no_number_of_bytes_is_a_sentence(mesh: DeviceMesh, given: Any) -> None:
+    with (
+        pytest.raises(UserError, match="give a positive whole number of bytes"),
+        calibrated_planning(profile(), max_bytes=given),
+    ):
+        pass

@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from distbench.costmodel.mesh_costs import MeshCost, TorchCost, measured_cost
 from distbench.costmodel.profile import Profile, load_profile
-from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
+from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route, least_peak_route
+from distbench.planning.search import Route
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import layout_of, state_of_layout
 from distbench.worker.torch_internals.mesh_facts import is_strided_shard, unordered_groups
@@ -38,7 +39,9 @@ ModelOf = Callable[[Any], MeshCost | None]
 
 
 @contextlib.contextmanager
-def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: bool = True) -> Iterator[PlanCounts]:
+def calibrated_planning(
+    profile: Profile | str | os.PathLike[str], check_ranks: bool = True, *, max_bytes: int | None = None
+) -> Iterator[PlanCounts]:
     """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
 
     Operators ask what redistributions cost before they choose a sharding; that is answered by the profile too. DTensor
@@ -53,25 +56,32 @@ def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: 
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other for ever.
+        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, the same on all
+            ranks. The cheapest path within it is taken; where there is none, the one that holds least, and the counts
+            say so (`PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
 
     Raises:
         Unsupported: torch's planner is not the one we know.
-        UserError: the ranks' profiles differ, or the file cannot be read, on whichever rank; inside, where torch would
-            move shards over ranks in an order that it does not keep (see `mesh_facts.unordered_groups`).
+        UserError: `max_bytes` is no positive number; the ranks' profiles or limits differ; the file cannot be read, on
+            whichever rank; inside, over ranks whose order torch does not keep (`mesh_facts.unordered_groups`).
     """
     try:
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise UserError(f"max_bytes is {max_bytes!r}; give a positive whole number of bytes, or None for no limit")
         known = profile if isinstance(profile, Profile) else load_profile(Path(profile))
     except UserError:
         if check_ranks:
-            # Ranks that can read theirs must not be left waiting for this one.
+            # Ranks that can enter must not be left waiting for this one.
             _on_all_ranks("unreadable")
         raise
     digest = known.digest()
-    if check_ranks and len(set(_on_all_ranks(digest))) > 1:
-        raise UserError("the ranks hold different profiles and would wait for each other for ever; give all the same")
+    if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
+        raise UserError(
+            "the ranks hold different profiles, or max_bytes, and would wait for each other for ever; give all the same"
+        )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
-    with planned_by(_kept_planning(_Wanted(digest, tuple(known.mesh.items()), rank, known))) as counts:
+    with planned_by(_kept_planning(_Wanted(digest, tuple(known.mesh.items()), rank, max_bytes, known))) as counts:
         yield counts
 
 
@@ -90,12 +100,13 @@ class _Wanted:
     digest: str
     mesh: tuple[tuple[str, int], ...]
     rank: int
+    max_bytes: int | None
     profile: Profile = field(compare=False)
 
 
 @functools.lru_cache(maxsize=8)
 def _kept_planning(wanted: _Wanted) -> "_Planning":
-    return _Planning(functools.partial(_cost_of, wanted.profile))
+    return _Planning(functools.partial(_cost_of, wanted.profile), wanted.max_bytes)
 
 
 def forget_plans() -> None:
@@ -107,7 +118,8 @@ def forget_plans() -> None:
 class _Planning:
     """Plans and prices under one choice of cost models; `kept` plans each pair of specs once."""
 
-    def __init__(self, model_of: ModelOf) -> None:
+    def __init__(self, model_of: ModelOf, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
         self._model_of = functools.cache(model_of)
         self.kept = functools.cache(self.plan)
 
@@ -132,8 +144,18 @@ class _Planning:
 
         try:
             planner: Any = module.DTensorRedistributePlanner(source.mesh, source.tensor_meta)
-            planner.find_min_cost_path = functools.partial(self.path, source.mesh, source.tensor_meta)
-            return Steps(planner.generate_graph_based_transform_infos(source, target, source.shape)), None
+            routes: list[Route] = []
+
+            def path(source: Any, target: Any) -> list[Any]:
+                routes.append(self.route(planner.device_mesh, planner.dtensor_meta, source, target))
+                return [_dist_state(module.DTensorRedistributePlanner.DistState, state) for state in routes[0].states]
+
+            planner.find_min_cost_path = path
+            steps = Steps(planner.generate_graph_based_transform_infos(source, target, source.shape))
+            steps.is_above_max_bytes = (
+                bool(steps) and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes
+            )
+            return steps, None
         except (NotHandled, NoPath) as error:
             reason = str(error)
         except ValueError:
@@ -143,18 +165,16 @@ class _Planning:
             reason = "_StridedShard"
         return inspect.unwrap(module._gen_transform_infos_non_cached)(source, target, use_graph), reason
 
-    def path(self, mesh: Any, meta: Any, source: Any, target: Any) -> list[Any]:
-        """The cheapest path between two of torch's states, both included; NotHandled or NoPath where we have none."""
+    def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
+        """The path between two of torch's states; NotHandled or NoPath where we have none."""
         start, end = (
             state_of_layout(state.placements, state.tensor_dim_to_mesh_dim, len(meta.shape))
             for state in (source, target)
         )
-        route = cheapest_route(*self._priced(mesh, meta), start, end)
-        state_class: Any = type(source)
-        return [_dist_state(state_class, state) for state in route.states]
+        return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
-        """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `path` does.
+        """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
 
         What is local costs nothing, and from a shard or another partial to a partial costs infinitely much: an operator
         that gathers an input to be able to add it up later would be no gain.
@@ -168,7 +188,7 @@ class _Planning:
             return 0.0
         if _splits_what_is_no_replica(start, end):
             return math.inf
-        return _price_us(*self._priced(source.mesh, meta), start, end)
+        return _price_us(*self._priced(source.mesh, meta), start, end, self.max_bytes)
 
     def _priced(self, mesh: Any, meta: Any) -> tuple[Problem, MeshCost]:
         problem = Problem(tuple(mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
@@ -184,9 +204,16 @@ def _splits_what_is_no_replica(start: State, end: State) -> bool:
 
 
 @functools.lru_cache(maxsize=65536)
-def _price_us(problem: Problem, model: MeshCost, source: State, target: State) -> float:
-    route = cheapest_route(problem, model, source, target)
+def _price_us(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> float:
+    route = _route(problem, model, source, target, max_bytes)
     return route.seconds * US_PER_S if route.num_collectives else 0.0
+
+
+def _route(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> Route:
+    try:
+        return cheapest_route(problem, model, source, target, max_bytes)
+    except NoPath:
+        return least_peak_route(problem, model, source, target)
 
 
 def require_known_planner() -> None:
@@ -218,7 +245,7 @@ def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: 
 
 
 @functools.lru_cache(maxsize=65536)
-def _dist_state(state_class: Any, state: State) -> Any:
+def _dist_state(state_class: Callable[..., Any], state: State) -> Any:
     return state_class(*layout_of(state))
 
 
@@ -261,7 +288,8 @@ def _plan_one_pair(planner_class: Any) -> None:
         source = state((Shard(0), Shard(0)), (ShardOrderEntry(0, (0, 1)),))
         target = state((Shard(1), Replicate()), (ShardOrderEntry(1, (0,)),))
         planning = _Planning(lambda mesh: TorchCost((2, 2), devices_per_host=1))
-        path = planning.path(planner.device_mesh, planner.dtensor_meta, source, target)
+        route = planning.route(planner.device_mesh, planner.dtensor_meta, source, target)
+        path = [_dist_state(state, layout) for layout in route.states]
         legal = [
             after in planner.get_next_state(before.placements, before.tensor_dim_to_mesh_dim)
             for before, after in pairwise(path)

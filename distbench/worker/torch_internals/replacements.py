@@ -20,18 +20,23 @@ from distbench.worker.torch_internals.probe import replaced, require
 
 
 class PlanCounts:
-    """How many plans were ours, and why the others were left to torch; for a report, not for control."""
+    """How many plans were ours, and why the others were left to torch; for a report, not for control.
+
+    Attributes:
+        above_max_bytes: how many of ours hold more than was asked for, because every path does.
+    """
 
     def __init__(self) -> None:
-        self.ours = 0
+        self.ours, self.above_max_bytes = 0, 0
         self.left_to_torch: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def count(self, reason: str | None) -> None:
+    def count(self, steps: Any, reason: str | None) -> None:
         """One more plan; `reason` says why torch made it, None that we did."""
         with self._lock:
             if reason is None:
                 self.ours += 1
+                self.above_max_bytes += steps.is_above_max_bytes
             else:
                 self.left_to_torch[reason] += 1
 
@@ -42,6 +47,8 @@ class Steps(list[Any]):
     It merges those over mesh dims that were flattened into one: what runs is then not what was priced, and where nested
     shards are uneven it is wrong (pytorch PR 194457).
     """
+
+    is_above_max_bytes = False
 
 
 class Planning(Protocol):
@@ -82,7 +89,7 @@ def _planned_once(planning: Planning, counts: PlanCounts, module: Any) -> Any:
         found = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
         if id(found) not in counted:
             counted.add(id(found))
-            counts.count(found[1])
+            counts.count(*found)
         return found[0]
 
     def clear() -> None:
@@ -99,7 +106,7 @@ def _planned(planning: Planning, counts: PlanCounts, module: Any) -> Any:
     def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
         forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
         steps, reason = planning.plan(src_spec, dst_spec, use_graph_based_transform, forced)
-        counts.count(reason)
+        counts.count(steps, reason)
         return steps
 
     return plan
