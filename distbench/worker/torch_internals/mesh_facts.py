@@ -1,6 +1,7 @@
 """Facts of meshes and placements that torch has no public names for."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,27 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(tensor_dim, split_factor=split_factor)
+
+
+@functools.lru_cache(maxsize=256)
+def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
+    """Mesh dim to a group along it whose ranks do not ascend, for those that have one.
+
+    torch sorts the ranks of a process group. So what it gathers, scatters or exchanges over such a mesh dim arrives in
+    another order than that of the mesh: values are wrong, and nothing says so.
+    """
+    require("ranks of a mesh in their order")
+    # Plans are also made while torch traces, when it refuses to look into a mesh.
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    found: dict[int, list[int]] = {}
+    with _disable_current_modes():
+        ranks = mesh.mesh
+        for mesh_dim, size in enumerate(ranks.shape):
+            for group in ranks.movedim(mesh_dim, -1).reshape(-1, size).tolist():
+                if group != sorted(group):
+                    found.setdefault(mesh_dim, group)
+    return found
 
 
 def ranks_by_group_name() -> dict[str, str]:

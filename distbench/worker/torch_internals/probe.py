@@ -56,6 +56,7 @@ class Probe:
 
 
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
+SPECS = "src_spec, dst_spec"
 PLANNER = "DTensorRedistributePlanner"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
@@ -80,8 +81,17 @@ NEEDED = (
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.find_min_cost_path(self, src_state, dst_state)"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.get_next_state"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.DistState"),
-    ("calibrated planning", REDISTRIBUTE, "disable_redistribute_transform_optimization"),
+    (
+        "calibrated planning",
+        REDISTRIBUTE,
+        f"{PLANNER}.generate_graph_based_transform_infos({SPECS}, full_tensor_shape)",
+    ),
+    ("calibrated planning", REDISTRIBUTE, f"_gen_transform_infos({SPECS}, use_graph_based_transform)"),
+    ("calibrated planning", REDISTRIBUTE, f"_gen_transform_infos_non_cached({SPECS}, use_graph_based_transform)"),
+    ("calibrated planning", REDISTRIBUTE, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN"),
+    ("calibrated planning", "torch.distributed.tensor._ops.utils", "redistribute_cost(current_spec, target_spec)"),
     ("calibrated planning", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    ("ranks of a mesh in their order", "torch.utils._python_dispatch", "_disable_current_modes"),
     ("native all-to-all on CPU", PLACEMENTS, "shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)"),
     ("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
     ("explicit shard orders", REDISTRIBUTE, f"{LOCAL}, is_explicit)"),
