@@ -31,7 +31,7 @@ FACTS: Kinds = {
 }
 LAUNCH: Kinds = {
     **dict.fromkeys(("run_id", "variants"), TEXT),
-    "started_at": DATE,
+    **dict.fromkeys(("started_at", "ended_at"), DATE),
     "foreign_load": AMOUNT,
     "complete": FLAG,
     "facts": RECORD,

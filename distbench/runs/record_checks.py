@@ -53,7 +53,7 @@ CASE: Kinds = {"id": NAME, "kind": TEXT, "params": RECORD}
 PARAMS: Kinds = {
     **dict.fromkeys(("op", "dtype", "mesh_dim", "source", "target", "planner", "variant", "suite", "direction"), TEXT),
     **dict.fromkeys(("scenario", "computes", "call"), TEXT),
-    **dict.fromkeys(("size_bytes", "num_tokens"), BYTES),
+    **dict.fromkeys(("size_bytes", "num_tokens", "batch_size"), BYTES),
     **dict.fromkeys(("shape", "mesh_shape"), list_of(COUNT)),
     "flattened": list_of(TEXT),
 }
@@ -69,11 +69,13 @@ RESULT: Kinds = {
     "counters": RECORD,
 }
 COUNTERS: Kinds = {
-    **dict.fromkeys(("path", "worst_grad", "check"), TEXT),
+    **dict.fromkeys(("path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"), TEXT),
     **dict.fromkeys(("num_collectives", "wire_bytes_executed", "lower_bound_bytes"), BYTES),
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
-    **dict.fromkeys(("loss_rel_error", "grad_rel_error", "num_copies"), AMOUNT),
+    **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),
+    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes"), BYTES),
+    "peak_by_kind": mapping_of(BYTES),
 }
 PASS: Kinds = {
     "case_id": NAME,
