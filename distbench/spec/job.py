@@ -89,7 +89,7 @@ class Job:
         profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
         ended_ids: those of them that failed: none of their passes is run.
-        first_pass: number of the pass to go on with once every case has its row.
+        passes_done: case id to the number of the pass that it goes on with once every case of its group has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
     """
@@ -112,7 +112,7 @@ class Job:
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
     ended_ids: list[str] = field(default_factory=list)
-    first_pass: int = 1
+    passes_done: dict[str, int] = field(default_factory=dict)
     note: str = ""
     trace_paths: bool = False
 

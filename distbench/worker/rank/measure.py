@@ -88,6 +88,11 @@ class Meter:
         stamps = self._iterate(call, iterations or self.settings.warmup_iterations)
         return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
+    def touch(self, call: Call) -> None:
+        """One iteration that nobody looks at, of a call that was warmed up before others ran."""
+        self.ranks.wait_for_all()
+        call(self.clock.stamp)
+
     def measure(
         self, call: Call, phases: tuple[str, ...], estimate_s: float, limits: Settings | None = None
     ) -> Samples:

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from distbench.planning import State
 from distbench.spec.planner_names import TORCH_PLANNERS
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import replaced, require
 
 
 class OrderedPlacements(tuple[Any, ...]):
@@ -77,6 +77,22 @@ def planner(name: str) -> Iterator[None]:
             yield
     finally:
         clear_redistribution_caches()
+
+
+class OwnPlans:
+    """Planned paths of one case: entered, DTensor looks them up here; they outlast what is planned in between."""
+
+    def __init__(self) -> None:
+        self._cached: Any = None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """DTensor's cache of paths is this one; to be entered inside of the planner's own context."""
+        from torch.distributed.tensor import _redistribute as module
+
+        self._cached = self._cached or cache(module._gen_transform_infos.__wrapped__)
+        with replaced(module, "_gen_transform_infos", self._cached):
+            yield
 
 
 @dataclass(frozen=True)
