@@ -17,23 +17,39 @@ usage() {
 TEXT
 }
 
-# Installing is skipped when the stamp is as new as what it was made from.
+fail() {
+    echo "run.sh: $1" >&2
+    exit "${2:-2}"
+}
+
+# Called as a command of its own, never before `&&` or `||`: bash would go on after a step that failed. Each step is
+# repeated by the next call until it has worked: what is there already is kept.
 set_up() {
-    if [ ! -x "$python" ]; then
-        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-            echo "run.sh: python3 is older than 3.11; install Python 3.11 or newer" >&2
-            exit 2
-        }
-        echo "run.sh: making $venv" >&2
-        python3 -m venv "$venv"
-    fi
-    if [ "$venv/.installed" -nt pyproject.toml ] && [ "$venv/.installed" -nt constraints.txt ]; then
+    local again="run the same command again, it goes on from there"
+    if [ -x "$python" ] && [ "$venv/.installed" -nt pyproject.toml ] && [ "$venv/.installed" -nt constraints.txt ]; then
         return
     fi
+    if [ ! -x "$python" ]; then
+        command -v python3 >/dev/null || fail "there is no python3 here; install Python 3.11 or newer"
+        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+            fail "python3 is older than 3.11; install Python 3.11 or newer"
+        echo "run.sh: making $venv" >&2
+        python3 -m venv "$venv" ||
+            fail "python3 could not make the virtual environment $venv: see above (Debian and Ubuntu have what it needs in python3-venv); then $again"
+    fi
+    if ! "$python" -m pip --version >/dev/null 2>&1; then
+        "$python" -m ensurepip --upgrade >/dev/null ||
+            fail "$venv has no pip, and Python here cannot bring one: see above (Debian and Ubuntu have it in python3-venv); delete $venv, then $again"
+    fi
     echo "run.sh: installing (a few minutes the first time)" >&2
-    "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "torch==2.13.0"
-    "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test,check]'
-    touch "$venv/.installed"
+    pip_install "torch==2.13.0"
+    pip_install --editable '.[test,check]'
+    touch "$venv/.installed" || fail "$venv cannot be written: see above; make room, then $again"
+}
+
+pip_install() {
+    "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@" ||
+        fail "pip could not install ${*: -1}: see above for why (a network, an index that cannot be reached, a full disk); then $again"
 }
 
 # Every scenario but the one that `distbench calibrate` runs (it feeds a profile, and has no table of its own) and the
@@ -44,26 +60,33 @@ shipped() {
 }
 
 quick_start() {
-    local code=0
-    mapfile -t names < <(shipped)
+    local code=0 list
+    list=$(shipped)
+    mapfile -t names <<<"$list"
     "$python" -m distbench run "${names[@]}" --quick || code=$?
-    "$python" -m distbench report --plots results/plots
+    "$python" -m distbench report --plots results/plots || code=$((code ? code : $?))
     return "$code"
 }
 
 signatures() {
-    mapfile -t names < <(shipped)
+    local list
+    list=$(shipped)
+    mapfile -t names <<<"$list"
     rm -rf build/signatures
     "$python" -m distbench signature "${names[@]}" --quick -o build/signatures
     "$python" -m distbench gate --signature signatures build/signatures "$@"
 }
 
+if [ "${1-}" = help ]; then
+    usage
+    exit
+fi
+set_up
 case "${1-}" in
-    "") set_up && quick_start ;;
-    help) usage ;;
-    test) set_up && shift && exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" ;;
-    check) set_up && "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
-    signatures) set_up && shift && signatures "$@" ;;
-    bench) set_up && shift && exec "$python" -m benchmarks "$@" ;;
-    *) set_up && exec "$python" -m distbench "$@" ;;
+    "") quick_start ;;
+    test) exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${@:2}" ;;
+    check) "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
+    signatures) signatures "${@:2}" ;;
+    bench) exec "$python" -m benchmarks "${@:2}" ;;
+    *) exec "$python" -m distbench "$@" ;;
 esac

@@ -1,6 +1,79 @@
-"""`python -m distbench`."""
+"""`distbench` and `python -m distbench`: the command line, and what becomes of an error that nobody foresaw.
 
-from distbench.cli import main
+A traceback ends with 1, which `distbench gate` keeps for a regression; so no command ends with a traceback.
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+USER_ERROR, UNFORESEEN, INTERRUPTED, PIPE_CLOSED = 2, 70, 130, 141
+
+
+def start() -> None:
+    """Run the command line and exit with its code; 70 where an error was not foreseen."""
+    try:
+        Path.cwd()
+    except OSError:
+        _end(USER_ERROR, "the current folder no longer exists; change to one that does")
+    try:
+        _run()
+    except BrokenPipeError:
+        # Whoever read the output wants no more of it, and no complaint.
+        _drop_output()
+        sys.exit(PIPE_CLOSED)
+    except KeyboardInterrupt:
+        _end(INTERRUPTED, "interrupted")
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _require_output()
+        _end(UNFORESEEN, unforeseen(error))
+
+
+def _run() -> None:
+    # Inside the guard: what it imports may be shadowed by something else on the path.
+    from distbench.cli import main
+
+    try:
+        main()
+    finally:
+        # What fails here is told by us, and not by the interpreter at its end.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def _require_output() -> None:
+    """End with a sentence where it is standard output that cannot be written."""
+    try:
+        os.write(1, b"\n")
+    except OSError as error:
+        _drop_output()
+        _end(USER_ERROR, f"standard output cannot be written: {error.strerror}; what was measured is in its files")
+
+
+def unforeseen(error: Exception) -> str:
+    """One sentence on an error that no message was written for; its traceback goes to a file."""
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    try:
+        handle, name = tempfile.mkstemp(prefix="distbench-", suffix=".txt")
+        with os.fdopen(handle, "w", errors="backslashreplace") as file:
+            file.write("".join([f"{' '.join(sys.argv)}\n", *traceback.format_exception(error)]))
+    except OSError:
+        traceback.print_exception(error)
+        return f"an error that was not foreseen ({what}); its traceback stands above; please report it"
+    return f"an error that was not foreseen ({what}); please report it with its traceback: {Path(name)}"
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _end(code: int, message: str) -> None:
+    print(f"distbench: {message}", file=sys.stderr)
+    sys.exit(code)
+
 
 if __name__ == "__main__":
-    main()
+    start()

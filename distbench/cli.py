@@ -36,6 +36,9 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("distbench: interrupted", err=True)
             ctx.exit(130)
+        except BrokenPipeError:
+            # click would end with 1, which is the gate's word for a regression.
+            ctx.exit(141)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

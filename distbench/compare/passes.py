@@ -2,9 +2,9 @@
 
 A stretch of a launch has its own level, whatever the number of samples in it, so the pass is the unit: a case gives one
 value a pass, and the cases of a pass are measured in an order drawn for that pass. What chance gives is the largest
-statistic over all rows of the table when each pass's residuals keep or change their signs together (the wild bootstrap
-of Liu, Ann. Stat. 16, 1988; single-step maxT of Westfall and Young, 1993). Residuals, not differences, so that a row
-which truly differs does not widen the others' intervals.
+statistic over all rows of the table when each pass's differences keep or change their signs together (single-step maxT
+of Westfall and Young, 1993), which holds its level for any noise. Rows that differ beyond doubt take part by
+their residuals, so that they do not widen the others' intervals.
 """
 
 import math
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from distbench.compare.log_differences import Floats
 from distbench.compare.sign_flips import leaning_error, sign_choices
 from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
-# Of a table. Residuals of 8 to 24 passes are a little less spread than what they stand for: at 0.05, 4.5 to 7.8 % of
-# 400 tables of 8 equal variants had a verdict (normal, skewed, and with one variant four times as noisy).
+# Of a table. Less than 5 % is for what differs between two openings of one model, which no exchange of signs can know.
 ALPHA = 0.04
 # Fewer leave too few choices of signs for a family of tests, and hardly know their own spread.
 MIN_PASSES = 8
 ROWS_AT_ONCE = 2000
+CLEAR = 0.001  # two-sided p of a row's own t test from which it is known to differ
 LUCK = 0.84  # standard normal deviations: four times in five
 BASELINE, TOO_FEW = "baseline", "too few passes"
 
@@ -79,8 +80,7 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
     error, critical = np.full(len(values), np.nan), math.nan
     if tested.any():
         residuals = np.where(known, differences - mean[:, None], 0.0)[tested]
-        error[tested] = _errors(residuals, count[tested])
-        critical = _critical(residuals, count[tested], alpha)
+        error[tested], critical = _error_and_critical(mean[tested], residuals, known[tested], alpha)
     reach = critical * error
     return PassComparison(
         ratio=np.exp(mean),
@@ -92,29 +92,36 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
     )
 
 
-def _errors(residuals: Floats, count: NDArray[np.int64]) -> Floats:
-    """Standard errors of the mean differences."""
+def _error_and_critical(
+    mean: Floats, residuals: Floats, known: NDArray[np.bool_], alpha: float
+) -> tuple[Floats, float]:
+    """Standard errors of mean differences, and what mean over error exceeds by chance alpha somewhere."""
+    count = known.sum(axis=1)
     squares = (residuals**2).sum(axis=1)
-    return leaning_error(squares, float(np.median(squares / (count - 1))), count)
-
-
-def _critical(residuals: Floats, count: NDArray[np.int64], alpha: float) -> float:
-    """What mean over error exceeds by chance, somewhere in the table, with probability alpha."""
-    signs = sign_choices(residuals.shape[1])
-    largest = np.zeros(len(signs))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        is_clear = np.abs(mean) > stdtrit(count - 1, 1 - CLEAR / 2) * np.sqrt(squares / (count - 1) / count)
     # A residual is short of its deviation by what the mean took.
     unshrunk = residuals * np.sqrt(count / (count - 1))[:, None]
-    squares = (unshrunk**2).sum(axis=1)
-    prior = float(np.median(squares / count))
+    chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(known, mean[:, None], 0.0))
+    spread = (chance**2).sum(axis=1)
+    prior = float(np.median(spread / count))
+    largest = _largest_by_chance(chance, spread, prior, count)
+    return leaning_error(squares, prior, count), float(np.quantile(largest, 1 - alpha, method="higher"))
+
+
+def _largest_by_chance(chance: Floats, spread: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
+    """The largest statistic of the table under each choice of signs; `spread` has the rows' sums of squares."""
+    signs = sign_choices(chance.shape[1])
+    largest = np.zeros(len(signs))
     for start in range(0, len(count), ROWS_AT_ONCE):
         piece = slice(start, start + ROWS_AT_ONCE)
         n = count[piece, None]
-        mean = unshrunk[piece] @ signs.T / n
-        rest = np.maximum(squares[piece, None] - n * mean**2, 0.0)
+        mean = chance[piece] @ signs.T / n
+        rest = np.maximum(spread[piece, None] - n * mean**2, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             statistic = np.abs(mean) / leaning_error(rest, prior, n)
         np.maximum(largest, np.nan_to_num(statistic, nan=0.0, posinf=np.inf).max(axis=0), out=largest)
-    return float(np.quantile(largest, 1 - alpha, method="higher"))
+    return largest
 
 
 def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:

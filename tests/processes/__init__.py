@@ -44,7 +44,8 @@ class Children:
             command: its words.
             options: of `subprocess.run`; `variables` are environment variables beside this process's own.
         """
-        usual = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 120}
+        captured = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        usual = {"stdin": subprocess.DEVNULL, "timeout": 120, **captured}
         return subprocess.run([str(word) for word in command], **{**usual, **self._surroundings(options)})
 
     def start(self, *command: object, **options: Any) -> subprocess.Popen[str]:

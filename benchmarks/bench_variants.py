@@ -1,0 +1,159 @@
+"""Verdicts between step variants: how often identical ones get one, how often slower ones are found, and whether the
+interval beside a median holds it.
+
+Every rate rests on LAUNCHES launches of `benchmarks/variants_scenario.py`. They are kept in `build/variants`, by the
+version of the code, so that a benchmark broken off goes on where it was; all parts together take about 80 minutes of a
+machine that does nothing else.
+"""
+
+import contextlib
+import math
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.gate_record import restless
+from distbench.compare.passes import compare_passes
+from distbench.report.steps import steps_of
+from distbench.runs.find import collect
+from distbench.runs.frame import PASSES, frame_of
+
+LAUNCHES = 20
+NEIGHBOURS = 1
+SCENARIO = Path(__file__).with_name("variants_scenario.py")
+FOLDER = Path("build/variants")
+SLOWER = {"copy=6": 0.10, "copy=7": 0.20}  # by how much these are slower where they have extra work
+REDRAWN = 100
+TRIAL = 200  # repeats of the extra work in the launch that tells what one costs
+
+
+def launch(folder: Path, *options: str) -> None:
+    """One run of the scenario; its run file goes under the folder."""
+    command = [sys.executable, "-m", "distbench", "run", str(SCENARIO), "--out", str(folder), "--quiet", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def tables_in(folder: Path) -> list[pd.DataFrame]:
+    """The steps of each finished launch under a folder, with their verdicts."""
+    runs = collect((folder,), folder)[0] if any(folder.rglob("*.jsonl")) else []
+    return [steps_of(frame_of([run])) for run in runs if run.footer]
+
+
+def recorded(folder: Path, *options: str) -> list[pd.DataFrame]:
+    """The steps of LAUNCHES launches; those that the folder lacks are made now."""
+    while (count := len(tables_in(folder))) < LAUNCHES:
+        print(f"  {folder.name}: launch {count + 1} of {LAUNCHES}", flush=True)
+        launch(folder, *options)
+    return tables_in(folder)
+
+
+@contextlib.contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Processes that compute and rest in turn meanwhile."""
+    processes = [multiprocessing.Process(target=restless, args=(seed,), daemon=True) for seed in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def false_tables(tables: list[pd.DataFrame]) -> float:
+    """The share of tables of identical variants in which any has a verdict but "within noise"."""
+    return float(np.mean([not set(table["verdict"]) <= {"baseline", "within noise"} for table in tables]))
+
+
+def extra_work(folder: Path) -> tuple[int, int]:
+    """Repeats of the extra work that make a step 10 % and 20 % slower here, from one launch with many of them."""
+    if not tables_in(folder):
+        launch(folder, "--set", f"less={TRIAL}", "--set", f"more={2 * TRIAL}")
+    table = tables_in(folder)[0]
+    medians = table.set_index("variant")["median_s"]
+    plain = medians[[name for name in medians.index if name not in SLOWER]].median()
+    each = (medians["copy=7"] - plain) / (2 * TRIAL)
+    less, more = (max(1, math.ceil(share * plain / each)) for share in SLOWER.values())
+    return less, more
+
+
+def coverage(tables: list[pd.DataFrame]) -> float:
+    """The share of printed median intervals that hold the median of all copies of their launch."""
+    held = []
+    for table in tables:
+        common = np.nanmedian(np.concatenate(table[PASSES].tolist()))
+        held += ((table["ci_low_s"] <= common) & (common <= table["ci_high_s"])).tolist()
+    return float(np.mean(held))
+
+
+def found(tables: list[pd.DataFrame], variant: str) -> float:
+    """The share of tables that call this variant slower."""
+    return float(np.mean([table.set_index("variant")["verdict"][variant] == "slower" for table in tables]))
+
+
+def slowdown(tables: list[pd.DataFrame], variant: str) -> float:
+    """Geometric mean over the launches of the variant's time over that of the copies without extra work."""
+    logs = []
+    for table in tables:
+        names = table["variant"].tolist()
+        passes = dict(zip(names, np.log(np.vstack(table[PASSES].tolist())), strict=True))
+        plain = np.mean([values for name, values in passes.items() if name not in SLOWER], axis=0)
+        logs.append(np.nanmean(passes[variant] - plain))
+    return float(np.expm1(np.mean(logs)))
+
+
+def describe(name: str, tables: list[pd.DataFrame]) -> None:
+    """Print what launches a rate holds for."""
+    passes = np.median([len(table[PASSES].iloc[0]) for table in tables])
+    detectable = np.median([table.attrs["detectable"] for table in tables])
+    print(f"  {name}: {len(tables)} launches, median {passes:.0f} passes, told apart from {100 * detectable:.0f} %")
+
+
+def redrawn(tables: list[pd.DataFrame]) -> float:
+    """As `false_tables`, REDRAWN times a table with its names drawn anew in each pass, so that none differs."""
+    draw, false = np.random.default_rng(0), 0
+    for values in (np.vstack(table[PASSES].tolist()) for table in tables):
+        for _ in range(REDRAWN):
+            verdicts = compare_passes(draw.permuted(values, axis=0), [0] * len(values)).verdict
+            false += bool({"faster", "slower"} & set(verdicts))
+    return false / (REDRAWN * len(tables))
+
+
+def memory_difference(folder: Path) -> float:
+    """By how many bytes the peaks of one variant differ that is measured first, last and alone."""
+    peaks: list[float] = []
+    for name, order in {"first": "3,0,1", "last": "0,1,3", "alone": "3"}.items():
+        if not tables_in(folder / name):
+            launch(folder / name, "--quick", "--set", f"copy={order}")
+        table = tables_in(folder / name)[0]
+        peaks += table["peak_bytes"][(table["variant"] == "copy=3") | (len(table) == 1)].tolist()
+    return max(peaks) - min(peaks) if len(peaks) == 3 else math.nan
+
+
+def main() -> list[tuple[str, float, float]]:
+    """Rows for the benchmark table."""
+    tree = subprocess.run(["git", "rev-parse", "HEAD:distbench"], capture_output=True, text=True).stdout.strip()
+    folder = FOLDER / (tree[:12] or "unversioned")
+    quiet = recorded(folder / "identical")
+    quick = recorded(folder / "identical-quick", "--quick")
+    less, more = extra_work(folder / "trial")
+    slower = recorded(folder / "slower", "--set", f"less={less}", "--set", f"more={more}")
+    with neighbours(NEIGHBOURS):
+        beside = recorded(folder / "identical-neighbour")
+    for name, tables in (("quiet", quiet), ("quick", quick), ("slower", slower), ("beside a neighbour", beside)):
+        describe(name, tables)
+    rows = []
+    for name, tables in (("default", quiet), ("beside a neighbour", beside), ("--quick", quick)):
+        rows.append((f"tables of 8 identical variants with a verdict, {name}", false_tables(tables), 0.05))
+        rows.append((f"the same, names redrawn {REDRAWN} times a launch", redrawn(tables), 0.05))
+    for variant, least in (("copy=7", -0.95), ("copy=6", -0.60)):
+        rows.append((f"variant {100 * slowdown(slower, variant):+.1f} % found", found(slower, variant), least))
+    rows.append(("printed median intervals that hold the median of all copies", coverage(quiet), -0.90))
+    rows.append(("bytes by which the peak of one variant differs, first, last, alone", memory_difference(folder), 0))
+    return rows

@@ -1,0 +1,127 @@
+"""run.sh where setting up fails: one sentence, a non-zero exit, and the next call goes on from there.
+
+Python and pip are stand-ins that do and refuse what a test asks for; that they are called with what a real pip takes is
+what every clone tries.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from processes import Children
+
+# What stands for python3 and for the environment's python. FAULT names what fails; calls are written to calls.txt.
+STAND_IN = """#!/bin/bash
+echo "$*" >> "$CALLS"
+case "$* $FAULT" in
+    *"sys.version_info"*old*) exit 1 ;;
+    "-m venv .venv"*no-venv*) echo "ensurepip is not available" >&2; exit 1 ;;
+    "-m venv .venv"*) mkdir -p .venv/bin && cp "$STAND_IN" .venv/bin/python ;;
+    "-m pip --version"*no-pip*) [ -e .venv/pip ] ;;
+    "-m ensurepip"*no-ensurepip*) echo "No module named ensurepip" >&2; exit 1 ;;
+    "-m ensurepip"*) touch .venv/pip ;;
+    "-m pip install"*torch*no-network*) echo "Could not reach the index" >&2; exit 1 ;;
+    "-m pip install"*editable*full*) echo "No space left on device" >&2; exit 1 ;;
+    "-m pip install"*torch*interrupted*) kill -INT $PPID; sleep 5; exit 130 ;;
+    "-m distbench list"*no-list*) exit 70 ;;
+    "-m distbench list"*) echo '[{"name": "collectives", "tags": []}]' ;;
+    "-c import json"*) echo collectives ;;
+    "-m distbench report"*no-report*) exit 2 ;;
+esac
+"""
+
+
+class Clone:
+    """A clone with run.sh and stand-ins for what it calls."""
+
+    def __init__(self, children: Children, folder: Path) -> None:
+        self.folder = folder / "a clone"
+        self.folder.mkdir()
+        for name in ("run.sh", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.folder)
+            os.utime(self.folder / name, (1e9, 1e9))
+        (folder / "bin").mkdir()
+        self.stand_in = folder / "bin" / "python3"
+        self.stand_in.write_text(STAND_IN)
+        self.stand_in.chmod(0o755)
+        self._children, self._calls = children, folder / "calls.txt"
+
+    def run(self, *words: str, fault: str = "", path: str | None = None) -> subprocess.CompletedProcess[str]:
+        """`./run.sh WORDS` while FAULT is so."""
+        path = path or f"{self.stand_in.parent}:{os.environ['PATH']}"
+        variables = {"PATH": path, "FAULT": fault, "CALLS": str(self._calls), "STAND_IN": str(self.stand_in)}
+        return self._children.run("/bin/bash", self.folder / "run.sh", *words, variables=variables, cwd=self.folder)
+
+    def calls(self) -> list[str]:
+        """What was called since the last time that somebody asked."""
+        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
+        self._calls.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def clone(children: Children, tmp_path: Path) -> Clone:
+    return Clone(children, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("old", "run.sh: python3 is older than 3.11"),
+        ("no-venv", "run.sh: python3 could not make the virtual environment .venv"),
+        ("no-pip no-ensurepip", "run.sh: .venv has no pip"),
+        ("no-network", "run.sh: pip could not install torch==2.13.0"),
+        ("full", "run.sh: pip could not install .[test,check]"),
+    ],
+)
+@pytest.mark.parametrize("words", [("list",), ("test",), ("check",), ()])
+def test_a_step_that_fails_ends_it_and_the_next_call_goes_on(
+    clone: Clone, fault: str, says: str, words: tuple[str, ...]
+) -> None:
+    failed = clone.run(*words, fault=fault)
+    assert failed.returncode == 2
+    assert says in failed.stderr.splitlines()[-1]
+    assert not any("-m distbench" in call or "-m pytest" in call for call in clone.calls())
+    assert not (clone.folder / ".venv" / ".installed").exists()
+    assert clone.run("list").returncode == 0
+    assert clone.calls()[-1] == "-m distbench list"
+
+
+def test_what_is_set_up_is_not_set_up_again(clone: Clone) -> None:
+    clone.run("list")
+    clone.calls()
+    assert clone.run("list").returncode == 0
+    assert clone.calls() == ["-m distbench list"]
+
+
+def test_an_environment_without_pip_is_given_one(clone: Clone) -> None:
+    assert clone.run("list", fault="no-pip").returncode == 0
+    assert "-m ensurepip --upgrade" in clone.calls()
+
+
+def test_without_python_it_says_so(clone: Clone, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("dirname", "cat", "touch"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    failed = clone.run("list", path=str(tools))
+    assert (failed.returncode, failed.stderr) == (2, "run.sh: there is no python3 here; install Python 3.11 or newer\n")
+
+
+def test_a_stop_in_the_middle_of_installing_leaves_no_stamp(clone: Clone) -> None:
+    assert clone.run("list", fault="interrupted").returncode != 0
+    assert not (clone.folder / ".venv" / ".installed").exists()
+    assert clone.run("list").returncode == 0
+
+
+@pytest.mark.parametrize(("fault", "code"), [("no-list", 70), ("no-report", 2), ("", 0)])
+def test_the_quick_start_ends_with_the_code_of_what_failed(clone: Clone, fault: str, code: int) -> None:
+    assert clone.run(fault=fault).returncode == code
+
+
+def test_help_sets_nothing_up(clone: Clone) -> None:
+    assert "./run.sh test" in clone.run("help").stdout
+    assert not clone.calls()
