@@ -58,6 +58,20 @@ class PassComparison:
         needed = at_hand * (math.log1p(self.detectable) / math.log1p(change)) ** 2
         return max(MIN_PASSES, math.ceil(needed))
 
+    def told(self, subject: str, reference: str) -> list[str]:
+        """What the table could tell, as sentences: `subject` is what a row is, `reference` what it is held against."""
+        if TOO_FEW in self.verdict:
+            advice = f"give --passes {MIN_PASSES} or a larger --budget"
+            return [f"under {MIN_PASSES} passes nothing can be told apart: {advice}"]
+        if not math.isfinite(self.detectable):
+            return []
+        needed = self.passes_for(0.1)
+        more = f"; for 10 % it takes about {needed} passes" if self.detectable > 0.1 and needed else ""
+        found = (
+            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
+        )
+        return [f"{found}{more}"]
+
 
 def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:
     """Every row against its reference row, as one family.
