@@ -1,20 +1,18 @@
 """What a test gets to see of a case."""
 
 import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distbench.compare.medians import median, median_ci
-from distbench.compare.passes import MIN_PASSES, as_table, compare_passes, pass_medians
 from distbench.runs.run_file import Record
 from distbench.spec.errors import UserError
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CaseRatio:
     """A case's time over another's.
 
     Args:
@@ -75,30 +73,42 @@ class MeasuredCase:
     @property
     def median_s(self) -> float:
         """Median of the passes where there are several, of the samples otherwise; seconds."""
-        return median(self._pass_medians()) if len(self.passes) > 1 else median(self.samples_s)
+        return median(self.pass_medians_s) if len(self.passes) > 1 else median(self.samples_s)
 
-    def versus(self, other: "MeasuredCase") -> Comparison:
+    def versus(self, other: "MeasuredCase") -> CaseRatio:
         """This case's time over that of another one of the same sweep, which took turns with it; else `UserError`."""
         if self.run_file != other.run_file:
             raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
-        found = compare_passes(as_table([np.array(one._pass_medians()) for one in (self, other)]), (1, -1))
-        ratio, low, high = (float(part[0]) for part in (found.ratio, found.low, found.high))
-        return Comparison(ratio, low, high, found.verdict[0])
+        import numpy as np
 
-    def _pass_medians(self) -> list[float]:
+        from distbench.compare.passes import as_table, compare_passes
+
+        found = compare_passes(as_table([np.array(one.pass_medians_s) for one in (self, other)]), (1, -1))
+        ratio, low, high = (float(part[0]) for part in (found.ratio, found.low, found.high))
+        return CaseRatio(ratio, low, high, found.verdict[0])
+
+    @property
+    def pass_medians_s(self) -> list[float]:
+        """The median sample of each pass, seconds; nan for one that it had no turn in."""
+        from distbench.compare.passes import pass_medians
+
         num_passes = 1 + max((number for number, _ in self.passes), default=-1)
         return pass_medians(self.samples_s, self.passes, num_passes).tolist()
 
     @property
     def ci_s(self) -> tuple[float, float]:
         """The median pass's 95 % confidence interval, seconds; (nan, nan) where there are under 8 passes."""
-        return median_ci(self._pass_medians()) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
+        from distbench.compare.passes import MIN_PASSES
+
+        return median_ci(self.pass_medians_s) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
         """How the samples spread, seconds; it says nothing of how well the median is known."""
-        low, high = np.quantile(self.samples_s, (0.25, 0.75)) if self.samples_s else (math.nan, math.nan)
-        return float(low), float(high)
+        if len(self.samples_s) < 2:
+            return (math.nan, math.nan)
+        low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return low, high
 
     def line(self) -> str:
         """For a terminal."""
