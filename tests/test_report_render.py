@@ -115,7 +115,7 @@ def test_planners_are_judged_by_their_passes(tmp_path: Path) -> None:
         return lines[at] + lines[at + 1]
 
     assert "0.50 [0.50, 0.50]" in verdict("S(0)R->RR") and "min_cost by 50 %+" in verdict("S(0)R->RR")
-    assert "4.00 [3." in verdict("S(1)R->RR") and "greedy by 74 %+" in verdict("S(1)R->RR")
+    assert "4.00 [3." in verdict("S(1)R->RR") and "greedy by 75 %+" in verdict("S(1)R->RR")
     assert "within noise" in verdict("RS(0)->RR")
     assert "same path" in verdict("RS(1)->RR")
     assert "too few passes" in verdict("P(sum)R->RR")

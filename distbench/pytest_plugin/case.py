@@ -104,8 +104,8 @@ class MeasuredCase:
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """How the samples spread, seconds; it says nothing of how well the median is known."""
-        if len(self.samples_s) < 2:
+        """How the samples spread, seconds, which is not how well the median is known; (nan, nan) below 4 of them."""
+        if len(self.samples_s) < 4:
             return (math.nan, math.nan)
         low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
         return low, high
@@ -114,5 +114,5 @@ class MeasuredCase:
         """For a terminal."""
         is_known = not math.isnan(self.ci_s[0])
         (low, high), name = (self.ci_s, "95 % CI") if is_known else (self.quartiles_s, "quartiles")
-        ms = f"{1e3 * self.median_s:.3g} ms, {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
-        return f"{self.id}: median {ms}, {len(self.samples_s)} samples"
+        spread = "" if math.isnan(low) else f", {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
+        return f"{self.id}: median {1e3 * self.median_s:.3g} ms{spread}, {len(self.samples_s)} samples"
