@@ -17,7 +17,7 @@ VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400
 
 
 def step(variant: str, samples_s: list[float], **fields: Any) -> dict[str, Any]:
-    params = {"scenario": "mine", "variant": variant, "num_tokens": 64, "computes": variant[0]}
+    params = {"scenario": "mine", "variant": variant, "batch_size": 8, "computes": variant[0]}
     case = {"id": f"step/{variant}", "kind": "step", "params": params}
     return {"type": "case", "case": case, "status": "ok", "samples_s": samples_s, "phases_s": {}, **fields}
 

@@ -114,7 +114,7 @@ def run_file(
             "scenario": scenario,
             "variant": trace["case_id"].split("/", 3)[3:] and trace["case_id"].split("/", 3)[3],
         }
-        case = {"id": trace["case_id"], "kind": "step", "params": {**params, "num_tokens": 32}}
+        case = {"id": trace["case_id"], "kind": "step", "params": {**params, "shape": [4, 8]}}
         lines += [
             {
                 "type": "case",

@@ -25,6 +25,7 @@ ALPHA = 0.04
 MIN_PASSES = 8
 ROWS_AT_ONCE = 2000
 CLEAR = 0.001  # two-sided p of a row's own t test from which it is known to differ
+MAX_TOLD = 1000  # passes; nobody will take more
 LUCK = 0.84  # standard normal deviations: four times in five
 BASELINE, TOO_FEW = "baseline", "too few passes"
 
@@ -66,7 +67,8 @@ class PassComparison:
         if not math.isfinite(self.detectable):
             return []
         needed = self.passes_for(0.1)
-        more = f"; for 10 % it takes about {needed} passes" if self.detectable > 0.1 and needed else ""
+        is_near = self.detectable > 0.1 and needed and needed <= MAX_TOLD
+        more = f"; for 10 % it takes about {needed} passes" if is_near else ""
         found = (
             f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
         )

@@ -38,7 +38,7 @@ class MeasuredCase:
         samples_s: seconds of each sample on its slowest rank.
         params: the case's call, variant and mesh, as text.
         counters: other numbers of the case; `checked` says whether its result was.
-        stop_reason: what ended sampling: "passes" of a sweep, else "precise", "max_samples" or "max_case_s".
+        stop_reason: what ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
         error: one sentence, when status is not "ok".
         passes: (number of a pass, its samples), in the order of `samples_s`.
     """

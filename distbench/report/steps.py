@@ -22,12 +22,18 @@ def _speedup_text(row: Row) -> str:
     return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
 
 
+def _rate_text(row: Row) -> str:
+    unit = "tokens" if units.known(row["num_tokens"]) else "samples"
+    rate = row[f"{unit}_per_s"]
+    return f"{units.count_text(rate)}\n{unit}/s" if units.known(rate) else units.NOTHING
+
+
 TIMES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("forward", lambda row: units.time_text(row["forward_s"])),
     ("backward", lambda row: units.time_text(row["backward_s"])),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
-    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
+    ("<rate", _rate_text),
     ("<speed-up\n95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )

@@ -16,7 +16,7 @@ from distbench.spec.errors import UserError
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
-LAUNCH_FIELDS = ("run_id", "started_at", "variants", "foreign_load", "complete")  # stored as they are
+LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored as they are
 SAVE_AGAIN = "save it again with distbench baseline save"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
@@ -122,6 +122,7 @@ def _launch(record: Record, index: int, source: str) -> Launch:
         source=source,
         scenario=record["scenario"],
         started_at=float(row["started_at"]),
+        ended_at=float(row.get("ended_at", 0.0)),
         variants=row["variants"],
         # A fact that the file lacks is not known, as in a run file.
         facts={**Header().facts, **record["facts"], **row["facts"]},

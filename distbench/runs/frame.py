@@ -43,7 +43,7 @@ AFTER_TIMES = (
     *_columns("op dtype", *PARAMS),
     *_columns("size_bytes", *PARAMS, is_number=True),
     *_columns("source target planner shape variant suite direction mesh_shape flattened", *PARAMS),
-    *_columns("num_tokens", *PARAMS, is_number=True),
+    *_columns("batch_size num_tokens", *PARAMS, is_number=True),
     *_columns("computes", *PARAMS),
 )
 LAST = (
@@ -79,6 +79,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
+        columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
         columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
     return pd.DataFrame(columns | read_columns(records, LAST))
 

@@ -27,7 +27,8 @@ class Settings:
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
         budget_s: seconds of timed iterations that the cases of a launch share: with many cases, each ends sooner.
-        target_ci: width of the median's 95 % confidence interval, as a share of the median, at which a case ends.
+        target_ci: width, as a share of the median, at which a case ends: of the median pass's 95 % interval where cases
+            take turns; else of the order statistics that would bound the median, were samples independent.
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
         max_relaunches: new launches at most, after cases that killed or hung a rank.

@@ -130,6 +130,12 @@ def free_bytes(device: torch.device) -> int:
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
 
+def random_states(device: torch.device) -> list[torch.Tensor]:
+    """Of the generators that a model on this device draws from by default."""
+    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *own]
+
+
 def _give_back_freed_memory() -> None:
     """Return what earlier cases freed to the system, or this case's growth would hide in their pages (glibc only)."""
     gc.collect()
