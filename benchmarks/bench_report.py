@@ -95,7 +95,7 @@ def _cases(draw: random.Random) -> Iterator[Record]:
         params = {"scenario": "synthetic", "variant": f"width={index}", "shape": [4, 128]}
         fields = {
             "phases_s": {phase: _samples(draw) for phase in ("forward", "backward", "optimizer")},
-            "counters": {"peak_growth_bytes": 1 << 20, "loss_rel_error": 1e-7, "grad_rel_error": 1e-6},
+            "counters": {"peak_bytes": 1 << 20, "loss_rel_error": 1e-7, "grad_rel_error": 1e-6},
         }
         yield _case(draw, f"step/f32[4,128]/synthetic/width={index}", "step", params, fields)
 

@@ -180,3 +180,31 @@ def test_short_cases_have_eight_turns_whatever_the_budget() -> None:
     found = plan()
     found.set_number(1000.0, stretch=float("inf"))
     assert found.num_passes == 8
+
+
+def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp_path: Path) -> None:
+    of_cpu = {
+        "peak_bytes": 3 << 20,
+        "predicted_peak_bytes": 2 << 20,
+        "peak_phase": "backward",
+        "peak_owner": "layers.1",
+    }
+    no_prediction = {
+        "peak_bytes": 1 << 20,
+        "peak_phase": "forward",
+        "peak_owner": "",
+        "memory_reason": "it is compiled",
+    }
+    of_cuda = {"peak_bytes": 5 << 20, "peak_reserved_bytes": 8 << 20, "peak_phase": "optimizer"}
+    old = {"peak_growth_bytes": 7 << 20}
+    for many, wanted, absent in (
+        ([of_cpu, no_prediction], ["3 MiB", "2 MiB", "layers.1", "itself", "it is compiled"], ["reserved"]),
+        ([of_cuda], ["5 MiB", "8 MiB", "reserved", "optimizer"], ["predicted are"]),
+        ([old], ["growth of resident memory only"], ["7 MiB"]),
+    ):
+        path = tmp_path / "run.jsonl"
+        cases = [step(f"v={number}", [0.1], counters=counters) for number, counters in enumerate(many)]
+        lines = [{"type": "run", "schema_version": 2, "job": {"scenario": "mine"}}, *cases]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        text = render((path,), tmp_path, "table", None, ()).text
+        assert all(word in text for word in wanted) and not any(word in text for word in absent), text

@@ -15,10 +15,11 @@ from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.device import PeakMemory
+from distbench.worker.rank.device import empty_allocator
 from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.tracing.step_memory import memory_counters
 from distbench.worker.tracing.trace import StepTrace
 
 
@@ -61,18 +62,21 @@ def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
-    peak = PeakMemory(context.device)
+    empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
 
     def check() -> str | None:
-        counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, context))
-        counters["check"] = context.check
-        if context.check == "none":
-            return None
-        step_check = StepCheck(step, scenario, context)
-        wrong = step_check()
-        counters.update(step_check.counters)
+        largest = max(context.gather(parameter_bytes(step.model)))
+        counters.update(parameter_bytes=largest, check=context.check)
+        wrong = None
+        if context.check != "none":
+            step_check = StepCheck(step, scenario, context)
+            wrong = step_check()
+            counters.update(step_check.counters)
+        step.kept_outputs = None
+        # After all that is measured and checked: nothing that it does to the step can matter.
+        counters.update(memory_counters(step, context))
         return wrong
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
@@ -90,8 +94,3 @@ def parameter_bytes(model: nn.Module) -> int:
     parameters: Iterator[Any] = model.parameters()
     local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
     return sum(tensor.numel() * tensor.element_size() for tensor in local)
-
-
-def _largest_of_ranks(own: dict[str, Any], context: RankContext) -> dict[str, Any]:
-    ranks = context.gather(own)
-    return {key: max((theirs[key] for theirs in ranks if theirs[key] is not None), default=None) for key in own}

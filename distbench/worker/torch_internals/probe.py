@@ -19,6 +19,8 @@ FAKE = "torch._subclasses.fake_tensor"
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
 MEMORY = "torch.distributed._tools.mem_tracker"
+PROFILER = "torch._C._profiler"
+AUTOGRAD = "torch._C._autograd"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -107,6 +109,16 @@ NEEDED = (
     ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
     ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
     ("predicted peak memory", MEMORY, "MemTracker._pre_fw_hook(module, inputs)"),
+    ("predicted peak memory", MEMORY, "MemTracker._update_peak_stats(peak_state)"),
+    *(("memory of a step", AUTOGRAD, f"_{what}_profiler") for what in ("prepare", "enable", "disable")),
+    ("memory of a step", AUTOGRAD, "_ProfilerResult.experimental_event_tree"),
+    ("memory of a step", PROFILER, "ProfilerConfig"),
+    ("memory of a step", PROFILER, "_EventType.Allocation"),
+    ("memory of a step", PROFILER, "_EventType.TorchOp"),
+    ("memory of a step", PROFILER, "RecordScope.BACKWARD_FUNCTION"),
+    ("memory of a step", PROFILER, "_ProfilerEvent.extra_fields"),
+    ("memory of a step", "torch.distributed._tools.common_utils", "get_untyped_storages(t)"),
+    ("memory of a step", "torch.utils._pytree", "tree_leaves(tree)"),
     ("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     ("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     ("tensors without values", FAKE, "FakeTensorMode"),
@@ -119,6 +131,9 @@ NEEDED = (
     ("fake process group", COSTS, "_mesh_resources.num_devices_per_host(device_type)"),
     ("fake process group", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     ("partition to Partial", "torch.distributed.tensor", "Partial._partition_value(tensor, mesh, mesh_dim)"),
+    ("process groups that send nothing", C10D, "_world.pg_map"),
+    ("process groups that send nothing", DIST, "ProcessGroup._register_backend"),
+    ("process groups that send nothing", "torch", "_C._distributed_c10d.FakeProcessGroup._create_internal"),
     ("process groups by name", C10D, "_world.pg_map"),
     ("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     ("context parallel", CP, "context_parallel(mesh, buffers, buffer_seq_dims)"),
