@@ -114,7 +114,7 @@ def test_a_case_that_breaks_a_later_pass_is_aborted_and_the_others_go_on_with_th
     record.add(ended)
     assert record.num_by_status == {"ok": 1, "aborted": 1} and record.goes_on()
     left = record.left_of(job)
-    assert (left.done_ids, left.ended_ids, left.first_pass) == (["a", "b"], ["b"], 2)
+    assert (left.done_ids, left.ended_ids, left.passes_done) == (["a", "b"], ["b"], {"a": 2, "b": 2})
     assert [case["status"] for case in read_run(run_file).cases] == ["ok", "aborted"]
 
 

@@ -60,6 +60,7 @@ class Live(Display):
     def __init__(self, scenario: str, progress: Any) -> None:
         self._progress = progress
         self._scenario = scenario
+        self._counts_turns = False
         self._task = progress.add_task(f"{scenario}: starting ranks", total=None, samples="")
 
     def event(self, event: dict[str, Any]) -> None:
@@ -73,10 +74,12 @@ class Live(Display):
             case "samples":
                 self._progress.update(self._task, samples=f"{event['count']} samples")
             case "pass":
-                total = event["num_passes"] * event["num_cases"]
+                self._counts_turns, total = True, event["num_passes"] * event["num_cases"]
                 self._progress.update(self._task, total=total, completed=event["number"] * event["num_cases"])
             case "done" | "turn":
-                self._progress.advance(self._task)
+                # Of a pair whose planners take turns, nobody said how many there will be.
+                if event["event"] == "done" or self._counts_turns:
+                    self._progress.advance(self._task)
             case "end":
                 self._progress.update(self._task, description=self._scenario, samples="")
 

@@ -107,10 +107,9 @@ class JobRecord:
     def left_of(self, job: Job) -> Job:
         """The job without what earlier attempts have done of it."""
         cases = read_run(self._run_file).cases if self._run_file.exists() else []
-        passes = [number for case in cases for number, _ in case["passes"]]
+        passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
         ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
-        done = [case["case"]["id"] for case in cases]
-        return replace(job, done_ids=done, ended_ids=ended, first_pass=max(passes, default=0) + 1)
+        return replace(job, done_ids=list(passes), ended_ids=ended, passes_done=passes)
 
     def _rows(self) -> dict[str, str]:
         if not self._run_file.exists():

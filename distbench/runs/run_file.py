@@ -67,7 +67,7 @@ class CaseResult:
         group_size: ranks in one group.
         mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
         backend_op: what the backend really runs for it.
-        stop_reason: what ended sampling: "precise", "max_samples", "max_case_s", or "passes" where variants take turns.
+        stop_reason: what ended sampling: "steady" ("precise" in older files), "max_samples", "max_case_s", or "passes".
         counters: any other number or short text of the case.
         error: one sentence, when status is not ok.
     """

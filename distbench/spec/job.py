@@ -27,7 +27,8 @@ class Settings:
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
         budget_s: seconds of timed iterations that the cases of a launch share: with many cases, each ends sooner.
-        target_ci: width of the median's 95 % confidence interval, as a share of the median, at which a case ends.
+        target_ci: width, as a share of the median, at which a case ends: of the median pass's 95 % interval where cases
+            take turns; else of the order statistics that would bound the median, were samples independent.
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
         max_relaunches: new launches at most, after cases that killed or hung a rank.
@@ -89,7 +90,7 @@ class Job:
         profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
         ended_ids: those of them that failed: none of their passes is run.
-        first_pass: number of the pass to go on with once every case has its row.
+        passes_done: case id to the number of the pass that it goes on with once every case of its group has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
     """
@@ -112,7 +113,7 @@ class Job:
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
     ended_ids: list[str] = field(default_factory=list)
-    first_pass: int = 1
+    passes_done: dict[str, int] = field(default_factory=dict)
     note: str = ""
     trace_paths: bool = False
 
