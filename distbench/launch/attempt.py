@@ -166,7 +166,10 @@ def _why_hung(job: Job, joined: Joined | None, seen: Attempt) -> str:
     if joined and seen.is_meeting:
         what = f"rank {joined.rank} waited {job.timeout_s:g} s at {joined.address} for the other ranks"
         return f"{what}, in vain; start all {joined.world_size} with the same MASTER_ADDR and MASTER_PORT"
-    hung = f"case {seen.running.id}" if seen.running else "set-up"
+    if seen.reached_end:
+        return f"the launch did not end for {job.timeout_s:g} s after its last case; its logs are in {job.log_dir}"
+    between = "set-up" if seen.num_cases is None else "the launch"
+    hung = f"case {seen.running.id}" if seen.running else between
     return f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {job.log_dir}"
 
 

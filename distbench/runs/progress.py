@@ -29,6 +29,7 @@ class ProgressWriter:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._last_samples = 0.0
+        self._file: BinaryIO | None = None
         try:
             self._file = path.open("ab", buffering=0) if path else None
         except OSError as error:
@@ -52,7 +53,13 @@ class ProgressWriter:
             self._last_samples = now
             self.tell("samples", count=count)
 
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+
     def _failed(self, error: OSError) -> StorageFailed:
+        self.close()
         return StorageFailed(f"{self._path} cannot be written: {error.strerror}")
 
 
