@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from distbench import __version__
-from distbench.commands import say
 from distbench.commands.ab import ab
 from distbench.commands.baseline import baseline
 from distbench.commands.calibrate import calibrate
@@ -20,6 +19,7 @@ from distbench.commands.history import history
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
+from distbench.commands.say import say
 from distbench.commands.signature import signature
 from distbench.spec.errors import UserError
 from distbench.spec.signals import stopped_as_interrupt
@@ -34,10 +34,10 @@ class Commands(click.Group):
             with stopped_as_interrupt():
                 return super().invoke(ctx)
         except UserError as error:
-            say(f"distbench: {error}")
+            say(f"distbench: {error}", err=True)
             ctx.exit(2)
         except KeyboardInterrupt:
-            say("distbench: interrupted")
+            say("distbench: interrupted", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             # click would end with 1, which is the gate's word for a regression.

@@ -28,6 +28,7 @@ from distbench.runs.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
 from distbench.spec.errors import StorageFailed
 from distbench.spec.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
+from distbench.worker.__main__ import RankLog
 from distbench.worker.rank.failure import report_failure
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -85,6 +86,11 @@ def test_progress_is_read_on_when_its_file_is_deleted_and_half_a_line_is_left_ou
 
 def test_a_rank_whose_log_folder_is_gone_fails_without_another_failure(tmp_path: Path) -> None:
     report_failure(tmp_path / "gone", 0, "raised", "why")
+
+
+def test_what_a_rank_prints_on_a_full_disk_is_lost_and_no_reason_to_fail() -> None:
+    with Path("/dev/full").open("wb") as full, RankLog(full.fileno(), "w", closefd=False) as log:
+        assert log.write(b"lost") == 4
 
 
 def test_an_empty_pid_file_as_a_full_disk_leaves_it_is_passed_over(

@@ -7,6 +7,7 @@ import click
 from distbench.commands import gate_terms
 from distbench.commands.files import new_folder
 from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -71,8 +72,8 @@ def ab(
     terms = Terms(pairs, budget, looks_of(pairs, min_launches, options.alpha))
     with checked_out(given) as sides:
         for side in sides:
-            click.echo(side.text(), err=True)
-        settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: click.echo(line, err=True))
+            say(side.text(), err=True)
+        settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     click.echo(text(settled.gated, strict))
-    click.echo(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
+    say(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))

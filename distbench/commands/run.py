@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from distbench.commands import STARTED_AT, say
+from distbench.commands import STARTED_AT
 from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.job import CHECKS
 
@@ -60,7 +61,7 @@ def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any)
     jobs = jobs_of(request, joined)
     for job in jobs:
         if job.note and is_first:
-            say(f"{job.scenario}: {job.note}")
+            say(f"{job.scenario}: {job.note}", err=True)
     sys.exit(run_all(jobs, joined, quiet or not is_first))
 
 
@@ -74,12 +75,12 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
         with display_for(job.scenario, silent) as display:
             outcome = launch(job, joined, display)
         if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
-            say(f"distbench: {job.scenario}: {message}")
+            say(f"distbench: {job.scenario}: {message}", err=True)
         if not silent and Path(job.run_file).exists():
             counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
-            say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}")
+            say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
             if job.trace_paths:
-                say(f"{job.scenario}: {_of_traces(Path(job.run_file))}")
+                say(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
         exit_codes.append(outcome.exit_code)
         if outcome.exit_code in (2, 130):
             break

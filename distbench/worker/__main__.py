@@ -26,12 +26,12 @@ def main(job_path: str) -> NoReturn:
     # Whoever interrupts one rank has killed it, as with any other signal; Ctrl-C reaches the parent alone.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
-    job = Job.load(Path(job_path))
     rank = int(os.environ.get("RANK", "0"))
-    log_dir = Path(job.log_dir)
-    calm_scheduler(job.device)
+    log_dir = Path(job_path).parent
     try:
         _log_to(log_dir, rank)
+        job = Job.load(Path(job_path))
+        calm_scheduler(job.device)
         _run(job)
     except (UserError, StorageFailed, RankFailed) as error:
         kind = {UserError: "user", StorageFailed: "storage"}.get(type(error), "raised")
@@ -65,7 +65,7 @@ def _run(job: Job) -> None:
     run_session(job, stopwatch)
 
 
-class _Log(io.FileIO):
+class RankLog(io.FileIO):
     """A stream of a rank: what a full disk does not take is lost, and no reason to fail."""
 
     def write(self, data: Any) -> int:
@@ -94,7 +94,7 @@ def _log_to(log_dir: Path, rank: int) -> None:
     os.close(descriptor)
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
-            io.BufferedWriter(_Log(number, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+            io.BufferedWriter(RankLog(number, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
         )
         for number in (1, 2)
     )
