@@ -28,6 +28,7 @@ from distbench.runs.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
 from distbench.spec.errors import StorageFailed
 from distbench.spec.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
+from distbench.spec.writing import write_whole
 from distbench.worker.__main__ import RankLog
 from distbench.worker.rank.failure import report_failure
 
@@ -58,6 +59,25 @@ def test_an_append_that_the_disk_does_not_take_leaves_the_file_as_it_was(tmp_pat
             append(new, {"type": "run", "text": "x" * 300})
         append(file, {"type": "footer"})
     assert file.read_bytes() == before + b'{"type":"footer"}\n' and not new.exists()
+
+
+def test_a_file_that_the_disk_does_not_take_is_what_it_was(tmp_path: Path) -> None:
+    file, link = tmp_path / "profile.json", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    with largest_file(100):
+        for path in (file, link, tmp_path / "new"):
+            with pytest.raises(OSError, match="File too large") as caught:
+                write_whole(path, "x" * 300)
+            assert caught.value.filename == str(path)
+        assert file.read_text() == "old"
+        write_whole(link, "new")
+    assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "profile.json"]
+    write_whole(Path("/dev/null"), "x")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(Path("/dev/full"), "x")
 
 
 def test_progress_that_cannot_be_written_is_a_fault_of_the_storage(tmp_path: Path) -> None:
