@@ -12,7 +12,7 @@ usage() {
 ./run.sh test        set up and run the tests, two at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
-./run.sh bench       set up and run the project's own benchmarks
+./run.sh bench       set up, run the project's own benchmarks and print the README's table (NAME...; --quick: no long ones)
 ./run.sh ANYTHING    set up and run `distbench ANYTHING`
 TEXT
 }

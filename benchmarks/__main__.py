@@ -1,32 +1,38 @@
-"""`./run.sh bench [NAME...]`: run the benchmarks (all, or those named); print each measurement beside its promise."""
+"""`./run.sh bench [--quick] [NAME...]`: run the benchmarks (all, or those named) and print the README's table.
 
-import importlib
-import pkgutil
+The table goes to stdout as it grows, each measurement beside its bound to stderr.
+"""
+
+import argparse
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+from benchmarks.claims import HEAD, benchmark, detail, holds, lines, names
 
 
-def names() -> list[str]:
-    """Every benchmark, by the module's name without `bench_`."""
-    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
-    return [module.name.removeprefix("bench_") for module in modules if module.name.startswith("bench_")]
-
-
-def main(chosen: list[str]) -> int:
-    """Run and print; 0 when every promise holds."""
-    unknown = [name for name in chosen if name not in names()]
+def main(arguments: Sequence[str]) -> int:
+    """Run and print; 0 when every promise holds, 2 for a benchmark that does not exist."""
+    parser = argparse.ArgumentParser(prog="./run.sh bench", description=__doc__)
+    parser.add_argument("name", nargs="*", help=f"out of {', '.join(names())}")
+    parser.add_argument("--quick", action="store_true", help="leave out what takes more than about two minutes")
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.name if name not in names()]
     if unknown:
         print(f"no benchmark {unknown[0]!r}; there are {', '.join(names())}", file=sys.stderr)
         return 2
+    print(HEAD, flush=True)
     kept = True
-    for name in chosen or names():
-        print(f"{name}:", flush=True)
-        for row, measured, allowed in importlib.import_module(f"benchmarks.bench_{name}").main():
-            # A promise is a ceiling, or with a minus sign before it a floor.
-            holds = measured <= allowed if allowed >= 0 else measured >= -allowed
-            kept &= holds
-            bound = f"at most {allowed:g}" if allowed >= 0 else f"at least {-allowed:g}"
-            print(f"  {'ok  ' if holds else 'FAIL'} {row:<64} {measured:9.3f}  ({bound})", flush=True)
+    for name in given.name or names():
+        module, rows = benchmark(name), None
+        if not (given.quick and getattr(module, "IS_LONG", False)):
+            print(f"{name}:", file=sys.stderr, flush=True)
+            with redirect_stdout(sys.stderr):
+                rows = module.main()
+            print("\n".join(map(detail, rows)), file=sys.stderr, flush=True)
+            kept &= all(map(holds, rows))
+        for line in lines(name, rows):
+            print(line, flush=True)
     return 0 if kept else 1
 
 

@@ -4,12 +4,15 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench_report import measure
+from benchmarks.claims import Claim, Row
 
 MESH = "dp_shard=512,tp=8"
 MAX_WALL_S, MAX_RSS_GB = 10.0, 1.0
 
+CLAIMS = (Claim("`distbench check llama_2d` on 4,096 ranks", "{:.1f} s, {:.2f} GB", "10 s, 1 GB"),)
 
-def main() -> list[tuple[str, float, float]]:
+
+def main() -> list[Row]:
     """Rows for the benchmark table: wall time in seconds, peak resident memory in GB (1e9 bytes)."""
     command = ["check", "llama_2d", "--mesh", MESH, "--set", "batch=512"]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
-"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each.
+"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each; and
+two of its rates on made-up launches (benchmarks/gate_made_up.py).
 
-Run it with `python benchmarks/bench_gate.py`; it needs about 100 MB of disk in the temp folder.
+Run it with `python -m benchmarks gate`; it needs about 100 MB of disk in the temp folder.
 """
 
 import json
@@ -9,15 +10,35 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench_report import measure
+from benchmarks.claims import Claim, Row
+from benchmarks.gate_made_up import disturbed, steady_among_noisy
 
 NUM_CASES, NUM_LAUNCHES, NUM_SAMPLES = 10_000, 10, 20
 MAX_WALL_S = 20.0
 MAX_RSS_GB = 2.0
+MIN_FOUND, MAX_FALSE = 0.9, 0.05
+NUM_TRIALS = 1000
 ENVIRONMENT = {"machine": "box", "device": "cpu", "backend": "gloo", "world_size": 4, "num_cpus": 4}
 
+CLAIMS = (
+    Claim("`distbench gate` on 10,000 cases x 10 launches a side", "{:.1f} s, {:.2f} GB", "20 s, 2 GB", ("gate,*",)),
+    Claim(
+        "a steady case (1 % spread) that is 20 % slower, among 29 that scatter by 20 %: found with 5 pairs",
+        "{:.1%}",
+        "at least 90 %",
+        ("one case*",),
+    ),
+    Claim(
+        "false alarms with 10 pairs where every second pair is disturbed by 10 % and nothing changed",
+        "{:.1%}",
+        "at most 5 %",
+        ("disturbed*",),
+    ),
+)
 
-def main() -> list[tuple[str, float, float]]:
-    """Rows (name, measured, allowed): wall time in seconds, peak resident memory in GB (1e9 bytes)."""
+
+def main() -> list[Row]:
+    """Rows (name, measured, allowed): wall time in seconds, peak resident memory in GB (1e9 bytes), shares."""
     with tempfile.TemporaryDirectory() as folder:
         sides = [Path(folder) / name for name in ("base", "new")]
         draw = random.Random(0)
@@ -27,7 +48,12 @@ def main() -> list[tuple[str, float, float]]:
                 write_launch(side / f"{index:02}.jsonl", f"{side.name}-{index}", 1.0 + 2 * index + number, draw)
         wall_s, rss_gb = measure(["gate", *map(str, sides)], Path(folder) / "output")
     size = f"{NUM_CASES} cases x {NUM_LAUNCHES} launches a side"
-    return [(f"gate, {size}, wall_s", wall_s, MAX_WALL_S), (f"gate, {size}, peak_rss_gb", rss_gb, MAX_RSS_GB)]
+    return [
+        (f"gate, {size}, wall_s", wall_s, MAX_WALL_S),
+        (f"gate, {size}, peak_rss_gb", rss_gb, MAX_RSS_GB),
+        ("one case of 1 % spread, +20 %, among 29 of 20 %: 5 pairs, found", steady_among_noisy(NUM_TRIALS), -MIN_FOUND),
+        ("disturbed every second pair, coin: 10 pairs, false alarm", disturbed(NUM_TRIALS, is_tossed=True), MAX_FALSE),
+    ]
 
 
 def write_launch(path: Path, run_id: str, started_at: float, draw: random.Random) -> None:
@@ -42,7 +68,7 @@ def write_launch(path: Path, run_id: str, started_at: float, draw: random.Random
             samples_s = [draw.lognormvariate(level, 0.2) for _ in range(NUM_SAMPLES)]
             record = {"type": "case", "case": case, "status": "ok", "samples_s": samples_s}
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
-        file.write('{"type":"footer","status":"complete"}\n')
+        file.write(json.dumps({"type": "footer", "status": "complete", "finished_at": started_at + 0.5}) + "\n")
 
 
 if __name__ == "__main__":

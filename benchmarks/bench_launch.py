@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.claims import Claim, Row
+
 ROUNDS = 5
 RANKS = 4
 BARE = """
@@ -20,6 +22,8 @@ dist.barrier()
 dist.destroy_process_group()
 """
 SCENARIO = Path(__file__).parent.parent / "tests" / "data" / "tiny.py"
+
+CLAIMS = (Claim("one launch against a bare torchrun that starts gloo on the same 4 ranks", "{:.2f}x", "at most 1.25x"),)
 
 
 def bare_seconds(folder: Path) -> float:
@@ -44,7 +48,7 @@ def distbench_seconds(folder: Path) -> float:
     return wall_s - spent["warm-up"] - spent["timed"] - spent["checking"]
 
 
-def main() -> list[tuple[str, float, float]]:
+def main() -> list[Row]:
     """Rows for the benchmark table."""
     with tempfile.TemporaryDirectory() as name:
         pairs = [(distbench_seconds(Path(name)), bare_seconds(Path(name))) for _ in range(ROUNDS)]

@@ -16,15 +16,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import Claim, Row
+
 Record = dict[str, Any]
 NUM_CASES = 100_000
 NUM_SAMPLES = 20
 MAX_WALL_S = 10.0
 MAX_RSS_GB = 2.0
+
+CLAIMS = (
+    Claim(
+        "`distbench report` on 100,000 cases x 20 samples",
+        "{:.1f} s, {:.2f} GB",
+        "10 s, 2 GB",
+        ("report --format table*",),
+    ),
+)
 OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
 
 
-def main() -> list[tuple[str, float, float]]:
+def main() -> list[Row]:
     """Rows (name, measured, allowed) for each format: wall time in seconds, peak resident memory in GB (1e9 bytes)."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -81,10 +92,10 @@ def _cases(draw: random.Random) -> Iterator[Record]:
             fields = {"payload_bytes": 16384, "wire_bytes": 8192, "group_size": 4, "counters": counters}
             yield _case(draw, f"redistribute/f32[64,64]/{source}->RR/{planner}", "redistribute", params, fields)
     for index in range(NUM_CASES // 10):
-        params = {"scenario": "synthetic", "variant": f"width={index}", "num_tokens": 512}
+        params = {"scenario": "synthetic", "variant": f"width={index}", "shape": [4, 128]}
         fields = {
             "phases_s": {phase: _samples(draw) for phase in ("forward", "backward", "optimizer")},
-            "counters": {"peak_growth_bytes": 1 << 20, "loss_rel_error": 1e-7, "grad_rel_error": 1e-6},
+            "counters": {"peak_bytes": 1 << 20, "loss_rel_error": 1e-7, "grad_rel_error": 1e-6},
         }
         yield _case(draw, f"step/f32[4,128]/synthetic/width={index}", "step", params, fields)
 

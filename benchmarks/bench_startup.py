@@ -5,8 +5,12 @@ import subprocess
 import sys
 import time
 
+from benchmarks.claims import Claim, Row
+
 ROUNDS = 15
 COMMANDS = {"--help": ["-m", "distbench", "--help"], "list": ["-m", "distbench", "list"]}
+
+CLAIMS = (Claim("`distbench --help`, `distbench list` against `import click`", "{:.2f}x, {:.2f}x", "under 3x"),)
 
 
 def seconds(arguments: list[str]) -> float:
@@ -16,7 +20,7 @@ def seconds(arguments: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> list[tuple[str, float, float]]:
+def main() -> list[Row]:
     """Rows for the benchmark table."""
     taken: dict[str, list[float]] = {name: [] for name in ("click", *COMMANDS)}
     for _ in range(ROUNDS):

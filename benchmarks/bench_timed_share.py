@@ -6,8 +6,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.claims import Claim, Row
 
-def main() -> list[tuple[str, float, float]]:
+CLAIMS = (Claim("timed iterations in the wall time of `distbench run collectives`", "{:.0%}", "at least 50 %"),)
+IS_LONG = True
+
+
+def main() -> list[Row]:
     """Rows for the benchmark table; the minus sign marks a floor."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "distbench", "run", "collectives", "--out", folder]

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.claims import Claim, Row
 from distbench.runs.find import run_files_in
 from distbench.runs.run_file import read_run
 
@@ -16,8 +17,18 @@ MAX_RATIO, LEAST_OWNED = 1.10, 0.97
 TRACED = {"llama_2d": "dp_shard=2,tp=2", "llama_3d": "dp_shard=2,cp=2,tp=2"}
 SECONDS = "20"  # of timed iterations: what is looked at comes after them
 
+CLAIMS = (
+    Claim(
+        "a traced step of `llama_2d` and of `llama_3d` against a bare one, CPU time, interleaved",
+        "{:.2f}x, {:.2f}x",
+        "at most 1.10x",
+        ("*a traced step*",),
+    ),
+    Claim("collectives of these whose owner is known", "{least:.0%}", "at least 97 %", ("*owner is known",)),
+)
 
-def main() -> list[tuple[str, float, float]]:
+
+def main() -> list[Row]:
     """Rows for the benchmark table."""
     rows = []
     for name, mesh in TRACED.items():

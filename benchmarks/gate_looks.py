@@ -17,23 +17,22 @@ def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed:
     Args:
         trial: the series.
         max_pairs: pairs at most, as `distbench ab --pairs`.
-        num_comparisons: comparisons for each slowdown; unchanged launches are compared in every window once.
-        seed: of which case is slowed down.
+        num_comparisons: for each change, and without one.
+        seed: of orders and of which case is slowed down.
     """
-    options, num_windows = Options(), trial.num_windows(max_pairs)
-    looks = looks_of(max_pairs, options.min_launches, options.alpha)
+    options = Options()
+    looks = looks_of(max_pairs, options)
     rule = partial(_until_settled, looks=looks, share=replace(options, alpha=options.alpha / len(looks)))
     lines = [
         f"{trial.series.name}: up to {max_pairs} pairs (looks after {', '.join(map(str, looks))}), "
-        f"{len(trial.series.case_ids)} cases, {trial.series.num_launches} launches: all {num_windows} windows "
-        f"unchanged, {num_comparisons} comparisons a slowdown",
+        f"{len(trial.series.case_ids)} cases, {trial.series.num_launches} launches: {num_comparisons} comparisons "
+        f"a row, in windows from {trial.num_starts(max_pairs)} starts",
         "",
         "| change | any false alarm | found | called a pass | pairs launched, mean |",
         "|:---|---:|---:|---:|---:|",
     ]
     for change in CHANGES:
-        count = num_windows if change == "none" else num_comparisons
-        seen = rates(trial, max_pairs, change, count, seed, rule)
+        seen = rates(trial, max_pairs, change, num_comparisons, seed, rule)
         of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.found, seen.passed)]
         pairs = f"{seen.num_pairs / seen.num_comparisons:.1f}"
         lines.append(f"| {' | '.join([change, percent(seen.false_jobs, seen), *of_changed, pairs])} |")
@@ -45,6 +44,6 @@ def _until_settled(trial: QualityTrial, window: Window, looks: Sequence[int], sh
     baseline, candidate = trial.sides(window)
     for num_pairs in looks:
         gated = gate(baseline[:num_pairs], candidate[:num_pairs], share)
-        if settled_by(gated):
+        if settled_by(gated, looks[-1] - num_pairs):
             break
     return trial.judged(gated)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.gate_record runs/quiet
     python -m benchmarks.gate_record runs/loaded --neighbours 2
+    python -m benchmarks.gate_record runs/single -- collectives --quick     (launches of one pass)
 
 A neighbour is a process that computes for a while and rests for a while, both of random length (exponential, mean
-0.5 s): on a shared runner others come and go like that. What is launched is `collectives --quick`, 30 cases,
-each spread over the launch in passes.
+0.5 s): on a shared runner others come and go like that. What is launched, unless told otherwise, is `collectives
+--quick`, 30 cases, each spread over the launch in passes.
 """
 
 import argparse
@@ -39,16 +40,21 @@ def main(arguments: Sequence[str]) -> int:
     """Record; 0, or 2 where a launch could not work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("launched", nargs="*", metavar="-- SCENARIO...", help="what distbench run is given")
     parser.add_argument("--launches", type=int, default=64)
     parser.add_argument("--neighbours", type=int, default=0)
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     processes = [
         multiprocessing.Process(target=restless, args=(seed,), daemon=True) for seed in range(given.neighbours)
     ]
     for process in processes:
         process.start()
     try:
-        print(launch_unchanged(LAUNCHED, given.launches, given.folder, lambda line: print(line, file=sys.stderr)))
+        print(
+            launch_unchanged(
+                given.launched or LAUNCHED, given.launches, given.folder, lambda line: print(line, file=sys.stderr)
+            )
+        )
     except UserError as error:
         print(f"gate_record: {error}", file=sys.stderr)
         return 2

@@ -133,6 +133,7 @@ def fsdp_knobs(
     return Scenario(
         build_model=partial(built, knob, sizes),
         make_batch=partial(token_batch, batch, sequence, ODD["vocab_size"]),
+        num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(fsdp=KNOBS[knob], microbatches=2 if knob.startswith("accumulate") else 1),

@@ -50,6 +50,7 @@ def llama_2d(
     return Scenario(
         build_model=partial(Llama, vocab_size, dim, num_layers, num_heads, hidden),
         make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(tp=TP_PLAN, fsdp=FsdpPlan(wrap=("layers.*",))),

@@ -47,6 +47,7 @@ def shard_params(
     return Scenario(
         build_model=partial(FeedForward, dim, hidden),
         make_batch=partial(vector_batch, batch, sequence, dim),
+        num_tokens=batch * sequence,
         loss=F.mse_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(shard_params=LAYOUTS[layout], tp=dtensors_inside, tp_dim=("cp", "tp")),

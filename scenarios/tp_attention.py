@@ -17,6 +17,7 @@ def tp_attention(*, dim: int = 1024, num_heads: int = 16, batch: int = 2, sequen
     return Scenario(
         build_model=partial(Attention, dim, num_heads),
         make_batch=partial(vector_batch, batch, sequence, dim),
+        num_tokens=batch * sequence,
         loss=F.mse_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(tp=plan),

@@ -37,6 +37,7 @@ def tp_mlp(
     return Scenario(
         build_model=partial(FeedForward, dim, hidden),
         make_batch=partial(vector_batch, batch, sequence, dim),
+        num_tokens=batch * sequence,
         loss=F.mse_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(tp=plan),

@@ -162,6 +162,7 @@ def tp_styles(
     return Scenario(
         build_model=partial(Model, vocab_size, dim, hidden, bias=style != "linear_no_bias"),
         make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(tp=STYLES[style], loss_parallel=style == "loss_parallel"),

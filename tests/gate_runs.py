@@ -57,12 +57,14 @@ def records(
         },
         "started_at": started_at,
     }
+    finished_at = changed.pop("finished_at", started_at)
     foreign, status = changed.pop("foreign_cpu", None), changed.pop("status", "complete")
     header = {"type": "run", "schema_version": 1, "run_id": run_id, "job": job}
     header["invocation_id"] = changed.pop("invocation_id", None)
     header["environment"] = {**ENVIRONMENT, **changed}
     lines = [{"type": "case", "case": {"id": name, "kind": "x", "params": {}}, **one} for name, one in cases.items()]
-    footer = {"type": "footer", "status": status, **({"foreign_cpu": foreign} if foreign is not None else {})}
+    footer = {"type": "footer", "status": status, "finished_at": finished_at}
+    footer |= {"foreign_cpu": foreign} if foreign is not None else {}
     return [header, *lines, *([footer] if complete else [])]
 
 

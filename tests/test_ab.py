@@ -14,9 +14,10 @@ from gate_runs import CASE, case, records, steady, write
 from processes import Children
 
 from distbench.ab.side import Side, checked_out, python_at
-from distbench.ab.turns import Terms, looks_of, order_of, take_turns
+from distbench.ab.turns import Terms, looks_of, order_of, settled_by, take_turns
 from distbench.cli import main
 from distbench.compare.options import Options
+from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.spec.errors import UserError
 
 # What stands in for distbench in a revision's folder: writes one run file, whose time the revision's file tells.
@@ -29,6 +30,7 @@ lines = json.loads(Path("lines.json").read_text())
 lines[0]["run_id"] = f"{folder.name}-{number}"
 lines[0]["job"]["started_at"] = time.time()
 wobble = 1 + 0.01 * ((number * 7 + len(folder.name) + ord(folder.name[-1])) % 5)
+lines[-1]["finished_at"] = time.time()
 lines[1]["samples_s"] = [float(Path("time_s").read_text()) * wobble] * 10
 (folder / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
 (folder.parent / "order").open("a").write(folder.name)
@@ -64,25 +66,35 @@ def run_ab(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_sides_take_turns_so_that_drift_falls_on_both() -> None:
+def drawn(seed: int, num_pairs: int) -> str:
     sides = [Side("a", ".", Path()), Side("b", ".", Path())]
-    assert "".join(side.name for pair in range(4) for side in order_of(pair, sides)) == "abbaabba"
+    return "".join(side.name for pair in range(1, num_pairs + 1) for side in order_of(pair, sides, seed))
+
+
+def test_each_pair_has_both_sides_in_an_order_tossed_by_a_fair_coin_of_its_own() -> None:
+    orders = ["ab", "ba"]
+    tosses = [orders.index(drawn(seed, 2)[:2]) + 2 * orders.index(drawn(seed, 2)[2:]) for seed in range(400)]
+    # Four outcomes of two independent coins, 100 of each expected; 16.3 is chi-square's 0.999 at 3 degrees of freedom.
+    counts = [tosses.count(outcome) for outcome in range(4)]
+    assert sum((count - 100) ** 2 / 100 for count in counts) < 16.3
+    assert drawn(5, 20) == drawn(5, 20) != drawn(6, 20)
 
 
 @pytest.mark.parametrize(
     ("max_pairs", "min_launches", "looks"),
-    [(20, 5, (7, 11, 16, 20)), (20, 10, (10, 13, 17, 20)), (10, 5, (7, 8, 9, 10)), (8, 5, (6, 7, 8)), (6, 5, (6,))],
+    [(20, 5, (7, 11, 16, 20)), (20, 10, (10, 13, 17, 20)), (10, 5, (7, 8, 9, 10)), (8, 5, (6, 8)), (6, 5, (6,))],
 )
 def test_looks_begin_where_there_can_be_a_verdict_and_end_with_the_last_pair(
     max_pairs: int, min_launches: int, looks: tuple[int, ...]
 ) -> None:
-    assert looks_of(max_pairs, min_launches, 0.05) == looks
+    assert looks_of(max_pairs, Options(min_launches=min_launches)) == looks
 
 
 def test_a_slowdown_of_a_third_is_found_at_the_first_look(repository: Path, tmp_path: Path) -> None:
-    code, output = run_ab("base", "slow", "--out", str(tmp_path / "out"), "--", "scenario")
+    code, output = run_ab("base", "slow", "--seed", "8", "--out", str(tmp_path / "out"), "--", "scenario")
     assert code == 1 and "FAIL: 1 regression" in output and "a regression is found" in output
-    assert (tmp_path / "out" / "order").read_text() == "abbaabbaabbaab"
+    assert "the order of each pair is drawn with --seed 8\n" in output
+    assert (tmp_path / "out" / "order").read_text() == drawn(8, 7)
     assert "a: base (" in output and "b: slow (" in output
     # The worktrees are gone, and the repository is as it was.
     assert git(repository, "worktree", "list").count("\n") == 0
@@ -102,9 +114,42 @@ def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> Non
 
 def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: Path) -> None:
     sides = [Side(name, ".", repository) for name in "ab"]
-    settled = take_turns(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20)), lambda line: None)
+    settled = take_turns(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
     assert settled.num_pairs == 1 and "would not end within" in settled.reason
     assert settled.gated.exit_code() == 4
+
+
+def looked(num_pass: int, *still_open: tuple[float, int | None, str | None]) -> Gated:
+    """A look at so many cases that passed, and open ones: change, pairs more, what is suspected."""
+
+    def one(verdict: str, change: float, more: int | None, suspected: str | None) -> CaseVerdict:
+        metric = MetricVerdict(
+            "mean", verdict, 1.0, 1.0, change, 0.0, 0.1, 1.0, 0.05, 0.1, 7, more, suspected
+        )  # fmt: skip
+        return CaseVerdict("s", "case", verdict, "", True, (metric,))
+
+    passed = [one("pass", 0.0, None, None)] * num_pass
+    return Gated([*passed, *(one("inconclusive", *each) for each in still_open)], Options(), 7, 7)
+
+
+@pytest.mark.parametrize(
+    ("look", "ends"),
+    [
+        (looked(29, (0.02, 50, None)), True),
+        (looked(29, (0.02, None, None)), True),
+        (looked(5, (0.02, 50, None)), True),
+        (looked(58, *[(0.02, 50, None)] * 3), True),
+        (looked(57, *[(0.02, 50, None)] * 4), False),  # more than 5 % are open
+        (looked(0, (0.02, 50, None)), False),  # nothing passed
+        (looked(29, (0.02, 13, None)), False),  # the pairs left would do
+        (looked(29, (0.06, 50, None)), False),  # it looks slower than the tolerance
+        (looked(29, (0.02, None, "regression")), False),
+    ],
+)
+def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, ends: bool) -> None:
+    said = settled_by(look, num_left=13)
+    assert (said is not None) == ends
+    assert said is None or "would need more than the 13 pairs left" in said
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,18 @@ def test_the_shipped_profiles_are_the_published_bus_bandwidths(
         assert cited in profile.source
 
 
-def test_partial_sources_have_no_direct_plan_and_say_so() -> None:
+def test_a_partial_source_goes_direct_at_once_or_after_a_reduce_scatter() -> None:
     setting = setting_of("16,16", "f32", "2x4")
     advice = advice_of(setting, "P(sum)S(1)", "S(0)S(1)", answers("P(sum)S(1)->S(0)S(1)"))
-    assert advice.missing["direct"].startswith("not possible: Partial") and advice.least_bytes is None
-    assert advice.plans["calibrated"].path == "P(sum)S(1)->S(0)S(1)"
-    assert "not possible: Partial" in pair_text(setting, advice, answers("RR"), "")
+    direct = advice.plans["direct"]
+    # A rank lacks the other part of its 8 x 4 elements of 4 bytes.
+    assert (direct.path, direct.received_bytes, direct.num_collectives) == ("P(sum)S(1)->S(0)S(1)", 128, 1)
+    assert advice.least_bytes is None and advice.plans["calibrated"].path == "P(sum)S(1)->S(0)S(1)"
+    setting = setting_of("4096,4096", "f32", "2x4")
+    direct = advice_of(setting, "RP(sum)", "RR", answers("RP(sum)->RR")).plans["direct"]
+    # Four parts of everything to every rank, or a quarter of each to be reduced, and the sums to all.
+    assert direct.num_collectives == 2 and direct.received_bytes == 2 * 3 * 4096 * 4096
+    assert direct.path in ("RP(sum)->RS(0)->RR", "RP(sum)->RS(1)->RR")
 
 
 def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:

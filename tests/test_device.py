@@ -36,8 +36,8 @@ class Xpu:
         self.done: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        def act(device: torch.device) -> int:
-            self.done.append(f"{name} {device}")
+        def act(*device: torch.device) -> int:
+            self.done.append(" ".join([name, *map(str, device)]))
             return len(self.done)
 
         return act
@@ -62,15 +62,26 @@ def test_another_accelerator_is_chosen_waited_for_and_read(xpu: Xpu, monkeypatch
     device = seam.select_device("xpu")
     assert str(device) == "xpu:1"
     seam.synchronize(device)
-    memory = seam.PeakMemory(device)
-    read = memory.read()
-    expected = ["set_device", "synchronize", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"]
-    assert xpu.done == [f"{name} xpu:1" for name in expected]
-    assert seam.measured_peak(device, read) == (4, "torch's allocator")
+    assert xpu.done == ["set_device xpu:1", "synchronize xpu:1"]
     assert [activity.name for activity in seam.profiler_activities(device)] == ["CPU", "XPU"]
     facts = seam.device_facts(device)
     assert (facts["device"], facts["device_name"], facts["num_devices"]) == ("xpu", "an accelerator", 2)
     assert facts["nccl"] is None
+
+
+def test_a_case_begins_with_an_empty_allocator(xpu: Xpu) -> None:
+    seam.empty_allocator(torch.device("xpu", 1))
+    assert xpu.done == ["synchronize xpu:1", "empty_cache", "reset_peak_memory_stats xpu:1"]
+
+
+def test_the_peak_is_the_fullest_phases(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated, reserved = iter([10, 30, 20]), iter([50, 40, 45, 45])
+    monkeypatch.setattr(xpu, "max_memory_allocated", lambda device: next(allocated), raising=False)
+    monkeypatch.setattr(xpu, "max_memory_reserved", lambda device: next(reserved), raising=False)
+    phases = ("forward", "backward", "optimizer")
+    found = seam.allocator_peak(torch.device("xpu", 1), lambda stamp: [stamp() for _ in phases], phases)
+    assert found == {"peak_bytes": 30, "peak_reserved_bytes": 50, "peak_phase": "backward"}
+    assert xpu.done == ["reset_peak_memory_stats xpu:1"] * 4
 
 
 def test_moments_are_events_of_the_device(xpu: Xpu) -> None:
@@ -85,9 +96,8 @@ def test_moments_are_events_of_the_device(xpu: Xpu) -> None:
 def test_a_cpu_asks_no_accelerator(xpu: Xpu) -> None:
     device = seam.select_device("cpu")
     seam.synchronize(device)
-    memory = seam.PeakMemory(device).read()
-    assert seam.clock_of(device).shared_between_ranks and set(memory) == {"peak_growth_bytes"}
-    assert seam.measured_peak(device, {"peak_growth_bytes": 8}) == (8, "growth of resident memory")
+    seam.empty_allocator(device)
+    assert seam.clock_of(device).shared_between_ranks
     assert seam.device_facts(device)["num_devices"] == 0 and xpu.done == []
 
 

@@ -41,9 +41,29 @@ def test_exit_codes_as_a_user_meets_them(cli: Cli, tmp_path: Path) -> None:
 
 def test_strict_turns_what_could_not_be_told_into_exit_code_3(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1.05e-3)
-    assert run(base, new).exit_code == 0
-    assert "PASS (1 could not be told)" in run(base, new).output
     assert run(base, new, "--strict").exit_code == 3
+
+
+def test_what_told_nothing_is_not_headed_pass_in_any_form(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1.05e-3)
+    done = run(base, new)
+    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (0 of 1 cases told): 1 inconclusive\n")
+    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE (0 of 1 cases told)")
+    root = ElementTree.fromstring(run(base, new, "--format", "junit").output)
+    tags = {one.get("name"): [child.tag for child in one] for one in root.iter("testcase")}
+    assert tags == {CASE: ["skipped"], "something was told": ["skipped"]}
+    first = run(base, new, "--format", "github").output.splitlines()[0]
+    assert first == "::warning title=distbench gate::INCONCLUSIVE (0 of 1 cases told): 1 inconclusive"
+
+
+def test_a_pass_says_how_many_cases_were_told(tmp_path: Path) -> None:
+    def cases(index: int, factor: float = 1.049) -> dict[str, dict[str, object]]:
+        return {CASE: case(steady(1e-3, index)), OTHER: case(steady(1e-3 * factor, index))}
+
+    base = write_side(tmp_path / "base", lambda index: cases(index + 3, 1.0))
+    done = run(base, write_side(tmp_path / "new", cases, start=1050.0))
+    assert done.exit_code == 0
+    assert done.output.startswith("gate: PASS (1 of 2 cases told): 1 inconclusive, 1 pass\n")
 
 
 def test_an_empty_folder_is_no_pass(tmp_path: Path) -> None:

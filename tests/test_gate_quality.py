@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from gate_runs import CASE, OTHER, case, records, steady, write, write_side
 
 from benchmarks.gate_looks import looks_table
+from benchmarks.gate_made_up import disturbed, steady_among_noisy
 from benchmarks.gate_peers import PEERS, RULES
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
@@ -53,7 +54,7 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: QualityTrial) -> N
         assert ours(trial, 5, "+20 %").found >= 80
     else:
         assert slow.found >= 5
-        assert ours(trial, 10, "+50 %").found >= 80
+        assert ours(trial, 10, "+50 %").found >= 60
 
 
 def test_other_tools_on_the_same_launches_cry_wolf(trial: QualityTrial) -> None:
@@ -80,7 +81,7 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     assert series.case_ids == (CASE, OTHER) and series.num_launches == 14
     assert main([f"night={folder}", "--pairs", "5", "--comparisons", "10"]) == 0
     printed = capsys.readouterr().out
-    assert "night: 5 pairs, 2 cases, 14 launches: all 10 windows unchanged, 10 comparisons a slowdown" in printed
+    assert "night: 5 pairs, 2 cases, 14 launches: 10 comparisons a column, in windows from 5 starts" in printed
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
     assert len(row.split("|")) == 9
     many = "night has 14 launches"
@@ -92,13 +93,14 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
         recorded(write_side(tmp_path / "few", cases, count=3))
 
 
-def test_windows_take_turns_as_ab_does_and_either_side_is_the_candidate_once() -> None:
-    trial = QualityTrial(synthetic("quiet", num_cases=2, num_launches=12, num_samples=5))
-    windows = [trial.window(number, 5, 1.0, np.random.default_rng(1)) for number in range(trial.num_windows(5))]
+def test_windows_are_consecutive_pairs_each_in_an_order_of_its_own() -> None:
+    trial = QualityTrial(synthetic("quiet", num_cases=2, num_launches=6, num_samples=5))
+    draw = np.random.default_rng(1)
+    windows = [trial.window(number, 2, 1.0, draw) for number in range(200)]
     sides = {(tuple(window.baseline), tuple(window.candidate)) for window in windows}
-    assert len(windows) == len(sides) == 6
-    assert ((0, 3, 4, 7, 8), (1, 2, 5, 6, 9)) in sides and ((1, 2, 5, 6, 9), (0, 3, 4, 7, 8)) in sides
-    assert ((2, 5, 6, 9, 10), (3, 4, 7, 8, 11)) in sides
+    orders = {(first, second) for first in (0, 1) for second in (2, 3)}
+    expected = {((a + s, b + s), (1 - a + s, 5 - b + s)) for a, b in orders for s in (0, 1, 2)}
+    assert trial.num_starts(2) == 3 and sides == expected
 
 
 def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
@@ -142,11 +144,22 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
         assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr
 
 
+def test_a_steady_case_is_not_hidden_by_noisy_neighbours() -> None:
+    """With eight degrees of freedom lent without a bound it was found in none of 60."""
+    assert steady_among_noisy(60) >= 0.9
+
+
+def test_a_disturbance_of_every_second_pair_is_no_slowdown_where_a_coin_gives_the_order() -> None:
+    assert disturbed(10, is_tossed=False) == 1.0
+    # A true 5 % exceeds 10 of 80 once in 700 times.
+    assert disturbed(80, is_tossed=True) <= 10 / 80
+
+
 def test_ab_finds_a_slowdown_at_its_first_look_and_cries_wolf_rarely() -> None:
     """Its looks share the 5 %; unchanged launches are looked at again, a plain slowdown is settled at once."""
     quiet = QualityTrial(synthetic("quiet", num_cases=10, num_launches=54, num_samples=20, seed=5))
     table = looks_table(quiet, 20, num_comparisons=20, seed=1)
-    assert "(looks after 7, 11, 16, 20), 10 cases, 54 launches: all 30 windows unchanged" in table
+    assert "(looks after 7, 11, 16, 20), 10 cases, 54 launches: 20 comparisons a row" in table
     rows = {cells[1].strip(): cells[2:6] for line in table.splitlines() if len(cells := line.split("|")) == 7}
     assert float(rows["none"][0]) <= 10 and float(rows["none"][3]) > 7
     assert [float(cell) for cell in rows["+50 %"]] == [0.0, 100.0, 0.0, 7.0]

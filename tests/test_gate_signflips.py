@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from distbench.compare.sign_flips import PRIOR_FREEDOM, flip_tests
+from distbench.compare.sign_flips import MAX_LENT, PRIOR_FREEDOM, flip_tests
 
 
 def by_hand(blocks: list[list[list[float]]]) -> list[float]:
@@ -22,7 +22,8 @@ def by_hand(blocks: list[list[list[float]]]) -> list[float]:
         count, mean = len(row), sum(row) / len(row)
         rest = sum((one - mean) ** 2 for one in row)
         variance = (rest + PRIOR_FREEDOM * prior) / (count - 1 + PRIOR_FREEDOM)
-        return mean / math.sqrt(variance / count)
+        # No row is taken for more than four times as noisy as it is itself.
+        return mean / min(math.sqrt(variance / count), MAX_LENT * math.sqrt(rest / (count - 1) / count))
 
     found = [statistic(row, prior) for block, prior in zip(blocks, priors, strict=True) for row in block]
     most = max(len(row) for block in blocks for row in block)
@@ -40,6 +41,7 @@ def by_hand(blocks: list[list[list[float]]]) -> list[float]:
 def test_as_reckoned_by_hand_also_with_blocks_of_other_lengths() -> None:
     draw = np.random.default_rng(1)
     first, second = draw.normal(0.05, 0.1, (4, 7)), draw.normal(0.1, 0.1, (3, 5))
+    first[0] = draw.normal(0.05, 0.002, 7)
     expected = by_hand([first.tolist(), second.tolist()])
     found = flip_tests([first, second], 5, 0.05)
     assert np.concatenate([one.slower for one in found]) == pytest.approx(expected)

@@ -81,7 +81,7 @@ def test_below_the_minimum_of_launches_there_is_no_verdict(tmp_path: Path) -> No
     assert only(compare(base, new, Options(min_launches=4))).verdict == "inconclusive"
     assert only(compare(base, new, Options(min_launches=4, alpha=0.1))).verdict == "regression"
     surer = only(compare(*taking_turns(tmp_path / "more", 1e-3, 2e-3, count=6), Options(alpha=0.01)))
-    assert surer.reason == "6 pairs; no verdict below 7"
+    assert surer.reason == "6 pairs; no verdict below 8"
 
 
 def test_another_occasion_only_warns_unless_the_machine_is_dedicated(tmp_path: Path) -> None:
@@ -92,6 +92,42 @@ def test_another_occasion_only_warns_unless_the_machine_is_dedicated(tmp_path: P
     assert warned.exit_code(strict=True) == 3
     failed = compare(base, new, Options(dedicated=True))
     assert (only(failed).verdict, failed.exit_code(), only(failed).paired) == ("regression", 1, False)
+
+
+def test_launches_that_ran_at_the_same_time_prove_nothing(tmp_path: Path) -> None:
+    for place in range(20):
+        side, time_s = (("base", 1e-3), ("new", 1.5e-3))[place % 2]
+        start, one = 1000.0 + 50 * place, {CASE: case(steady(time_s, place // 2))}
+        lines = records(f"{side}-{place}", start, one, finished_at=start + (80 if place == 2 else 40))
+        write(tmp_path / side / f"{place}.jsonl", lines)
+    for options in (Options(), Options(dedicated=True)):
+        gated = compare(tmp_path / "base", tmp_path / "new", options)
+        assert (only(gated).verdict, only(gated).suspected) == ("inconclusive", "regression")
+        said = "launches base-2 and new-3 ran at the same time and disturb each other"
+        assert only(gated).reason == f"slower, but {said}; run one after the other" and said in gated.designs[0]
+
+
+def test_scenarios_of_one_command_are_one_launch_when_they_are_paired(tmp_path: Path) -> None:
+    """Two scenarios of 20 minutes each: between the two launches of one lie 20 minutes of the other."""
+    for place in range(12):
+        side = ("base", "new")[place % 2]
+        for part, scenario in enumerate(("first", "second")):
+            start = 1000.0 + 2500 * place + 1200 * part
+            times = {"finished_at": start + 1200, "invocation_id": f"{side}-{place}", "scenario": scenario}
+            lines = records(f"{place}-{scenario}", start, {CASE: case(steady(1e-3, place // 2))}, **times)
+            write(tmp_path / side / f"{place}-{scenario}.jsonl", lines)
+    gated = compare(tmp_path / "base", tmp_path / "new")
+    assert [(one.verdict, one.paired, one.metrics[0].num_launches) for one in gated.cases] == [("pass", True, 6)] * 2
+
+
+@pytest.mark.parametrize(("count", "improved"), [(5, False), (6, True)])
+def test_improvements_and_regressions_share_the_five_percent(tmp_path: Path, count: int, improved: bool) -> None:
+    """A regression may take one choice of signs in 32, an improvement the rest of 5 %: less than one in 32."""
+    base, faster = taking_turns(tmp_path / "faster", 1e-3, 0.5e-3, count)
+    assert only(compare(base, faster)).verdict == ("improvement" if improved else "pass")
+    base, slower = taking_turns(tmp_path / "slower", 1e-3, 2e-3, count)
+    found = only(compare(base, slower))
+    assert found.verdict == "regression" and found.metrics[0].p == pytest.approx(2**-count / 0.625)
 
 
 def test_foreign_load_on_one_side_makes_everything_inconclusive(tmp_path: Path) -> None:

@@ -184,9 +184,10 @@ def planners(
 def test_only_planners_that_can_move_a_pair_are_tried() -> None:
     assert planners("S(0)R->RR") == ["greedy", "min_cost", "calibrated", "direct"]
     assert planners("S(0)R->RR", profile=None) == ["greedy", "min_cost", "direct"]
-    assert planners("P(sum)R->RR") == planners("S(0)R->P(sum)R") == ["greedy", "min_cost", "calibrated"]
+    assert planners("P(sum)R->RR") == ["greedy", "min_cost", "calibrated", "direct"]
+    assert planners("S(0)R->P(sum)R") == ["greedy", "min_cost", "calibrated"]
     assert planners("S(0)R->RR", suite="backward") == ["greedy", "min_cost", "calibrated"]
-    assert planners("P(sum)R->RR", asked=("greedy", "direct")) == ["greedy"]
+    assert planners("S(0)R->P(sum)R", asked=("greedy", "direct")) == ["greedy"]
     lost = pair("_S(0,2)R->S(0)R", (8, 8))
     assert planners_for(Laboratory("strided"), lost, PROFILE) == ["greedy"]
 

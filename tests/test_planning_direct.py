@@ -1,13 +1,14 @@
 """The exchange of the direct executor, as data: complete, minimal, balanced, and nothing where nothing is lacking."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from benchmarks.random_states import random_state
 from distbench.planning import NotHandled, State, parse_state
-from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.direct_exchange import Exchange, plan_direct, plan_exchange
 
 
 def elements(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> list[set[int]]:
@@ -64,6 +65,44 @@ def test_known_case_moves_one_shard_of_64_where_torch_moves_a_quarter() -> None:
     assert {exchange.received[position] for position in range(64)} == {63}
 
 
-def test_partial_is_refused() -> None:
-    with pytest.raises(NotHandled, match="Partial"):
-        plan_exchange(parse_state("P(sum)", 1), parse_state("R", 1), (4,), (2,))
+def test_a_target_with_partial_and_reductions_that_do_not_commute_are_refused() -> None:
+    for source, target in (("R", "P(sum)"), ("P(sum)", "P(sum)")):
+        with pytest.raises(NotHandled, match="the target may not have Partial"):
+            plan_exchange(parse_state(source, 1), parse_state(target, 1), (4,), (2,))
+    with pytest.raises(NotHandled, match="max and sum do not commute"):
+        plan_exchange(parse_state("P(sum)P(max)", 1), parse_state("RR", 1), (4,), (2, 2))
+
+
+@pytest.mark.parametrize("mesh_shape", [(4,), (2, 4), (3, 2), (2, 2, 2)])
+def test_each_rank_receives_every_part_of_its_target_but_its_own(mesh_shape: tuple[int, ...]) -> None:
+    rng = random.Random(str(mesh_shape))
+    cells = list(np.ndindex(*mesh_shape))
+    for _ in range(100):
+        tensor_ndim = rng.randrange(1, 4)
+        shape = tuple(rng.randrange(1, 8) for _ in range(tensor_ndim))
+        source = random_state(rng, len(mesh_shape), tensor_ndim, ["sum"])
+        target = random_state(rng, len(mesh_shape), tensor_ndim)
+        exchange = plan_exchange(source, target, shape, mesh_shape)
+        before, after = elements(source, shape, mesh_shape), elements(target, shape, mesh_shape)
+        # An element of a part is known by the coordinates of those who hold that part, and its offset.
+        parts = [tuple(cell[mesh_dim] for mesh_dim, _ in source.partials) for cell in cells]
+        offsets = np.arange(int(np.prod(shape))).reshape(shape)
+        arrived: list[list[tuple[tuple[int, ...], int]]] = [[] for _ in cells]
+        for transfer in exchange.transfers:
+            moved = offsets[tuple(slice(*interval) for interval in transfer.box)].ravel().tolist()
+            assert set(moved) <= before[transfer.sender]
+            arrived[transfer.receiver] += [(parts[transfer.sender], offset) for offset in moved]
+        for position, got in enumerate(arrived):
+            wanted = {(part, offset) for part in set(parts) for offset in after[position]}
+            assert sorted(got) == sorted(wanted - {(parts[position], offset) for offset in before[position]})
+
+
+def test_one_exchange_or_a_reduce_scatter_first_whichever_is_faster() -> None:
+    def stages(target: str, seconds_of: Callable[[Exchange], float] | None = None) -> list[str]:
+        plan = plan_direct(parse_state("P(sum)R", 1), parse_state(target, 1), (64,), (4, 2), seconds_of)
+        return [str(state) for state, _ in plan]
+
+    # To a shard of each rank all goes at once; a replica of everything would be received from 4 ranks each.
+    assert stages("S(0)S(0)") == ["S(0)S(0)"]
+    assert stages("RR") == ["S(0)R", "RR"]
+    assert stages("RR", lambda exchange: 1.0) == ["RR"]

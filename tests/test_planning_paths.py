@@ -15,6 +15,7 @@ from distbench.planning import (
     State,
     box_of,
     cheapest_route,
+    least_peak_route,
     least_received_bytes,
     legal_steps,
     parse_state,
@@ -116,6 +117,20 @@ def test_a_memory_cap_is_obeyed_and_one_that_forbids_all_is_refused() -> None:
                 cheapest_route(problem, model, source, target, cap)
     with pytest.raises(NoPath):
         cheapest_route(problem, model, source, target, 16)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_where_no_path_obeys_a_cap_the_one_that_holds_least_is_known(seed: int) -> None:
+    rng = random.Random(seed)
+    problem, model = Problem((2, 3), (rng.randrange(1, 9), rng.randrange(1, 9)), 1), TableCost(seed)
+    source, target = (random_state(rng, 2, 2) for _ in range(2))
+    if source == target:
+        return
+    route = least_peak_route(problem, model, source, target)
+    # No cap below lets any path through, by relaxing every step under it.
+    assert least_key(problem, model, source, target, route.peak_bytes - 1) is None
+    expected = least_key(problem, model, source, target, route.peak_bytes)
+    assert expected and (round(route.seconds * 1e6), route.peak_bytes) == (expected[0], expected[3])
 
 
 def test_what_was_planned_before_does_not_change_a_path(children: Children) -> None:

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from conftest import ROOT
 
 from distbench.spec import CpPlan, ParallelPlan
-from distbench.worker.cases.reference import verdict
+from distbench.worker.cases.reference import Difference, Differences
+from distbench.worker.cases.step_check import Allowance
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
@@ -79,9 +80,12 @@ def test_a_whole_output_costs_one_all_gather_of_the_logits_that_belongs_to_the_r
 
 
 def test_an_output_that_is_off_is_told() -> None:
-    found = {"loss_rel_error": 0.0, "grad_rel_error": 0.0, "worst_grad": "w", "output_rel_error": 1e-3}
-    assert verdict(found, 1e-5) == "the output is 1.00e-03 (relative) off one device's; 1e-05 is allowed"
-    assert verdict({**found, "output_rel_error": 1e-6}, 1e-5) is None
+    right, off = Difference(0.0, 2.0), Difference(2e-3, 2.0)
+    allowance = Allowance(1e-5, 1e-5, "as for every f32 step")
+    (_, finding) = allowance.judged(Differences(2.0, right, output=off))
+    told = "the output is 1.00e-03 (relative) off one device's; 1e-05 is allowed, as for every f32 step"
+    assert finding.is_wrong and str(finding) == told
+    assert not any(one.is_wrong for one in allowance.judged(Differences(2.0, right, output=Difference(1e-6, 2.0))))
 
 
 @pytest.mark.parametrize(

@@ -174,10 +174,10 @@ def test_names_tell_two_sides_apart(tmp_path: Path) -> None:
 
 def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
-    text = (tmp_path / "a.jsonl").read_text().replace('"num_tokens":32', '"num_tokens":64').replace("box-1", "box-2")
+    text = (tmp_path / "a.jsonl").read_text().replace('"shape":[4,8]', '"shape":[4,16]').replace("box-1", "box-2")
     (tmp_path / "b.jsonl").write_text(text)
     said = " ".join(cautions(one, one_trace(tmp_path / "b.jsonl")[0]))
-    assert "32 tokens on one side and of 64" in said and "box-1 and box-2" in said
+    assert "a step's inputs are 4x8 on one side and 4x16 on the other" in said and "box-1 and box-2" in said
     assert cautions(one, one) == []
     again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
     (tmp_path / "c.jsonl").write_text(again)

@@ -92,8 +92,11 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         phases = record["phases_s"]
         assert set(phases) == {"forward", "backward", "optimizer"}
         assert all(len(values) == len(record["samples_s"]) for values in phases.values())
-        assert record["case"]["params"]["num_tokens"] > 0
-        assert record["counters"]["peak_growth_bytes"] >= 0
+        params, counters = record["case"]["params"], record["counters"]
+        assert params["batch_size"] == params["shape"][0]
+        assert params["num_tokens"] == params["shape"][0] * params["shape"][1]
+        assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"] and counters["predicted_peak_bytes"] > 0
+        assert counters["peak_phase"] in phases and "memory_reason" not in counters
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
 
 

@@ -16,7 +16,7 @@ VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400
 
 
 def step(variant: str, samples_s: list[float], **fields: Any) -> dict[str, Any]:
-    params = {"scenario": "mine", "variant": variant, "num_tokens": 64, "computes": variant[0]}
+    params = {"scenario": "mine", "variant": variant, "batch_size": 8, "computes": variant[0]}
     case = {"id": f"step/{variant}", "kind": "step", "params": params}
     return {"type": "case", "case": case, "status": "ok", "samples_s": samples_s, "phases_s": {}, **fields}
 
@@ -144,3 +144,31 @@ def test_what_nobody_compares_is_measured_in_one_go() -> None:
     fixed = PassPlan(Settings(passes=4), 8, is_compared=True)
     fixed.set_number(100.0)
     assert fixed.goes_on(3, []) and not fixed.goes_on(4, [])
+
+
+def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp_path: Path) -> None:
+    of_cpu = {
+        "peak_bytes": 3 << 20,
+        "predicted_peak_bytes": 2 << 20,
+        "peak_phase": "backward",
+        "peak_owner": "layers.1",
+    }
+    no_prediction = {
+        "peak_bytes": 1 << 20,
+        "peak_phase": "forward",
+        "peak_owner": "",
+        "memory_reason": "it is compiled",
+    }
+    of_cuda = {"peak_bytes": 5 << 20, "peak_reserved_bytes": 8 << 20, "peak_phase": "optimizer"}
+    old = {"peak_growth_bytes": 7 << 20}
+    for many, wanted, absent in (
+        ([of_cpu, no_prediction], ["3 MiB", "2 MiB", "layers.1", "itself", "it is compiled"], ["reserved"]),
+        ([of_cuda], ["5 MiB", "8 MiB", "reserved", "optimizer"], ["predicted are"]),
+        ([old], ["growth of resident memory only"], ["7 MiB"]),
+    ):
+        path = tmp_path / "run.jsonl"
+        cases = [step(f"v={number}", [0.1], counters=counters) for number, counters in enumerate(many)]
+        lines = [{"type": "run", "schema_version": 2, "job": {"scenario": "mine"}}, *cases]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        text = render((path,), tmp_path, "table", None, ()).text
+        assert all(word in text for word in wanted) and not any(word in text for word in absent), text

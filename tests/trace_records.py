@@ -86,7 +86,7 @@ def record(collectives: tuple[Collective, ...] = STEP, case_id: str = ID, **more
         "clock_shared": True,
         "overhead": {"rounds": 3, "bare_cpu_s": [1.0, 2.0, 1.0], "traced_cpu_s": [1.04, 2.1, 1.08], "ratio": 1.05},
         "agreement": {"method": "dispatch mode", "num_rows": 24, "differences": []},
-        "memory": {"measured_peak_bytes": 3145728, "measured_by": "growth of resident memory",
+        "memory": {"measured_peak_bytes": 3145728, "measured_by": "torch's allocator",
                    "predicted_peak_bytes": 2097152, "reason": None},
         "exposed_reason": REASON,
         "phases": {"columns": ["rank", "step", "phase", "start_s", "end_s"], "rows": phases},
@@ -114,7 +114,7 @@ def run_file(
             "scenario": scenario,
             "variant": trace["case_id"].split("/", 3)[3:] and trace["case_id"].split("/", 3)[3],
         }
-        case = {"id": trace["case_id"], "kind": "step", "params": {**params, "num_tokens": 32}}
+        case = {"id": trace["case_id"], "kind": "step", "params": {**params, "shape": [4, 8]}}
         lines += [
             {
                 "type": "case",

@@ -1,7 +1,8 @@
-"""Launches of two sides in turn (A B B A A B ...), with looks at the verdict in between, until it is settled."""
+"""Launches of two sides in turn, each pair in an order of its own, with looks in between, until it is settled."""
 
 import contextlib
 import math
+import random
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -10,9 +11,9 @@ from pathlib import Path
 
 from distbench.ab.side import WORKING_TREE, Side
 from distbench.compare.options import Options
-from distbench.compare.verdicts import INCONCLUSIVE, REGRESSION
+from distbench.compare.verdicts import INCONCLUSIVE, PASS, REGRESSION
 from distbench.gate.compare_sides import gate
-from distbench.gate.outcome import Gated
+from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 from distbench.spec.signals import stopped_as_interrupt
@@ -20,6 +21,7 @@ from distbench.spec.signals import stopped_as_interrupt
 # Ends of a launch that leave nothing to compare: the user can fix it, or stopped it.
 USER_ERROR, INTERRUPTED = 2, 130
 MAX_LOOKS = 4
+MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
 END_TIMEOUT_S = 15  # for a launch that was asked to end
 # Options of `distbench run` that a launch is given anyway.
 OWN_OPTIONS = ("--out", "--quiet")
@@ -32,11 +34,13 @@ class Terms:
     Args:
         budget_s: no pair is begun that would probably end after so many seconds.
         looks: after how many pairs to look; each look spends an equal part of alpha.
+        seed: of the coin that gives each pair its order.
     """
 
     max_pairs: int
     budget_s: float
     looks: tuple[int, ...]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -56,23 +60,23 @@ def check_run_arguments(arguments: Sequence[str]) -> None:
             raise UserError(f"{option} stands after --, where each launch gets its own; {leave}")
 
 
-def looks_of(max_pairs: int, min_launches: int, alpha: float) -> tuple[int, ...]:
-    """Up to four looks, evenly from the first that can give a verdict to the last pair.
-
-    Signs of n pairs can be flipped in 2^n ways, so a look at level a needs log2(1 / a) pairs at least; `alpha` is that
-    of all looks together. Below `min_launches` pairs there is no verdict.
-    """
+def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
+    """Up to four looks, evenly from the first that can give a verdict at its share of alpha to the last pair."""
     for count in range(MAX_LOOKS, 1, -1):
-        first = max(min_launches, math.ceil(math.log2(count / alpha)))
+        first = replace(options, alpha=options.alpha / count).least_launches(paired=True)
         if max_pairs - first >= count - 1:
             step = (max_pairs - first) / (count - 1)
             return tuple(round(first + step * number) for number in range(count))
     return (max_pairs,)
 
 
-def order_of(pair: int, sides: Sequence[Side]) -> list[Side]:
-    """A B, then B A, then A B: what drifts evenly falls on both alike."""
-    return list(sides) if pair % 2 == 0 else list(reversed(sides))
+def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
+    """Either order by a fair coin of the pair's own, always the same for the same seed.
+
+    Only so are a pair's launches exchangeable whatever disturbs them. A fixed order (A B, B A, ...) is not: what comes
+    back every second pair falls on one side alone.
+    """
+    return list(random.Random(f"{seed} pair {pair}").sample(list(sides), k=2))
 
 
 def take_turns(
@@ -99,27 +103,51 @@ def take_turns(
     share = replace(options, alpha=options.alpha / len(terms.looks))
     started_s, longest_s = time.monotonic(), 0.0
     for done in range(1, terms.max_pairs + 1):
-        taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done - 1, sides)}
+        taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
         longest_s = max(longest_s, sum(taken.values()))
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
         if done in terms.looks and done < terms.max_pairs:
             gated = _look(out, share)
-            if settled := settled_by(gated):
+            if settled := settled_by(gated, terms.max_pairs - done):
                 return Settled(gated, done, settled)
         if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
             return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
     return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
 
 
-def settled_by(gated: Gated) -> str | None:
-    """Why more launches would change nothing that counts; None while they might."""
+def settled_by(gated: Gated, num_left: int) -> str | None:
+    """Why up to `num_left` more pairs would change nothing that counts; None while they might."""
     counts = gated.counts
     if counts.get(REGRESSION):
         return "a regression is found"
-    if counts.get(INCONCLUSIVE) or not counts:
+    if counts.get(INCONCLUSIVE):
+        return _out_of_reach(gated, num_left)
+    if not counts:
         return None
     settled = "every case is settled", "nothing can be compared, and more launches would not change that"
     return settled[not gated.num_judged]
+
+
+def _out_of_reach(gated: Gated, num_left: int) -> str | None:
+    """Where nearly every case passed, and the pairs left would probably not settle the few that look no slower."""
+    still_open = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
+    allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
+    if not gated.counts.get(PASS) or len(still_open) > allowed or not all(map(_looks_no_slower, still_open)):
+        return None
+    if not all(_needs(case) > num_left for case in still_open):
+        return None
+    few = "1 case is" if len(still_open) == 1 else f"{len(still_open)} cases are"
+    return f"{few} open, looking no slower than the tolerance, and would need more than the {num_left} pairs left"
+
+
+def _looks_no_slower(case: CaseVerdict) -> bool:
+    return not case.suspected and all(metric.change < metric.tolerance for metric in case.metrics)
+
+
+def _needs(case: CaseVerdict) -> float:
+    """Further pairs that would settle a case, were what was seen the truth."""
+    still_open = [metric.num_more for metric in case.metrics if metric.verdict == INCONCLUSIVE]
+    return max(math.inf if count is None else count for count in still_open)
 
 
 def _look(out: Path, options: Options) -> Gated:

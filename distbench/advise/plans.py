@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
 from distbench.advise.question import Setting
 from distbench.advise.torch_paths import TorchAnswers, TorchPath
 from distbench.costmodel.lines import ALL_TO_ALL, CUT, DIRECT, Line
-from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_exchange, priced_steps
+from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_direct, priced_steps
 from distbench.planning.choice import choose
 from distbench.planning.direct_exchange import volume
 from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
@@ -136,7 +136,8 @@ def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, 
     }
     plans = {planner: plan for planner, plan in found.items() if isinstance(plan, Plan)}
     missing = {planner: reason for planner, reason in found.items() if isinstance(reason, str)}
-    return Advice(source, target, plans, missing, plans["direct"].received_bytes if "direct" in plans else None)
+    least_bytes = plans["direct"].received_bytes if "direct" in plans and not source.partials else None
+    return Advice(source, target, plans, missing, least_bytes)
 
 
 def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str:
@@ -169,28 +170,43 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
 
 
 def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
-    """One exchange in the place of a path, or why there is none."""
-    if source.partials:
-        return "not possible: Partial (one all-to-all adds nothing up)"
+    """One exchange in the place of a path, or two from a partial; or why there is none."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
     problem = setting.problem
-    exchange = plan_exchange(source, target, problem.shape, problem.mesh_shape)
-    before, after = problem.local_bytes(source), problem.local_bytes(target)
-    if exchange.source_boxes == exchange.target_boxes:
+    num_copies = _num_copies(source, target)
+    stages = plan_direct(
+        source,
+        target,
+        problem.shape,
+        problem.mesh_shape,
+        lambda exchange: _exchange_seconds(setting, exchange, num_copies)[0],
+    )
+    states = (source, *(state for state, _ in stages))
+    if all(exchange.changes_nothing for _, exchange in stages):
         path = f"{source}->{target}" if source != target else str(source)
-        return Plan("direct", path, source, (), 0, before)
-    sent, received = (max(elements) * problem.itemsize for elements in (exchange.sent, exchange.received))
-    num_copies = sum(any(state.orders[1:]) for state in (source, target))
+        return Plan("direct", path, source, (), 0, problem.local_bytes(source))
+    exchanges = [exchange for _, exchange in stages]
+    steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
+    received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
+    return Plan("direct", "->".join(map(str, states)), source, steps, received, max(step.held_bytes for step in steps))
+
+
+def _exchange_step(setting: Setting, source: State, target: State, exchange: Exchange) -> PlannedStep:
+    problem, num_copies = setting.problem, _num_copies(source, target)
+    before, after = problem.local_bytes(source), problem.local_bytes(target)
     op, communicates = (ALL_TO_ALL, True) if exchange.transfers else (CUT, False)
     if communicates:
         seconds, error = _exchange_seconds(setting, exchange, num_copies)
     else:
         seconds = max(setting.model.seconds(CUT, dim, after, num_copies) for dim in range(len(setting.mesh)))
         error = 0.0
-    priced = None if setting.profile is None else error
-    step = PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates)
-    return Plan("direct", f"{source}->{target}", source, (step,), received, before + after)
+    priced, sent = None if setting.profile is None else error, max(exchange.sent) * problem.itemsize
+    return PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates)
+
+
+def _num_copies(source: State, target: State) -> int:
+    return sum(any(state.orders[1:]) for state in (source, target))
 
 
 def direct_line(setting: Setting) -> Line | None:

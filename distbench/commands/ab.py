@@ -1,5 +1,6 @@
 """The command `ab`: arguments to calls, results to text and an exit code."""
 
+import secrets
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from distbench.commands.say import say
 @click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
 @click.option("--pairs", type=click.IntRange(2), default=20, show_default=True, help="Pairs of launches at most.")
 @click.option("--budget", type=FiniteRange(1), default=1800.0, show_default=True, metavar="S", help="Seconds.")
+@click.option("--seed", type=click.IntRange(0), help="Of the coin that orders each pair. [drawn, and printed]")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
@@ -33,6 +35,7 @@ def ab(
     run_arguments: tuple[str, ...],
     pairs: int,
     budget: float,
+    seed: int | None,
     env_a: tuple[str, ...],
     env_b: tuple[str, ...],
     python_a: str | None,
@@ -45,10 +48,10 @@ def ab(
 ) -> None:
     """Launch two git revisions in turn until it is settled whether REF_B is slower than REF_A.
 
-    Each revision is checked out into a worktree of its own; . is the working tree as it is. Launches take turns
-    (A B B A ...), so the machine's drift falls on both alike: this is how to compare on a shared machine. After --
-    stands what distbench run is given. Two torch installations or two settings are compared with . . and --python-b
-    or --env-b.
+    Each revision is checked out into a worktree of its own; . is the working tree as it is. Launches take turns, a
+    coin gives each pair its order, and so the machine's drift falls on both alike: this is how to compare on a shared
+    machine. After -- stands what distbench run is given. Two torch installations or two settings are compared with
+    . . and --python-b or --env-b.
 
     Exit code: as distbench gate.
 
@@ -69,10 +72,12 @@ def ab(
         for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
     ]
     folder = new_folder("ab", out)
-    terms = Terms(pairs, budget, looks_of(pairs, min_launches, options.alpha))
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    terms = Terms(pairs, budget, looks_of(pairs, options), seed)
     with checked_out(given) as sides:
         for side in sides:
             say(side.text(), err=True)
+        say(f"the order of each pair is drawn with --seed {seed}", err=True)
         settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     click.echo(text(settled.gated, strict))
     say(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)

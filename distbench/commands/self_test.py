@@ -41,11 +41,12 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
     trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
     click.echo(
-        f"Unchanged code in {folder}, taken as ab would have launched it (A B, B A, ...). A slowdown is put into the\n"
-        "samples of one case at a time; tail: one sample in ten takes three times as long. In percent of comparisons."
+        f"Unchanged code in {folder}, taken as ab would have launched it, a coin for the order of each pair.\n"
+        "A slowdown is put into the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
+        "In percent of comparisons."
     )
     for num_pairs in NUM_PAIRS:
-        if trial.num_windows(num_pairs):
+        if trial.num_starts(num_pairs):
             click.echo("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
     if trial.series.num_launches < 2 * max(NUM_PAIRS):
         most = max(NUM_PAIRS)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from distbench.compare.intervals import side_of_bound
 from distbench.compare.log_differences import Floats, LogDifference, holm
-from distbench.compare.options import Options
+from distbench.compare.options import SLOWER_SHARE, Options
 from distbench.compare.sign_flips import PRIOR_FREEDOM, flip_tests
 from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION
 
@@ -28,8 +28,8 @@ class Tested:
     """What the family says of one block; every field one element a case, nan where there was no test.
 
     Args:
-        slower: p of "not slower", adjusted over the family.
-        faster: p of "not faster", adjusted over all tests the other way.
+        slower: p of "not slower", adjusted over the family: of all tests, both ways.
+        faster: likewise of "not faster".
         detectable: the smallest true slowdown, in logarithms, that would have been found four times in five.
         needed: launches a side in all that would settle it.
     """
@@ -43,13 +43,14 @@ class Tested:
 def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int]:
     """Every block tested, and the number of tests in the family.
 
-    Where some groups are paired, others are not, and both may fail a build, each design gets half of alpha.
+    Regressions get SLOWER_SHARE of alpha, improvements the rest. Where some groups are paired, others are not, and both
+    may fail a build, each design gets half of it.
     """
     enough = [block.difference.num_launches >= options.least_launches(block.difference.is_paired) for block in blocks]
     num_tests = int(sum(each.sum() for each in enough))
     paired = [block.difference.pairs for block in blocks if block.difference.pairs is not None]
     designs = 2 if 0 < len(paired) < len(blocks) and options.dedicated else 1
-    alpha = options.alpha / designs
+    alpha = SLOWER_SHARE * options.alpha / designs
     flipped = iter(flip_tests(paired, options.least_launches(paired=True), alpha))
     corrected = iter(_holm(blocks, enough))
     found = []
@@ -64,7 +65,8 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
             slower, faster = next(corrected)
             detectable = difference.detectable(each, tolerance)
             needed = difference.launches_to_settle(each, options.confidence, tolerance)
-        found.append(Tested(slower * designs, faster * designs, detectable, needed))
+        slower, faster = slower * designs / SLOWER_SHARE, faster * designs / (1 - SLOWER_SHARE)
+        found.append(Tested(np.minimum(slower, 1.0), np.minimum(faster, 1.0), detectable, needed))
     return found, num_tests
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distbench.compare.pairing import Span
 from distbench.runs.header import MUST_AGREE
 from distbench.runs.launches import Launch
 from distbench.spec.errors import UserError, nearest
@@ -109,6 +110,18 @@ def listed(values: Sequence[str], separator: str) -> str:
     """The first three of them, and how many more there are."""
     more = f" and {len(values) - MAX_LISTED} more" if len(values) > MAX_LISTED else ""
     return separator.join(values[:MAX_LISTED]) + more
+
+
+def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
+    """When each launch of one side ran, by run id: one command that ran several scenarios is one launch here."""
+    together: dict[str, list[Launch]] = {}
+    for launch in launches:
+        together.setdefault(launch.invocation_id or launch.run_id, []).append(launch)
+    spans: dict[str, Span] = {}
+    for some in together.values():
+        start, end = min(one.started_at for one in some), max(one.ended_at for one in some)
+        spans |= {one.run_id: Span(one.run_id, start, end if one.ended_at else 0.0) for one in some}
+    return spans
 
 
 def without_dtype(case_id: str) -> tuple[str, str | None]:

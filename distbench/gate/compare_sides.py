@@ -6,7 +6,7 @@ from dataclasses import replace
 from distbench.compare.options import Options
 from distbench.compare.pairing import Pairing
 from distbench.compare.verdicts import INCOMPARABLE, INVALID, MISSING, NEW, REGRESSION, VERDICTS
-from distbench.gate.comparable import DTYPE, Group, differences, groups_of, listed, without_dtype
+from distbench.gate.comparable import DTYPE, Group, differences, groups_of, listed, spans_of, without_dtype
 from distbench.gate.judge import MeasuredCases, judged, measure
 from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.gate.table import CaseTable, table_of
@@ -32,6 +32,7 @@ def gate(
     # Each sentence once, with the groups that it is true of.
     stamps: dict[str, list[str]] = {}
     shown: dict[str, list[str]] = {}
+    spans = {**spans_of(baseline), **spans_of(candidate)}
     num_not_run = 0
     for group in groups_of(baseline, candidate, options.allowed):
         sides = table_of(group.baseline), table_of(group.candidate)
@@ -41,7 +42,7 @@ def gate(
         untimed, case_ids, notes = _settled(group.label, *sides)
         cases += _other_dtypes(untimed, options.allowed)
         num_not_run += len({*sides[0].values, *sides[1].values}) - len(untimed) - len(case_ids)
-        measured.append(measure(group, sides, case_ids, notes, options))
+        measured.append(measure(group, sides, case_ids, notes, spans, options))
         designs.append(_design(group, measured[-1].pairing, options))
         for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
             for sentence in differences(group.baseline, group.candidate, fields):
@@ -77,12 +78,15 @@ def _labelled(said: dict[str, list[str]]) -> list[str]:
 
 def _design(group: Group, pairing: Pairing, options: Options) -> str:
     if pairing.interleaved:
+        pairs = zip(pairing.baseline, pairing.candidate, strict=True)
+        first = sum(group.baseline[one].started_at < group.candidate[other].started_at for one, other in pairs)
         left_out = f", {pairing.num_left_out} launches left out" if pairing.num_left_out else ""
-        return f"{group.label}: {len(pairing.baseline)} pairs of launches that took turns{left_out}"
-    sides = f"{len(group.baseline)} against {len(group.candidate)} launches"
-    if options.dedicated:
-        return f"{group.label}: {sides} that did not take turns, compared unpaired (--dedicated)"
-    return f"{group.label}: {sides} that did not take turns: another occasion, so a slowdown is only warned about"
+        took_turns = f"{len(pairing.baseline)} pairs of launches that took turns, the baseline first in {first}"
+        return f"{group.label}: {took_turns}{left_out}"
+    sides = f"{len(group.baseline)} against {len(group.candidate)} launches, compared unpaired: {pairing.refusal}"
+    if options.dedicated and not pairing.is_disturbed:
+        return f"{group.label}: {sides} (--dedicated)"
+    return f"{group.label}: {sides}; so a slowdown is only warned about"
 
 
 def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list[CaseVerdict]:

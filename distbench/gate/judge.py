@@ -10,7 +10,7 @@ import numpy as np
 from distbench.compare.families import Block, Tested, tested, tolerance_words
 from distbench.compare.log_differences import Floats, LogDifference, difference_between
 from distbench.compare.options import METRICS, Options
-from distbench.compare.pairing import Pairing, pairing_of
+from distbench.compare.pairing import Pairing, Span, pairing_of
 from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, JUDGED, PASS, REGRESSION
 from distbench.gate.comparable import Group
 from distbench.gate.outcome import CaseVerdict, MetricVerdict
@@ -51,16 +51,23 @@ def measure(
     sides: tuple[CaseTable, CaseTable],
     case_ids: Sequence[str],
     notes: Mapping[str, tuple[str, ...]],
+    spans: Mapping[str, Span],
     options: Options,
 ) -> MeasuredCases:
-    """The differences of one group in the cases that both sides measured, and what stands against believing them."""
-    pairing = pairing_of(*([launch.started_at for launch in side] for side in (group.baseline, group.candidate)))
+    """The differences of one group in the cases that both sides measured, and what stands against believing them.
+
+    Args:
+        spans: run id to when its launch ran.
+    """
+    pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
     logs = {metric: [logarithms(side, case_ids, metric) for side in sides] for metric in METRICS}
     differences = {metric: difference_between(both, pairing) for metric, both in logs.items()}
     conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = conflict
-    if doubt is None and not pairing.interleaved and not options.dedicated:
-        doubt = "the launches did not take turns, and machines drift; interleave them, or give --dedicated"
+    if doubt is None and pairing.is_disturbed:
+        doubt = f"{pairing.refusal}; run one after the other"
+    elif doubt is None and not pairing.interleaved and not options.dedicated:
+        doubt = f"{pairing.refusal}; interleave them, or give --dedicated"
     return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, conflict is None)
 
 

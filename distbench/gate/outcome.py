@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from distbench.compare.options import Options
-from distbench.compare.verdicts import BROKEN, IMPROVEMENT, INCONCLUSIVE, JUDGED, REGRESSION, VERDICTS
+from distbench.compare.verdicts import BROKEN, IMPROVEMENT, INCONCLUSIVE, JUDGED, PASS, REGRESSION, VERDICTS
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,22 @@ class Gated:
             return 4
         return 3 if strict and counts.get(INCONCLUSIVE) else 0
 
+    @property
+    def told_nothing(self) -> bool:
+        """Whether no case has a verdict, though some had enough launches for one: that is no pass."""
+        return self.exit_code(strict=True) == 3 and not any(self.counts.get(one) for one in (PASS, IMPROVEMENT))
+
     def headline(self, strict: bool = False) -> str:
-        """The outcome in one line: `FAIL: 2 regression, 1 inconclusive, 27 pass`."""
+        """The outcome in one line: `PASS (27 of 30 cases told): 3 inconclusive, 27 pass`."""
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
         word = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[self.exit_code(strict)]
-        if word == "PASS":
+        if word == "PASS" and self.told_nothing:
+            word = "INCONCLUSIVE"
+        if word in ("PASS", "INCONCLUSIVE") and (num_open := self.counts.get(INCONCLUSIVE, 0)):
+            compared = sum(case.verdict in JUDGED for case in self.cases)
             looks = sum(case.suspected == REGRESSION for case in self.cases)
-            unsure = [f"{self.counts[INCONCLUSIVE]} could not be told"] if self.counts.get(INCONCLUSIVE) else []
-            unsure += [f"{looks} of them looks slower"] if looks else []
-            word += f" ({', '.join(unsure)})" if unsure else ""
+            slower = f", {looks} of the others looks slower" if looks else ""
+            word += f" ({compared - num_open} of {compared} cases told{slower})"
         if word == "NO VERDICT" and not self.num_judged:
             counted += "; nothing was measured that could be compared"
         return f"{word}: {counted}"

@@ -85,7 +85,7 @@ def ratio_figure(study: Study) -> "Figure | None":
     axes[0].set_ylabel("time over greedy's")
     style.title(figure, "Time over greedy's by size of the tensor: below the line is faster than greedy")
     what = "geometric mean over the pairs that communicate; bars: its 95 % CI over pairs"
-    style.caption(figure, what + ("; direct: pairs without Partial" if "direct" in study.table.planners else ""))
+    style.caption(figure, what + ("; direct: the pairs that it moved" if "direct" in study.table.planners else ""))
     return figure
 
 

@@ -52,7 +52,7 @@ def _means(study: Study) -> Table:
         rows.append((mesh, size, str(pairs), *cells))
     notes = [
         "geometric mean over the pairs that communicate, [95 % CI over pairs]; below 1 is faster than greedy",
-        "direct moves no pair with Partial: its mean is over the others",
+        "direct makes no Partial: its mean is over the pairs that it moved",
     ]
     title = "Time over greedy's, by mesh and size of the whole tensor"
     columns = ("<mesh", "<size", "pairs", *(planner.replace("+", "\n+") for planner in planners))

@@ -1,7 +1,12 @@
-"""One all-to-all over the whole mesh instead of a path: who sends which box of the tensor to whom."""
+"""One all-to-all over the whole mesh instead of a path: who sends which box of the tensor to whom.
+
+Ranks along partial mesh dims hold parts of the same boxes. A receiver gets every part of what it wants and reduces them
+itself; where that is too much, one exchange reduces and leaves each rank a share, and a second one moves the shares.
+"""
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -25,11 +30,27 @@ class Exchange:
     Args:
         transfers: by receiver, then by where the box lies in the tensor. None: the target is already local everywhere.
         source_boxes: what each flat mesh position holds before; `target_boxes`: after.
+        parts: which part of a reduction each position holds, the same number where they hold the same part.
+        reduce_op: what puts the parts together ("sum", "min", ...); None where there is one.
+        num_averaged: what a sum of the parts is to be divided by.
     """
 
     transfers: tuple[Transfer, ...]
     source_boxes: tuple[Box, ...]
     target_boxes: tuple[Box, ...]
+    parts: tuple[int, ...]
+    reduce_op: str | None = None
+    num_averaged: int = 1
+
+    @property
+    def num_parts(self) -> int:
+        """Of how many parts each element is put together."""
+        return max(self.parts) + 1
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether every rank already holds its target."""
+        return self.reduce_op is None and self.source_boxes == self.target_boxes
 
     @cached_property
     def received(self) -> list[int]:
@@ -50,10 +71,10 @@ class Exchange:
     def load(self) -> tuple[int, float]:
         """(elements that the busiest position sends or receives, how often that many the fullest writes to its target).
 
-        Its time depends on these; the second is 0 where nobody sends.
+        Its time depends on these; the second is 0 where nobody sends. Each part is written, or reduced, once.
         """
         busiest = max(*self.sent, *self.received)
-        return busiest, max(map(volume, self.target_boxes)) / busiest if busiest else 0.0
+        return busiest, self.num_parts * max(map(volume, self.target_boxes)) / busiest if busiest else 0.0
 
 
 def volume(box: Box) -> int:
@@ -68,36 +89,81 @@ def overlap(box: Box, other: Box) -> Box:
     return tuple((start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
 
 
+def plan_direct(
+    source: State,
+    target: State,
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    seconds_of: Callable[[Exchange], float] | None = None,
+) -> tuple[tuple[State, Exchange], ...]:
+    """Each exchange with the layout it leads to: one, or two where a reduce-scatter of partials comes first.
+
+    Taken is what is predicted faster. `seconds_of` predicts an exchange, the same on every rank; without it, what the
+    busiest rank moves counts. Raises as `plan_exchange` does.
+    """
+    seconds_of = seconds_of or (lambda exchange: float(exchange.load()[0]))
+    plans: list[tuple[tuple[State, Exchange], ...]] = [((target, plan_exchange(source, target, shape, mesh_shape)),)]
+    for between in _reduced_to_shards(source) if source.partials else ():
+        first = plan_exchange(source, between, shape, mesh_shape)
+        plans.append(((between, first), (target, plan_exchange(between, target, shape, mesh_shape))))
+    return min(plans, key=lambda plan: sum(seconds_of(exchange) for _, exchange in plan))
+
+
+def _reduced_to_shards(source: State) -> list[State]:
+    """The source with all its partial mesh dims as the last ones to shard a tensor dim, for each tensor dim."""
+    pushed, found = tuple(mesh_dim for mesh_dim, _ in source.partials), []
+    for tensor_dim in range(source.tensor_ndim):
+        orders = [*source.orders]
+        orders[tensor_dim] += pushed
+        found.append(State(source.mesh_ndim, tuple(orders)))
+    return found
+
+
 @lru_cache(maxsize=1024)
 def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Exchange:
-    """Who sends what: each rank receives its target minus its source, each element once.
+    """Who sends what: each rank receives its target minus its source, each element of each part once.
 
-    The source boxes tile the tensor, and each is held by the same number of ranks, its replicas. What a receiver lacks
-    of a tile comes from one replica: the one with least to send so far, largest boxes first (Graham 1969), then the one
-    that shares most outer mesh coordinates with the receiver, then the first.
+    The source boxes of a part tile the tensor, and each is held by the same number of ranks, its replicas. What a
+    receiver lacks of a tile comes from one replica: the one with least to send so far, largest boxes first (Graham
+    1969), then the one that shares most outer mesh coordinates with the receiver, then the first.
 
     Raises:
-        NotHandled: either side has a partial; adding parts up is no exchange.
+        NotHandled: the target has a partial, or the source several whose order would matter.
     """
-    if source.partials or target.partials:
-        raise NotHandled("an exchange moves values and adds nothing up: neither side may have Partial")
+    reduce_op, num_averaged = _reduction(source, target, mesh_shape)
     cells = list(product(*(range(size) for size in mesh_shape)))
     source_boxes = tuple(box_of(source, shape, mesh_shape, cell) for cell in cells)
     target_boxes = tuple(box_of(target, shape, mesh_shape, cell) for cell in cells)
-    holders: dict[Box, list[int]] = defaultdict(list)
-    for position, box in enumerate(source_boxes):
-        if volume(box):
-            holders[box].append(position)
+    partial_cells = [tuple(cell[mesh_dim] for mesh_dim, _ in source.partials) for cell in cells]
+    numbers = {partial_cell: number for number, partial_cell in enumerate(sorted(set(partial_cells)))}
+    parts = tuple(numbers[partial_cell] for partial_cell in partial_cells)
+    holders: dict[tuple[int, Box], list[int]] = defaultdict(list)
+    for position, held in enumerate(zip(parts, source_boxes, strict=True)):
+        if volume(held[1]):
+            holders[held].append(position)
     transfers = []
-    for tile, replicas in holders.items():
+    for (part, tile), replicas in holders.items():
         lacking = [
             (piece, receiver)
             for receiver, wanted in enumerate(target_boxes)
-            if source_boxes[receiver] != tile and volume(piece := overlap(tile, wanted))
+            if (parts[receiver], source_boxes[receiver]) != (part, tile) and volume(piece := overlap(tile, wanted))
         ]
         transfers += _assigned(lacking, replicas, cells)
-    transfers.sort(key=lambda transfer: (transfer.receiver, transfer.box))
-    return Exchange(tuple(transfers), source_boxes, target_boxes)
+    transfers.sort(key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender))
+    return Exchange(tuple(transfers), source_boxes, target_boxes, parts, reduce_op, num_averaged)
+
+
+def _reduction(source: State, target: State, mesh_shape: tuple[int, ...]) -> tuple[str | None, int]:
+    """(what puts the source's parts together, what a sum of them is to be divided by)."""
+    ops = {op for _, op in source.partials}
+    if target.partials:
+        raise NotHandled("an exchange makes no parts: the target may not have Partial")
+    if ops <= {"sum", "avg"}:
+        averaged = math.prod(mesh_shape[mesh_dim] for mesh_dim, op in source.partials if op == "avg")
+        return "sum" if ops else None, averaged
+    if len(ops) > 1:
+        raise NotHandled(f"an exchange reduces all parts at once, and {' and '.join(sorted(ops))} do not commute")
+    return ops.pop(), 1
 
 
 def _assigned(lacking: list[tuple[Box, int]], replicas: list[int], cells: list[tuple[int, ...]]) -> list[Transfer]:

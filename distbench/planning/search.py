@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.bounds import Bounds
 from distbench.planning.graph import graph_of
-from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, Pricing, Problem, unpack
+from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
 from distbench.planning.states import State
 
 _COUNTER = (1 << COUNTER_BITS) - 1
@@ -42,8 +42,7 @@ def cheapest_route(
     Raises:
         NoPath: the cap forbids every path, or there is none.
     """
-    partial_ops = sorted({op for _, op in (*source.partials, *target.partials)}) if target.partials else ()
-    searcher = _searcher(problem, model, tuple(partial_ops), peak_cap_bytes)
+    searcher = _searcher(problem, model, partial_ops_between(source, target), peak_cap_bytes)
     graph = searcher.graph
     start, end = graph.number(source), graph.number(target)
     if start == end:
@@ -53,6 +52,23 @@ def cheapest_route(
     while path[-1] != start:
         path.append(parents[path[-1]])
     return Route(tuple([graph.states[node] for node in reversed(path)]), *unpack(label))
+
+
+def least_peak_route(problem: Problem, model: MeshCost, source: State, target: State) -> Route:
+    """Of the paths whose fullest step holds least, the cheapest; NoPath where there is none.
+
+    What a path holds at most is a bottleneck: Dijkstra's search, with the larger of two instead of their sum.
+    """
+    if source == target:
+        return cheapest_route(problem, model, source, target)
+    searcher = _searcher(problem, model, partial_ops_between(source, target), None)
+    least_bytes = searcher.least_peak_bytes(searcher.graph.number(source), searcher.graph.number(target))
+    return cheapest_route(problem, model, source, target, least_bytes)
+
+
+def partial_ops_between(source: State, target: State) -> tuple[str, ...]:
+    """The reduce ops that a path may split replicas into: none unless the target has a partial, as in torch."""
+    return tuple(sorted({op for _, op in (*source.partials, *target.partials)})) if target.partials else ()
 
 
 @lru_cache(maxsize=256)
@@ -118,6 +134,30 @@ class _Searcher:
                 parents[following] = node
                 heappush(heap, entry)
                 queue.append((following, bits, total, held))
-        cap = self.pricing.peak_cap_bytes
+        raise self._no_path(start, end)
+
+    def least_peak_bytes(self, start: int, end: int) -> int:
+        """The least that the fullest step of a path holds."""
+        graph, price, rows = self.graph, self.pricing.label, self.pricing.rows
+        best, heap = {start: 0}, [(0, start)]
+        while heap:
+            peak, node = heappop(heap)
+            if node == end:
+                return peak >> PEAK_SHIFT
+            if best[node] < peak:
+                continue
+            row = rows[graph.kinds[node]]
+            for following, move, *_ in graph.edges[node] or graph.expand(node):
+                found = row.get(move)
+                if found is None:
+                    found = row[move] = price(node, move)
+                held = max(peak, found[1])
+                if following not in best or held < best[following]:
+                    best[following] = held
+                    heappush(heap, (held, following))
+        raise self._no_path(start, end)
+
+    def _no_path(self, start: int, end: int) -> NoPath:
+        cap, states = self.pricing.peak_cap_bytes, self.graph.states
         limit = "" if cap is None else f" holds at most {cap} bytes a rank at every step; allow more"
-        raise NoPath(f"no path from {graph.states[start]} to {graph.states[end]}{limit}")
+        return NoPath(f"no path from {states[start]} to {states[end]}{limit}")

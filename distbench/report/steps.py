@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS = 40
-PEAKS = ("peak_allocated_bytes", "peak_growth_bytes")
 
 
 def _speedup_text(row: Row) -> str:
@@ -22,19 +21,34 @@ def _speedup_text(row: Row) -> str:
     return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
 
 
+def _place_text(row: Row) -> str:
+    """Phase and module of the peak."""
+    phase, owner = units.word_text(row["peak_phase"]), row["peak_owner"]
+    return f"{phase}\n{owner or 'the model itself'}" if isinstance(owner, str) else phase
+
+
+def _rate_text(row: Row) -> str:
+    unit = "tokens" if units.known(row["num_tokens"]) else "samples"
+    rate = row[f"{unit}_per_s"]
+    return f"{units.count_text(rate)}\n{unit}/s" if units.known(rate) else units.NOTHING
+
+
 TIMES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("forward", lambda row: units.time_text(row["forward_s"])),
     ("backward", lambda row: units.time_text(row["backward_s"])),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
     ("step\n95 % CI", lambda row: f"{units.time_text(row['median_s'])}\n{units.median_ci_text(row)}"),
-    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
+    ("<rate", _rate_text),
     ("<speed-up\n95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
+RESERVED = ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"]))
 CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
-    ("peak memory\nallocated", lambda row: units.size_text(row["peak_bytes"])),
+    ("peak memory", lambda row: units.size_text(row["peak_bytes"])),
+    ("predicted", lambda row: units.size_text(row["predicted_peak_bytes"])),
+    ("<at", _place_text),
     ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
     ("gradient\nerror", lambda row: units.error_text(row["grad_rel_error"])),
     ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
@@ -52,7 +66,7 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     `passes_for_10_pct` of the table.
     """
     kept = measured_of(frame, "step")
-    kept["peak_bytes"] = kept[PEAKS[0]].fillna(kept[PEAKS[1]])
+    kept["peak_bytes"] = kept["peak_bytes"].fillna(kept["peak_allocated_bytes"])
     # A scenario without axes has one variant of no name; the scenario's own name says more than a blank.
     kept["variant"] = kept["variant"].replace("", None).fillna(kept["scenario"]).replace("", None).fillna("step")
     firsts: dict[str, int] = {}
@@ -90,9 +104,20 @@ def _what_could_be_told(measured: "pd.DataFrame") -> list[str]:
 
 
 def _checks(rows: list[Row]) -> Table:
-    on_cpu = all(not np.isfinite(row[PEAKS[0]]) for row in rows)
-    notes = ["errors are relative to the same step on one device"]
-    if on_cpu and len(rows) > 1:
-        notes.append("growth counts new pages only: a variant that reuses the memory of an earlier one looks small")
-    columns = [(name.replace("allocated", "growth") if on_cpu else name, text) for name, text in CHECKS]
+    columns = list(CHECKS)
+    if any(np.isfinite(row["peak_reserved_bytes"]) for row in rows):
+        columns.insert(2, RESERVED)
+    notes = [*_about_memory(rows), "errors are relative to the same step on one device"]
     return table_of("memory, and agreement with one device", columns, rows, notes)
+
+
+def _about_memory(rows: list[Row]) -> list[str]:
+    notes = []
+    if any(np.isfinite(row["peak_bytes"]) for row in rows):
+        notes.append("peak memory is what torch's allocator has handed out, on the rank that holds most")
+    elif any(np.isfinite(row["peak_growth_bytes"]) for row in rows):
+        notes.append("this run has the growth of resident memory only, which depends on what ran before: not shown")
+    if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):
+        notes.append("predicted are tensors alive as torch's tracker counts them, without the batch")
+    reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
+    return [*notes, *(f"where memory has a -: {reason}" for reason in reasons)]

@@ -17,7 +17,7 @@ from distbench.spec.writing import write_whole
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 FIELDS = {"scenario": str, "saved_at": str, "facts": dict, "launches": list, "cases": dict}
-LAUNCH_FIELDS = ("run_id", "started_at", "variants", "foreign_load", "complete")  # stored as they are
+LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored as they are
 SAVE_AGAIN = "save it again with distbench baseline save"
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
@@ -123,6 +123,7 @@ def _launch(record: Record, index: int, source: str) -> Launch:
         source=source,
         scenario=record["scenario"],
         started_at=float(row["started_at"]),
+        ended_at=float(row.get("ended_at", 0.0)),
         variants=row["variants"],
         # A fact that the file lacks is not known, as in a run file.
         facts={**Header().facts, **record["facts"], **row["facts"]},

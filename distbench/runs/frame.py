@@ -35,6 +35,7 @@ def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, .
     return tuple(Column(name, (*path, name), is_number) for name in names.split())
 
 
+HELD = ("parameters", "buffers", "optimizer", "batch", "gradients", "other")  # kinds of what a step holds at its peak
 PARAMS, COUNTERS = ("case", "params"), ("counters",)
 BEFORE_TIMES = (*_columns("kind id", "case"), *_columns("status"))
 AFTER_TIMES = (
@@ -43,14 +44,18 @@ AFTER_TIMES = (
     *_columns("op dtype", *PARAMS),
     *_columns("size_bytes", *PARAMS, is_number=True),
     *_columns("source target planner shape variant suite direction mesh_shape flattened", *PARAMS),
-    *_columns("num_tokens", *PARAMS, is_number=True),
+    *_columns("batch_size num_tokens", *PARAMS, is_number=True),
     *_columns("computes", *PARAMS),
 )
 LAST = (
     *_columns("path", *COUNTERS),
     *_columns("num_collectives wire_bytes_executed lower_bound_bytes", *COUNTERS, is_number=True),
     *_columns("predicted_s planning_cold_s planning_warm_s", *COUNTERS, is_number=True),
-    *_columns("peak_allocated_bytes peak_reserved_bytes peak_growth_bytes", *COUNTERS, is_number=True),
+    *_columns("peak_bytes peak_reserved_bytes predicted_peak_bytes", *COUNTERS, is_number=True),
+    *(Column(f"peak_{kind}_bytes", (*COUNTERS, "peak_by_kind", kind), is_number=True) for kind in HELD),
+    *_columns("peak_phase peak_owner memory_reason", *COUNTERS),
+    # Of runs before steps had their peak from the allocator's record.
+    *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
     *_columns("loss_rel_error grad_rel_error entry_skew_s isolated_s", *COUNTERS, is_number=True),
     *_columns("worst_grad", *COUNTERS),
     *_columns("stop_reason error"),
@@ -79,6 +84,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
+        columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
         columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
     return pd.DataFrame(columns | read_columns(records, LAST))
 

@@ -42,22 +42,25 @@ class Launch:
     Args:
         run_id: unique; a launch may stand on one side only.
         source: the file it was read from.
-        started_at: seconds since the epoch, or 0 where the file does not say.
+        started_at: seconds since the epoch, or 0 where the file does not say; likewise `ended_at`.
         variants: the scenario's parameters as text: launches with the same text should hold the same cases.
         facts: as a header's: what must agree, and what is only shown.
         foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
         complete: whether it ran to its end.
+        invocation_id: what the launches of one `distbench run` share, or None.
     """
 
     run_id: str
     source: str
     scenario: str
     started_at: float
+    ended_at: float
     variants: str
     facts: Record
     foreign_load: float | None
     complete: bool
     cases: dict[str, Value] = field(repr=False)
+    invocation_id: str | None = None
 
 
 def launch_of(run: Run) -> Launch:
@@ -74,12 +77,19 @@ def launch_of(run: Run) -> Launch:
         source=str(run.path),
         scenario=run.scenario,
         started_at=float(about.started_at),
+        ended_at=_ended_at(run.footer or {}),
         variants=json.dumps(about.variants, sort_keys=True),
         facts=about.facts,
         foreign_load=foreign_load(about.environment, run.footer or {}),
         complete=run.footer is not None and run.footer.get("status") == "complete",
         cases=cases,
+        invocation_id=about.invocation_id,
     )
+
+
+def _ended_at(footer: Record) -> float:
+    moment = footer.get("finished_at")
+    return float(moment) if isinstance(moment, int | float) else 0.0
 
 
 def value_of(record: Record) -> Value:

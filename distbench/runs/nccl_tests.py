@@ -50,7 +50,6 @@ def read_nccl_tests(path: Path) -> Run:
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
-    started = datetime.datetime.strptime(data["start_time"], "%Y-%m-%d %H:%M:%S").astimezone()
     config = data.get("config") or {}
     hosts = sorted({str(device.get("hostname")) for device in devices})
     settings = {name: config.get(name) for name in ("iterations", "aggregated_iterations", "warmup_iters", "graph")}
@@ -65,7 +64,7 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
             "mesh": {MESH_DIM: max(len(devices), 1)},
             "device": device_of("nccl"),
             "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
-            "started_at": started.timestamp(),
+            "started_at": _moment(data["start_time"]),
         },
         "environment": {
             "machine": "+".join(hosts) or None,
@@ -117,5 +116,11 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
 
 
 def _footer(data: Record) -> Record | None:
+    if "end_time" not in data:
+        return None
     footer = {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
-    return footer if "end_time" in data else None
+    return {**footer, "finished_at": _moment(data["end_time"])}
+
+
+def _moment(text: str) -> float:
+    return datetime.datetime.strptime(text, "%Y-%m-%d %H:%M:%S").astimezone().timestamp()

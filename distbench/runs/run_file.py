@@ -6,7 +6,8 @@ footer is an interrupted run; every case in it still counts, with the passes it 
 
 History of schema_version:
     1: first version.
-    2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples.
+    2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
+       `batch_size`; its `num_tokens` only where the scenario gives them (before, always: batch x the next dimension).
 """
 
 import gc
@@ -29,7 +30,19 @@ AGAIN = "(baseline again)"  # ends the id and the variant of a baseline that is 
 DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 
 Record = dict[str, Any]
-UPGRADES: dict[int, Callable[[Record], Record]] = {1: lambda record: record}
+
+
+def _without_guessed_tokens(record: Record) -> Record:
+    case = record.get("case")
+    if not (isinstance(case, dict) and case.get("kind") == "step" and isinstance(params := case.get("params"), dict)):
+        return record
+    shape = params.get("shape")
+    batch = {"batch_size": shape[0]} if isinstance(shape, list) and shape else {}
+    kept = {name: value for name, value in params.items() if name != "num_tokens"}
+    return {**record, "case": {**case, "params": kept | batch}}
+
+
+UPGRADES: dict[int, Callable[[Record], Record]] = {1: _without_guessed_tokens}
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,13 @@ def sizes(trace: Trace, record: dict[Any, Any], keys: Sequence[str]) -> list[int
 
 def cautions(one: Trace, other: Trace) -> list[str]:
     """What makes two traces hard to compare, as sentences."""
-    (machine, other_machine), (tokens, other_tokens), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
+    (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
     same_machine = machine == other_machine
     said = {
         f"measured on different machines, {machine} and {other_machine}: compare no times": not same_machine,
         "one launch a side; the interval knows the noise within a launch, not between launches: launch both again, in "
         "turn, before you believe a small difference of times": same_machine and run_id != other_id,
-        f"a step is of {tokens} tokens on one side and of {other_tokens} on the other": tokens != other_tokens,
+        f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
         f"{len(one.ranks)} ranks against {len(other.ranks)}; counts and bytes are of one rank": (
             len(one.ranks) != len(other.ranks)
         ),
@@ -114,6 +114,11 @@ def cautions(one: Trace, other: Trace) -> list[str]:
     return [f"caution: {sentence}" for sentence, is_so in said.items() if is_so]
 
 
+def _shape(trace: Trace) -> str:
+    shape = _params(trace).get("shape")
+    return "x".join(map(str, shape)) if isinstance(shape, list) else "of unknown shape"
+
+
 def _facts(trace: Trace) -> tuple[str, Any, str | None]:
     about = trace.run.about
-    return about.environment.machine or "unknown machine", _params(trace).get("num_tokens"), about.run_id
+    return about.environment.machine or "unknown machine", _shape(trace), about.run_id

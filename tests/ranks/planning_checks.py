@@ -23,7 +23,15 @@ from distbench.costmodel.profile import Profile
 from distbench.planning import State, parse_state
 from distbench.spec.errors import UserError
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
-from distbench.worker.redistribute.expected_shards import parse_placement, part_of, shard_in_order, shard_of, tagged
+from distbench.worker.redistribute.expected_shards import (
+    parse_placement,
+    part_of,
+    rounding_of,
+    shard_in_order,
+    shard_of,
+    tagged,
+    torch_placement,
+)
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -62,6 +70,48 @@ def check_direct(mesh: DeviceMesh, pairs: int) -> int:
         wanted = nested_shard(full, target, mesh)
         assert result.shape == wanted.shape and torch.equal(result, wanted), f"{source} -> {target} of {shape}"
     return pairs
+
+
+def check_direct_from_partial(mesh: DeviceMesh, pairs: int) -> int:
+    """Random pairs from Partial, by one exchange and by two: values, and the gradient's way back."""
+    rng = random.Random(f"partial/{tuple(mesh.shape)}")
+    at, num_stages = (tuple(mesh.shape), tuple(mesh.get_coordinate() or ())), set()
+    for _ in range(pairs):
+        tensor_ndim, reduce_op = rng.randrange(1, 4), rng.choice(("sum", "avg", "min", "max"))
+        shape = tuple(rng.choice((1, 3, 5, 8, 12)) for _ in range(tensor_ndim))
+        source, target = (
+            random_state(rng, mesh.ndim, tensor_ndim, [reduce_op]),
+            random_state(rng, mesh.ndim, tensor_ndim),
+        )
+        dtype = rng.choice((torch.float32, torch.float64) if reduce_op == "avg" else DTYPES)
+        full, waiting = tagged(shape, dtype), [torch_placement(placement) for placement in source.placements()]
+        # Either way is right, whatever is predicted for it.
+        prefer = rng.choice((lambda exchange: 1.0, lambda exchange: float(exchange.load()[0] ** 2)))
+        direct = DirectRedistribution(source, target, shape, mesh.mesh, seconds_of=prefer)
+        num_stages.add((bool(source.partials), len(direct.stages)))
+        result, wanted = (
+            direct(nested_shard(part_of(full, waiting, *at), source, mesh)),
+            nested_shard(full, target, mesh),
+        )
+        missed = rounding_of(waiting, [], at[0], dtype) if dtype.is_floating_point else 0.0
+        assert result.shape == wanted.shape
+        torch.testing.assert_close(result, wanted, rtol=0, atol=missed, msg=f"{source} -> {target} of {shape} {dtype}")
+        back = State(source.mesh_ndim, source.orders)
+        gradient = DirectRedistribution(target, back, shape, mesh.mesh)(wanted)
+        assert torch.equal(gradient, nested_shard(full, back, mesh)), f"back from {target} to {source}"
+    assert num_stages == {(False, 1), (True, 1), (True, 2)}
+    return 2 * pairs
+
+
+def check_replicas_of_a_sum_hold_the_same_bits(mesh: DeviceMesh) -> None:
+    """Sums of thirds depend on their order; ranks that hold replicas must not differ."""
+    torch.manual_seed(dist.get_rank())
+    source, target = parse_state("P(sum)" * mesh.ndim, 1), parse_state("R" * mesh.ndim, 1)
+    for prefer in (lambda exchange: 1.0, None):
+        result = DirectRedistribution(source, target, (1000,), mesh.mesh, seconds_of=prefer)(torch.rand(1000) / 3)
+        everyone = [torch.empty_like(result) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, result)
+        assert all(torch.equal(one, result) for one in everyone)
 
 
 def check_local_targets_stay_silent(mesh: DeviceMesh) -> None:
@@ -115,6 +165,35 @@ def check_a_flattened_mesh() -> int:
     return check_calibrated(mesh, ((5, 3),), stride=1)
 
 
+def check_any_order(shape: tuple[int, ...], num_meshes: int, num_pairs: int) -> int:
+    """Meshes with their ranks in any order: every value right, or the redistribution refused, on all ranks alike."""
+    rng, size, num_refused = random.Random(str(shape)), dist.get_world_size(), 0
+    names = tuple("xyz"[: len(shape)])
+    for _ in range(num_meshes):
+        mesh = DeviceMesh("cpu", torch.tensor(rng.sample(range(size), size)).reshape(shape), mesh_dim_names=names)
+        at = mesh.shape, tuple(mesh.get_coordinate() or ())
+        with calibrated_planning(profile_of(mesh, rng.choice((1e-9, 1.0))), check_ranks=False):
+            for _ in range(num_pairs):
+                source = [parse_placement(rng.choice(("R", "S(0)", "S(1)", "P(sum)"))) for _ in shape]
+                target = [parse_placement(rng.choice(("R", "S(0)", "S(1)"))) for _ in shape]
+                full = tagged(rng.choice(((8, 8), (5, 7))), torch.float32)
+                local = shard_of(part_of(full, source, *at), source, *at).contiguous()
+                whole = {"shape": full.shape, "stride": full.stride()}
+                dtensor: Any = DTensor.from_local(local, mesh, source, run_check=False, **whole)
+                try:
+                    got = dtensor.redistribute(mesh, target).to_local()
+                    assert torch.equal(got, shard_of(full, target, *at)), (
+                        f"{source} -> {target} on {mesh.mesh.tolist()}"
+                    )
+                except UserError as error:
+                    assert "do not ascend" in str(error), error
+                    num_refused += 1
+    refusals: list[Any] = [None] * size
+    dist.all_gather_object(refusals, num_refused)
+    assert len(set(refusals)) == 1 and 0 < num_refused < num_meshes * num_pairs, refusals
+    return num_meshes * num_pairs
+
+
 def check_gradients(mesh: DeviceMesh) -> int:
     """A matrix product whose operands must move: its gradients, planned by us, against one device."""
     torch.manual_seed(0)
@@ -163,15 +242,18 @@ def four_ranks() -> int:
     check_disagreement_is_refused(square)
     check_local_targets_stay_silent(square)
     checked = check_calibrated(square, ((8, 8), (5, 3)), stride=1) + check_gradients(square)
-    checked += check_a_flattened_mesh()
-    return checked + sum(check_direct(mesh, 250) for mesh in (square, line, turned))
+    checked += check_a_flattened_mesh() + check_any_order((2, 2), num_meshes=3, num_pairs=40)
+    for mesh in (square, line, turned):
+        checked += check_direct(mesh, 250) + check_direct_from_partial(mesh, 60)
+        check_replicas_of_a_sum_hold_the_same_bits(mesh)
+    return checked
 
 
 def eight_ranks() -> int:
     wide = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
     checked = check_calibrated(wide, ((9, 6),), stride=3) + check_calibrated(cube, ((6, 7),), stride=23)
-    return checked + sum(check_direct(mesh, 200) for mesh in (wide, cube))
+    return checked + sum(check_direct(mesh, 200) + check_direct_from_partial(mesh, 40) for mesh in (wide, cube))
 
 
 def main(checks: str, file: str) -> None:

@@ -1,8 +1,8 @@
 """Comparisons made of a series of unchanged launches, a slowdown put into one case: what the gate says of them.
 
-Windows of consecutive launches are taken as `distbench ab` would have launched them (A B, B A, A B ...), from every
-start and with either side as the candidate. So what drifts, and what a launch leaves behind for the next one, is in
-them as it was. Overlapping windows are not independent: a rate is known no better than the launches allow.
+Windows of consecutive launches are taken as `distbench ab` would have launched them, from every start, a coin for the
+order of each pair. So what drifts, and what a launch leaves behind for the next one, is in them as it was. Overlapping
+windows are not independent: a rate is known no better than the launches allow.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,17 +91,14 @@ class QualityTrial:
     def __post_init__(self) -> None:
         self.values = [[_value(samples) for samples in launches] for launches in self.series.samples_s]
 
-    def num_windows(self, num_pairs: int) -> int:
-        """Different windows of so many pairs: every start, either side the candidate."""
-        return 2 * max(self.series.num_launches - 2 * num_pairs + 1, 0)
+    def num_starts(self, num_pairs: int) -> int:
+        """Launches at which a window of so many pairs can begin."""
+        return max(self.series.num_launches - 2 * num_pairs + 1, 0)
 
     def window(self, number: int, num_pairs: int, factor: float | None, draw: np.random.Generator) -> Window:
-        """The window of a number, modulo how many there are; the changed case is drawn."""
-        start, swapped = divmod(number % self.num_windows(num_pairs), 2)
-        pairs = np.arange(num_pairs)
-        first = start + 2 * pairs
-        # A B, B A, A B: the candidate is second in every other pair.
-        is_second = (pairs + swapped) % 2
+        """The window of a number, modulo how many starts there are; orders and the changed case are drawn."""
+        first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
+        is_second = draw.integers(2, size=num_pairs)  # the candidate
         changed = int(draw.integers(len(self.series.case_ids)))
         seed = int(draw.integers(1 << 30))
         return Window((first + 1 - is_second).tolist(), (first + is_second).tolist(), changed, factor, seed)
@@ -116,7 +113,9 @@ class QualityTrial:
         if candidate and window.factor != 1.0:
             changed = window.slowed(window.changed, index, np.asarray(self.series.samples_s[window.changed][index]))
             cases[self.series.case_ids[window.changed]] = _value(changed)
-        return Launch(f"launch-{index}", "", self.series.name, 1.0 + index, "", Header().facts, None, True, cases)
+        return Launch(
+            f"launch-{index}", "", self.series.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases
+        )
 
     def judged(self, gated: Gated) -> Judged:
         """A comparison's verdicts in the order of the series' cases, and its pairs."""
@@ -144,13 +143,13 @@ def rates(
     Args:
         num_pairs: of launches in each comparison.
         change: one of CHANGES.
-        num_comparisons: more than there are windows change another case in the same launches.
-        seed: of which case is changed; every rule sees the same comparisons.
+        num_comparisons: more than there are starts take the same launches in another order.
+        seed: of orders and of which case is changed; every rule sees the same comparisons.
         rule: what judges; it may leave out the last pairs.
     """
     draw = np.random.default_rng(seed)
     found = Rates()
-    step = _coprime_step(trial.num_windows(num_pairs))
+    step = _coprime_step(trial.num_starts(num_pairs))
     for number in range(num_comparisons):
         window = trial.window(number * step, num_pairs, CHANGES[change], draw)
         found.add(window, *rule(trial, window))
@@ -158,5 +157,5 @@ def rates(
 
 
 def _coprime_step(count: int) -> int:
-    """A stride that visits all of `count` windows, far apart from one to the next."""
+    """A stride that visits all of `count` starts, far apart from one to the next."""
     return next(step for step in range(max(int(0.618 * count), 1), 0, -1) if np.gcd(step, count) == 1)

@@ -87,7 +87,7 @@ def _every_pair(mesh_shape: tuple[int, ...], shape: tuple[int, ...], op: str = "
 def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     shapes = [cube(numel, ndim, math.prod(mesh_shape)) for ndim in TENSOR_NDIMS]
     every = [_every_pair(mesh_shape, shape) for shape in shapes]
-    # Pairs with Partial outnumber the others, which alone can go direct.
+    # Pairs with Partial outnumber the others.
     return [
         [pair for pair in pairs if pair.source.has_partial == partial] for partial in (False, True) for pairs in every
     ]

@@ -60,7 +60,7 @@ def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> 
     """The planners asked for; or torch's, and with a profile also ours, direct only where it can move the pair."""
     if sweep.planners:
         return list(sweep.planners)
-    ours = [] if profile is None else ["calibrated"] if pair.source.has_partial else ["calibrated", "direct"]
+    ours = [] if profile is None else ["calibrated"] if pair.target.has_partial else ["calibrated", "direct"]
     return [*TORCH_PLANNERS, *ours]
 
 
@@ -127,14 +127,14 @@ def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pa
 def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[str]:
     """The planners that can move a pair: those asked for, or all.
 
-    calibrated needs a profile; direct adds nothing up and has no backward; neither knows a strided shard beyond shard
+    calibrated needs a profile; direct makes no Partial and has no backward; neither knows a strided shard beyond shard
     orders. Those torch plans greedily whatever is asked for, and they may kill ranks: once is enough.
     """
     decodable = pair.source.state is not None
     able = {
         "min_cost": decodable,
         "calibrated": profile is not None and decodable,
-        "direct": decodable and lab.suite != "backward" and not (pair.source.has_partial or pair.target.has_partial),
+        "direct": decodable and lab.suite != "backward" and not pair.target.has_partial,
     }
     return [name for name in lab.planners or PLANNERS if able.get(name, True)]
 

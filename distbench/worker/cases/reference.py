@@ -4,7 +4,8 @@ Rank 0 alone computes it. Gradients leave its device as backward finishes them, 
 so that no other rank ever holds more than one of them.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,13 +15,14 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import Scenario
-from distbench.worker.plans.fully_sharded import policies_of
-from distbench.worker.plans.materialise import blueprint, load_initial_values
+from distbench.worker.plans.materialise import Blueprint, blueprint, load_initial_values
+from distbench.worker.rank.device import random_states
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
 
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-LOW_PRECISION_TOLERANCE = 5e-2
+# torch has no public name for what these have in common.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+Collect = Callable[[str, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -28,47 +30,124 @@ class Reference:
     """What one device computes, on rank 0's CPU; other ranks have the shapes alone."""
 
     shapes: dict[str, torch.Size]  # by name, the full shape of every parameter
+    built: Blueprint
     loss: float = 0.0
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full, of the parameters that have one
     output: torch.Tensor | None = None  # of the global batch, where it is one tensor
+    random: str | None = None  # who draws random numbers in train mode, if anybody
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A step on one device: its loss, its output where that is one tensor, and whether it drew random numbers."""
+
+    loss: float
+    output: torch.Tensor | None
+    is_random: bool
 
 
 def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool = True) -> Reference:
     """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either."""
-    assert scenario.build_model and scenario.make_batch and scenario.loss
+    assert scenario.build_model is not None
     built = blueprint(scenario.build_model, context.seed)
     shapes = {name: parameter.shape for name, parameter in built.model.named_parameters()}
     if context.rank != 0:
-        return Reference(shapes)
+        return Reference(shapes, built)
+    gradients: dict[str, torch.Tensor] = {}
+
+    def collect(name: str, finished: torch.Tensor) -> None:
+        # A part that recomputes its forward by a backward of its own adds to a parameter several times.
+        gradients[name] = gradients[name] + finished if name in gradients else finished
+
+    model = model_on_device(scenario, context, built)
+    step = run_step(scenario, context, model, collect if with_gradients else None)
+    random = _dropout_of(model) if step.is_random else None
+    return Reference(shapes, built, step.loss, gradients, step.output, random)
+
+
+def model_on_device(scenario: Scenario, context: RankContext, built: Blueprint) -> nn.Module:
+    """The whole model with its initial values on this rank's device."""
+    assert scenario.build_model is not None
     with torch.device(context.device):
         model: nn.Module = scenario.build_model()
     load_initial_values(model, context, built.buffers)
-    gradients: dict[str, torch.Tensor] = {}
-    if with_gradients:
-        _collect_gradients(model, gradients)
-    inputs, targets = (tensor.to(context.device) for tensor in scenario.make_batch())
-    with torch.set_grad_enabled(with_gradients):
+    return model
+
+
+def run_step(
+    scenario: Scenario,
+    context: RankContext,
+    model: nn.Module,
+    collect: Collect | None,
+    dtype: torch.dtype | None = None,
+) -> OneStep:
+    """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
+
+    With a `dtype` the batch's floats are cast.
+    """
+    assert scenario.make_batch and scenario.loss
+    if collect is not None:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(_hand_over, collect, name))
+    inputs, targets = (cast_floats(tensor.to(context.device), dtype) for tensor in scenario.make_batch())
+    before = random_states(context.device)
+    with torch.set_grad_enabled(collect is not None):
         output = model(inputs)
         loss = scenario.loss(output, targets)
-    if with_gradients:
+    if collect is not None:
         loss.backward()
+    is_random = any(not torch.equal(*pair) for pair in zip(before, random_states(context.device), strict=True))
     whole = output.detach().cpu().float() if isinstance(output, torch.Tensor) else None
-    return Reference(shapes, float(loss.detach()), gradients, whole)
+    return OneStep(float(loss.detach()), whole, is_random)
 
 
-def _collect_gradients(model: nn.Module, gradients: dict[str, torch.Tensor]) -> None:
-    """Have each gradient move to the CPU as soon as backward has finished it."""
+def _hand_over(collect: Collect, name: str, parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    collect(name, parameter.grad.cpu().float().contiguous())
+    parameter.grad = None
 
-    def collect(name: str, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        finished = parameter.grad.cpu().float().contiguous()
-        # A part that recomputes its forward by a backward of its own adds to a parameter several times.
-        gradients[name] = gradients[name] + finished if name in gradients else finished
-        parameter.grad = None
 
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(partial(collect, name))
+def cast_floats(given: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor of floats in a dtype; anything else, or with None, as it is."""
+    is_cast = dtype is not None and isinstance(given, torch.Tensor) and given.is_floating_point()
+    return given.to(dtype) if is_cast else given
+
+
+def _dropout_of(model: nn.Module) -> str:
+    """The first module that drops in train mode; a name for whatever else draws where there is none."""
+    for name, module in model.named_modules():
+        rate = getattr(module, "p", None) if "Dropout" in type(module).__name__ else getattr(module, "dropout", None)
+        if module.training and isinstance(rate, float) and rate > 0:
+            return f"{name} ({type(module).__name__}, {rate:g})"
+    return "the model"
+
+
+def _batch_statistics_of(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if isinstance(module, BATCH_NORMS) and module.training:
+            return f"{name} ({type(module).__name__})"
+    return None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest absolute difference (inf: nothing to compare), and the largest absolute value of what should be."""
+
+    apart: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Of a step to one device's, over all ranks and known on all of them; and what rank 0 found in the model."""
+
+    mean_loss: float
+    loss: Difference
+    gradients: dict[str, Difference] = field(default_factory=dict)
+    output: Difference | None = None
+    random: str | None = None
+    batch_statistics: str | None = None
 
 
 def compare(
@@ -78,38 +157,38 @@ def compare(
     context: RankContext,
     gradient_scale: float | None = 1.0,
     output: torch.Tensor | None = None,
-) -> dict[str, Any]:
-    """Relative errors of the loss, of the worst gradient, and of the output if it is given, over all ranks.
+) -> Differences:
+    """Each rank compares its own shard of each gradient with the same shard of the reference; the largest difference.
 
-    Each rank compares its own shard of each gradient with the same shard of the reference; an error is the largest
-    absolute difference over the largest absolute value of the whole gradient. All ranks must call this together, after
-    backward; the reference's gradients are dropped as they are compared. `local_loss` is a mean over this rank's part
-    of the batch, `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on
-    purpose; None compares none.
+    All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch,
+    `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on purpose; None
+    compares none.
     """
-    errors = {} if gradient_scale is None else _gradient_errors(model, reference, context, gradient_scale)
-    output_error = None if output is None else _output_error(output, reference, context)
-    gathered = context.gather((local_loss, reference.loss, errors, output_error))
-    expected_loss = gathered[0][1]
+    own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
+    own_output = None if output is None else _output_difference(output, reference, context)
+    gathered = context.gather((local_loss, own, own_output, reference.loss, reference.random))
+    expected_loss, random = gathered[0][3:]
     loss = sum(one[0] for one in gathered) / len(gathered)
-    found = {"loss": loss, "loss_rel_error": abs(loss - expected_loss) / max(abs(expected_loss), 1e-30)}
-    if errors:
-        worst = {name: max(one[2][name] for one in gathered) for name in errors}
-        name = max(worst, key=lambda key: worst[key])
-        found |= {"grad_rel_error": worst[name], "worst_grad": name}
-    if output_error is not None:
-        found["output_rel_error"] = max(one[3] for one in gathered)
-    return found
+    return Differences(
+        loss,
+        Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
+        {name: _largest_of([one[1][name] for one in gathered]) for name in own},
+        None if output is None else _largest_of([one[2] for one in gathered]),
+        random,
+        _batch_statistics_of(reference.built.model),
+    )
 
 
-def _gradient_errors(model: nn.Module, reference: Reference, context: RankContext, scale: float) -> dict[str, float]:
-    errors = {}
+def _gradient_differences(
+    model: nn.Module, reference: Reference, context: RankContext, scale: float
+) -> dict[str, Difference]:
+    found = {}
     for name, parameter in model.named_parameters():
-        expected = _shared(reference.gradients.pop(name, None), reference.shapes[name], context).mul_(scale)
-        errors[name] = _gradient_error(parameter, expected)
+        expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
+        found[name] = _gradient_difference(parameter, expected if scale == 1 else expected * scale)
         # Before the next one is made.
         del expected
-    return errors
+    return found
 
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
@@ -119,54 +198,46 @@ def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankCont
     return tensor
 
 
-def _output_error(output: torch.Tensor, reference: Reference, context: RankContext) -> float:
+def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
     """Of this rank's part of the batch; the parts are shared one by one."""
     index, count = context.index(BATCH_DIMS)
-    whole, error = reference.output, 0.0
+    whole, found = reference.output, Difference(0.0, 0.0)
     for part in range(count):
         chunk = None
         if whole is not None:
             chunk = chunk_of(whole.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()
         expected = _shared(chunk, output.shape, context)
         if part == index:
-            error = _largest(output, expected, expected)
-    return error
+            found = _difference(output, expected, expected)
+    return found
 
 
-def _gradient_error(parameter: Any, expected: torch.Tensor) -> float:
+def _gradient_difference(parameter: Any, expected: torch.Tensor) -> Difference:
     gradient, wanted = parameter.grad, expected
     if gradient is None:
-        return float("inf") if expected.abs().max() > 0 else 0.0
+        size = largest(expected)
+        return Difference(math.inf if size > 0 else 0.0, size)
     if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
         gradient = gradient.full_tensor()
     elif hasattr(gradient, "to_local"):
         gradient, wanted = gradient.to_local(), own_shard(expected, gradient.placements, gradient.device_mesh)
-    return _largest(gradient, wanted, expected)
+    return _difference(gradient, wanted, expected)
 
 
-def _largest(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> float:
+def _difference(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> Difference:
     if got.shape != wanted.shape:
-        return float("inf")
-    if not wanted.numel():
-        return 0.0
-    difference = float((got.float().cpu() - wanted).abs().max())
-    return difference / max(float(whole.abs().max()), 1e-30)
+        return Difference(math.inf, largest(whole))
+    return Difference(_or_inf(largest(got.float().cpu() - wanted)), largest(whole))
 
 
-def verdict(found: dict[str, Any], tolerance: float) -> str | None:
-    """A sentence when an error is beyond the tolerance (or not a number), else None."""
-    gradient = f"the gradient of {found.get('worst_grad')}"
-    names = {"loss_rel_error": "the loss", "grad_rel_error": gradient, "output_rel_error": "the output"}
-    for what, where in names.items():
-        if what in found and not found[what] <= tolerance:
-            return f"{where} is {found[what]:.2e} (relative) off one device's; {tolerance:.0e} is allowed"
-    return None
+def _largest_of(differences: Sequence[Difference]) -> Difference:
+    return Difference(max(one.apart for one in differences), max(one.size for one in differences))
 
 
-def tolerance_of(scenario: Scenario) -> float:
-    """The relative error allowed to a scenario's step: its own, or that of the lowest precision its policy names."""
-    if scenario.tolerance is not None:
-        return scenario.tolerance
-    policies = policies_of(scenario.plan.fsdp) if scenario.plan.fsdp else []
-    dtypes = [getattr(policy, f"{part}_dtype") for policy in policies for part in ("param", "reduce", "output")]
-    return max(TOLERANCE.get(dtype or torch.float32, LOW_PRECISION_TOLERANCE) for dtype in [None, *dtypes])
+def _or_inf(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value; 0 of a tensor without elements."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

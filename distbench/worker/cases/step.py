@@ -11,14 +11,15 @@ from torch import nn
 
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
-from distbench.worker.cases.reference import compare, reference_of, tolerance_of, verdict
+from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.device import PeakMemory
+from distbench.worker.rank.device import empty_allocator
 from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.tracing.step_memory import memory_counters
 from distbench.worker.tracing.trace import StepTrace
 
 
@@ -33,6 +34,8 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     name, _, axes = label.partition("/")
     if scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
+    if scenario.num_tokens is not None and not (type(scenario.num_tokens) is int and scenario.num_tokens > 0):
+        raise UserError(f"{label}: num_tokens is {scenario.num_tokens!r}; give the tokens of a global batch, 1 or more")
     built = blueprint(scenario.build_model, context.seed)
     inputs, _ = scenario.make_batch()
     if found := problems(built.model, inputs, scenario.plan, context):
@@ -41,7 +44,8 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     params = {
         "scenario": name,
         "variant": axes,
-        "num_tokens": num_tokens(inputs),
+        "batch_size": len(inputs),
+        **({} if scenario.num_tokens is None else {"num_tokens": scenario.num_tokens}),
         "dtype": dtype_name(inputs.dtype),
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, inputs),
@@ -56,32 +60,24 @@ def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str
     return hashlib.sha256(repr((shapes, tuple(inputs.shape), inputs.dtype, loss)).encode()).hexdigest()[:8]
 
 
-def num_tokens(inputs: torch.Tensor) -> int:
-    """Tokens in a global batch: batch x sequence, of tensors (batch, sequence, ...); samples of any other."""
-    return inputs.shape[0] * (inputs.shape[1] if inputs.ndim > 1 else 1)
-
-
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
-    peak = PeakMemory(context.device)
+    empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
 
     def check() -> str | None:
-        counters.update(_largest_of_ranks({**peak.read(), "parameter_bytes": parameter_bytes(step.model)}, context))
-        counters["check"] = context.check
-        if context.check == "none":
-            return None
-        is_full = context.check == "full"
-        step.restart()
-        step.kept_outputs = [] if step.unshards_output and is_full else None
-        loss = step.forward_backward()
-        output = torch.cat(step.kept_outputs) if step.kept_outputs else None
-        reference = reference_of(scenario, context, with_gradients=is_full)
-        found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
-        tolerance = tolerance_of(scenario)
-        counters.update(found, tolerance=tolerance)
-        return verdict(found, tolerance)
+        largest = max(context.gather(parameter_bytes(step.model)))
+        counters.update(parameter_bytes=largest, check=context.check)
+        wrong = None
+        if context.check != "none":
+            step_check = StepCheck(step, scenario, context)
+            wrong = step_check()
+            counters.update(step_check.counters)
+        step.kept_outputs = None
+        # After all that is measured and checked: nothing that it does to the step can matter.
+        counters.update(memory_counters(step, context))
+        return wrong
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
@@ -98,8 +94,3 @@ def parameter_bytes(model: nn.Module) -> int:
     parameters: Iterator[Any] = model.parameters()
     local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
     return sum(tensor.numel() * tensor.element_size() for tensor in local)
-
-
-def _largest_of_ranks(own: dict[str, Any], context: RankContext) -> dict[str, Any]:
-    ranks = context.gather(own)
-    return {key: max((theirs[key] for theirs in ranks if theirs[key] is not None), default=None) for key in own}

@@ -23,7 +23,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import all_cases, load_scenario
 from distbench.worker.torch_internals import Skipped, fake_ranks
 from distbench.worker.tracing.attribution import communications_of
-from distbench.worker.tracing.trace import predicted_peak_bytes
+from distbench.worker.tracing.step_memory import predicted_peak_bytes
 
 
 def signature(job: Job) -> dict[str, Any]:

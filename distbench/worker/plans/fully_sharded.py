@@ -47,13 +47,19 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         "offload_policy": plan.offload,
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
-    units = matching_modules(plan.wrap, model)
-    for name, unit in sorted({**units, "": model}.items(), key=lambda item: -item[0].count(".") if item[0] else 1):
-        given = {**options, "mp_policy": _policy_of(plan, name)}
+    for unit, policy in units_of(model, plan):
+        given = {**options, "mp_policy": policy}
         fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
-    _prefetch(list(units.values()), plan)
+    _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
     _divide_by(model, plan, context)
     return Sharded([model], tuple(kept), _counters(model, kept, plan))
+
+
+def units_of(model: nn.Module, plan: FsdpPlan) -> list[tuple[nn.Module, Any]]:
+    """Every unit with its mixed precision policy (None for torch's default): the deepest first, the root last."""
+    named = {**matching_modules(plan.wrap, model), "": model}
+    ordered = sorted(named, key=lambda name: -name.count(".") if name else 1)
+    return [(named[name], _policy_of(plan, name)) for name in ordered]
 
 
 def _policy_of(plan: FsdpPlan, unit: str) -> Any:

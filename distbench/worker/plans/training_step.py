@@ -87,9 +87,9 @@ class TrainingStep:
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, scenario.plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
-        self._microbatches = list(self._split(scenario.make_batch()))
+        self.microbatches = list(self._split(scenario.make_batch()))
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
-        turns = ("forward", "backward") * len(self._microbatches)
+        turns = ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
 
     def _split(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -104,8 +104,8 @@ class TrainingStep:
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part."""
         losses = []
-        for turn, (inputs, targets) in enumerate(self._microbatches, start=1):
-            self._sync_gradients(turn == len(self._microbatches))
+        for turn, (inputs, targets) in enumerate(self.microbatches, start=1):
+            self._sync_gradients(turn == len(self.microbatches))
             losses.append(self._one_microbatch(inputs, targets, stamp))
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
@@ -125,7 +125,7 @@ class TrainingStep:
             # Held through backward, it would raise the step's peak of memory.
             del output
             stamp()
-            (loss / len(self._microbatches) if len(self._microbatches) > 1 else loss).backward()
+            (loss / len(self.microbatches) if len(self.microbatches) > 1 else loss).backward()
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss

@@ -1,12 +1,10 @@
 """All that torch does with a device itself: choose it, wait for it, read its clock and memory, say what it is."""
 
-import contextlib
-import ctypes
 import gc
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from distbench.spec.devices import ACCELERATORS, DEVICES
 
-STATUS = Path("/proc/self/status")
 MEMINFO = Path("/proc/meminfo")
-CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def select_device(device_type: str) -> torch.device:
@@ -87,39 +83,37 @@ def clock_of(device: torch.device) -> Clock:
     return HostClock() if DEVICES[device.type].waits_on_host else EventClock(device)
 
 
-class PeakMemory:
-    """Peak memory from the moment it is made until `read`: the allocator's count, or on CPU what residents grew by."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        if device.type != "cpu":
-            torch.get_device_module(device).reset_peak_memory_stats(device)
-        else:
-            _give_back_freed_memory()
-            self._start = None
-            with contextlib.suppress(OSError):
-                CLEAR_REFS.write_text("5")  # proc(5): resets the peak
-                self._start = _resident("VmRSS")
-
-    def read(self) -> dict[str, Any]:
-        """Bytes: `peak_allocated_bytes` and `peak_reserved_bytes` of an accelerator; `peak_growth_bytes` on CPU, None
-        where the system does not report it."""
-        if self._device.type != "cpu":
-            allocator = torch.get_device_module(self._device)
-            return {
-                "peak_allocated_bytes": allocator.max_memory_allocated(self._device),
-                "peak_reserved_bytes": allocator.max_memory_reserved(self._device),
-            }
-        peak = _resident("VmHWM")
-        known = self._start is not None and peak is not None
-        return {"peak_growth_bytes": max(peak - self._start, 0) if known else None}  # type: ignore[operator]
+def empty_allocator(device: torch.device) -> None:
+    """Give back all that earlier cases left behind, so that what the next one takes is its own."""
+    gc.collect()
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        module.synchronize(device)
+        module.empty_cache()
+        module.reset_peak_memory_stats(device)
 
 
-def measured_peak(device: torch.device, counters: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Bytes out of what `PeakMemory.read` gave, and what they were measured by."""
-    if device.type == "cpu":
-        return counters.get("peak_growth_bytes"), "growth of resident memory"
-    return counters.get("peak_allocated_bytes"), "torch's allocator"
+def allocator_peak(
+    device: torch.device, call: Callable[[Callable[[], None]], object], phases: Sequence[str]
+) -> dict[str, Any]:
+    """What an accelerator's allocator has handed out at the peak of one call, `peak_bytes`, and in which phase.
+
+    `peak_reserved_bytes` is what it has reserved for that, since `empty_allocator`. The call stamps the end of each
+    phase; memory is handed out as work is issued, so nothing waits.
+    """
+    module = torch.get_device_module(device)
+    peaks: list[int] = []
+    reserved = [module.max_memory_reserved(device)]
+
+    def stamp() -> None:
+        peaks.append(module.max_memory_allocated(device))
+        reserved.append(module.max_memory_reserved(device))
+        module.reset_peak_memory_stats(device)
+
+    module.reset_peak_memory_stats(device)
+    call(stamp)
+    place = max(range(len(peaks)), key=peaks.__getitem__)
+    return {"peak_bytes": peaks[place], "peak_reserved_bytes": max(reserved), "peak_phase": phases[place]}
 
 
 def free_bytes(device: torch.device) -> int:
@@ -130,20 +124,10 @@ def free_bytes(device: torch.device) -> int:
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
 
-def _give_back_freed_memory() -> None:
-    """Return what earlier cases freed to the system, or this case's growth would hide in their pages (glibc only)."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _resident(field: str) -> int | None:
-    try:
-        match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match.group(1)) * 1024 if match else None
+def random_states(device: torch.device) -> list[torch.Tensor]:
+    """Of the generators that a model on this device draws from by default."""
+    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    return [torch.get_rng_state(), *own]
 
 
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:

@@ -12,7 +12,7 @@ from distbench.compare.medians import median
 from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.costmodel.mesh_costs import measured_cost
 from distbench.costmodel.profile import Profile
-from distbench.planning import NotHandled, State, forget_prices, plan_exchange
+from distbench.planning import Exchange, NotHandled, State, forget_prices, plan_exchange
 from distbench.runs.run_file import busbw_factor
 from distbench.spec import UserError
 from distbench.worker.rank.rank_context import RankContext
@@ -107,30 +107,36 @@ def _path(
 def exchange_between(
     before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, context: RankContext
 ) -> PlannedRedistribution:
-    """The direct exchange of a local tensor between two layouts of a shape, shard orders included, but no Partial."""
+    """The direct exchange of a local tensor between two layouts of a shape, shard orders included, to no Partial."""
     itemsize = local.dtype.itemsize
 
+    def seconds_of(exchange: Exchange) -> float:
+        busiest, written = exchange.load()
+        predicted = _exchange_seconds(busiest, written, itemsize, context)
+        return float(busiest) if predicted is None else predicted
+
     def plan() -> DirectRedistribution:
-        return DirectRedistribution(before, after, shape, context.mesh.mesh)
+        return DirectRedistribution(before, after, shape, context.mesh.mesh, seconds_of=seconds_of)
 
     try:
         planning_s = planning_seconds(plan, plan_exchange.cache_clear)
     except NotHandled as reason:
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()
-    exchange = direct.exchange
-    sent_bytes = max(exchange.sent) * itemsize
-    ops = ("all_to_all",) if exchange.transfers else ()
+    ops = tuple("all_to_all" for exchange in direct.exchanges if exchange.transfers)
+    predicted = [_exchange_seconds(*exchange.load(), itemsize, context) for exchange in direct.exchanges]
+    steps = [f"-[{'direct' if exchange.transfers else 'local'}]->{state}" for state, exchange in direct.stages]
+    sent_bytes = sum(max(exchange.sent) for exchange in direct.exchanges) * itemsize
     return PlannedRedistribution(
         call=lambda: direct(local),
-        path=f"{before}-[{'direct' if ops else 'local'}]->{after}",
+        path=f"{before}{''.join(steps)}",
         collectives=ops,
         executed_as=ops,
         wire_bytes=sent_bytes,
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
-        predicted_s=_exchange_seconds(*exchange.load(), itemsize, context),
-        facts={"received_bytes": max(exchange.received) * itemsize},
+        predicted_s=None if None in predicted else sum(filter(None, predicted)),
+        facts={"received_bytes": sum(max(exchange.received) for exchange in direct.exchanges) * itemsize},
     )
 
 

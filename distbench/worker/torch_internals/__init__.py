@@ -33,10 +33,11 @@ from distbench.worker.torch_internals.mesh_facts import (
     flatten_mesh,
     hybrid_mesh,
     is_strided_shard,
+    nothing_sent,
     ranks_by_group_name,
     strided_shard,
 )
-from distbench.worker.torch_internals.native import native_all_to_all
-from distbench.worker.torch_internals.peak import tracked_peak_bytes
+from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
+from distbench.worker.torch_internals.replacements import native_all_to_all
 from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly

@@ -1,15 +1,18 @@
-"""DTensor plans by a profile: our cheapest path instead of torch's, in one method, inside one context."""
+"""DTensor plans by a profile: our cheapest path instead of torch's, and our prices for its operators, in one context.
+
+What we do not plan is planned and priced as without us. Our plans outlive the context, so that entering it again plans
+nothing twice.
+"""
 
 import contextlib
+import functools
 import inspect
+import math
 import os
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,150 +20,232 @@ import torch.distributed as dist
 
 from distbench.costmodel.mesh_costs import MeshCost, TorchCost, measured_cost
 from distbench.costmodel.profile import Profile, load_profile
-from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route
-from distbench.planning.states import known_reduce_op
+from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route, least_peak_route
+from distbench.planning.search import Route
 from distbench.spec.errors import UserError
-from distbench.worker.torch_internals.dtensor_planners import clear_redistribution_caches, layout_of
-from distbench.worker.torch_internals.probe import Unsupported, replaced, require
+from distbench.worker.torch_internals.dtensor_planners import layout_of, state_of_layout
+from distbench.worker.torch_internals.mesh_facts import is_strided_shard, unordered_groups
+from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.replacements import PlanCounts, Steps, planned_by
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
 _STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
+US_PER_S = 1e6
+# What torch does right whatever the order of a group's ranks is; None is local.
+ORDERLESS_STEPS = ("all_reduce", None)
 
 # Prices of a device mesh, or None for one that is not covered.
 ModelOf = Callable[[Any], MeshCost | None]
 
 
-class PlanCounts:
-    """How many plans were ours, and why the others were left to torch; for a report, not for control."""
-
-    def __init__(self) -> None:
-        self.ours = 0
-        self.left_to_torch: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def count(self, reason: str | None) -> None:
-        """One more plan; `reason` says why torch made it, None that we did."""
-        with self._lock:
-            if reason is None:
-                self.ours += 1
-            else:
-                self.left_to_torch[reason] += 1
-
-
 @contextlib.contextmanager
-def calibrated_planning(profile: Profile | str | os.PathLike[str], check_ranks: bool = True) -> Iterator[PlanCounts]:
+def calibrated_planning(
+    profile: Profile | str | os.PathLike[str], check_ranks: bool = True, *, max_bytes: int | None = None
+) -> Iterator[PlanCounts]:
     """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
 
-    It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. Plans it
-    does not know (symbolic shapes, `_StridedShard`, `_MaskPartial`, targets with Partial, meshes that the profile does
-    not cover by name and size) stay torch's; so do the paths to Partial that DTensor plans only to price an operator's
-    sharding. Enter and leave it on all ranks alike, and while no other thread plans.
+    Operators ask what redistributions cost before they choose a sharding; that is answered by the profile too. DTensor
+    keeps what an operator chose, inside and outside alike: entering and leaving do not touch it.
+
+    It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. What it
+    does not know (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover
+    by name and size) is planned and priced as without it. Enter and leave it on all ranks alike, and while no other
+    thread plans.
 
     Args:
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other for ever.
+        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, the same on all
+            ranks. The cheapest path within it is taken; where there is none, the one that holds least, and the counts
+            say so (`PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
 
     Raises:
         Unsupported: torch's planner is not the one we know.
-        UserError: the ranks' profiles differ, or the file cannot be read, on whichever rank.
+        UserError: `max_bytes` is no positive number; the ranks' profiles or limits differ; the file cannot be read, on
+            whichever rank; inside, over ranks whose order torch does not keep (`mesh_facts.unordered_groups`).
     """
     try:
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise UserError(f"max_bytes is {max_bytes!r}; give a positive whole number of bytes, or None for no limit")
         known = profile if isinstance(profile, Profile) else load_profile(Path(profile))
     except UserError:
         if check_ranks:
-            # Ranks that can read theirs must not be left waiting for this one.
+            # Ranks that can enter must not be left waiting for this one.
             _on_all_ranks("unreadable")
         raise
-    if check_ranks and len(set(_on_all_ranks(known.digest()))) > 1:
-        raise UserError("the ranks hold different profiles and would wait for each other for ever; give all the same")
-    with planning_under(lambda mesh: _cost_of(known, mesh)) as counts:
+    digest = known.digest()
+    if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
+        raise UserError(
+            "the ranks hold different profiles, or max_bytes, and would wait for each other for ever; give all the same"
+        )
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    require_known_planner()
+    with planned_by(_kept_planning(_Wanted(digest, tuple(known.mesh.items()), rank, max_bytes, known))) as counts:
         yield counts
 
 
 @contextlib.contextmanager
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
-    """The same under any cost model, chosen for each device mesh; None leaves the plan to torch."""
+    """The same under any cost model, chosen for each device mesh; None leaves it to torch. Plans end with it."""
     require_known_planner()
-    from torch.distributed.tensor import _redistribute as module
+    with planned_by(_Planning(model_of)) as counts:
+        yield counts
 
-    _plan_one_pair(module.DTensorRedistributePlanner)
-    planner_class, counts = module.DTensorRedistributePlanner, PlanCounts()
-    ours = _method(planner_class.find_min_cost_path, model_of, counts)
-    clear_redistribution_caches()
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What plans depend on; the rank, because the steps of uneven shards have its sizes."""
+
+    digest: str
+    mesh: tuple[tuple[str, int], ...]
+    rank: int
+    max_bytes: int | None
+    profile: Profile = field(compare=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_planning(wanted: _Wanted) -> "_Planning":
+    return _Planning(functools.partial(_cost_of, wanted.profile), wanted.max_bytes)
+
+
+def forget_plans() -> None:
+    """Drop the plans and prices of every profile, so that the next context begins as a process's first one does."""
+    _kept_planning.cache_clear()
+    _price_us.cache_clear()
+
+
+class _Planning:
+    """Plans and prices under one choice of cost models; `kept` plans each pair of specs once."""
+
+    def __init__(self, model_of: ModelOf, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._model_of = functools.cache(model_of)
+        self.kept = functools.cache(self.plan)
+
+    def plan(self, source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> tuple[Any, str | None]:
+        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by.
+
+        UserError where a step goes over ranks whose order torch does not keep, whoever planned it.
+        """
+        steps, reason = self._planned(source, target, use_graph)
+        unordered = unordered_groups(source.mesh)
+        for step in steps:
+            if step.mesh_dim in unordered and step._comm_type_key() not in ORDERLESS_STEPS:
+                raise UserError(
+                    f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values: "
+                    f"torch sorts a group's ranks, and {unordered[step.mesh_dim]} do not ascend; make a mesh in "
+                    "which they do"
+                )
+        return steps, reason
+
+    def _planned(self, source: Any, target: Any, use_graph: bool | None) -> tuple[Any, str | None]:
+        from torch.distributed.tensor import _redistribute as module
+
+        try:
+            planner: Any = module.DTensorRedistributePlanner(source.mesh, source.tensor_meta)
+            routes: list[Route] = []
+
+            def path(source: Any, target: Any) -> list[Any]:
+                routes.append(self.route(planner.device_mesh, planner.dtensor_meta, source, target))
+                return [_dist_state(module.DTensorRedistributePlanner.DistState, state) for state in routes[0].states]
+
+            planner.find_min_cost_path = path
+            steps = Steps(planner.generate_graph_based_transform_infos(source, target, source.shape))
+            steps.is_above_max_bytes = (
+                bool(steps) and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes
+            )
+            return steps, None
+        except (NotHandled, NoPath) as error:
+            reason = str(error)
+        except ValueError:
+            # torch raises it for one that stands for no shard order.
+            if not any(map(is_strided_shard, (*source.placements, *target.placements))):
+                raise
+            reason = "_StridedShard"
+        return inspect.unwrap(module._gen_transform_infos_non_cached)(source, target, use_graph), reason
+
+    def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
+        """The path between two of torch's states; NotHandled or NoPath where we have none."""
+        start, end = (
+            state_of_layout(state.placements, state.tensor_dim_to_mesh_dim, len(meta.shape))
+            for state in (source, target)
+        )
+        return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
+
+    def price(self, source: Any, target: Any) -> float:
+        """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
+
+        What is local costs nothing, and from a shard or another partial to a partial costs infinitely much: an operator
+        that gathers an input to be able to add it up later would be no gain.
+        """
+        meta = source.tensor_meta
+        if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
+            raise NotHandled("specs that no path connects")
+        start = state_of_layout(source.placements, source.shard_order, len(meta.shape))
+        end = state_of_layout(target.placements, target.shard_order, len(meta.shape))
+        if start == end or not (start.partials or any(start.orders)):
+            return 0.0
+        if _splits_what_is_no_replica(start, end):
+            return math.inf
+        return _price_us(*self._priced(source.mesh, meta), start, end, self.max_bytes)
+
+    def _priced(self, mesh: Any, meta: Any) -> tuple[Problem, MeshCost]:
+        problem = Problem(tuple(mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
+        model = self._model_of(mesh)
+        if model is None:
+            raise NotHandled("a mesh that the profile does not cover")
+        return problem, model
+
+
+def _splits_what_is_no_replica(start: State, end: State) -> bool:
+    taken = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
+    return any(partial not in start.partials and partial[0] in taken for partial in end.partials)
+
+
+@functools.lru_cache(maxsize=65536)
+def _price_us(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> float:
+    route = _route(problem, model, source, target, max_bytes)
+    return route.seconds * US_PER_S if route.num_collectives else 0.0
+
+
+def _route(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> Route:
     try:
-        # torch would merge steps over mesh dims that were flattened into one: what runs is then not what was priced,
-        # and where nested shards are uneven it is wrong (pytorch PR 194457).
-        with (
-            module.use_min_cost_redistribution_plan(True),
-            module.disable_redistribute_transform_optimization(),
-            replaced(planner_class, "find_min_cost_path", ours),
-        ):
-            yield counts
-    finally:
-        clear_redistribution_caches()
+        return cheapest_route(problem, model, source, target, max_bytes)
+    except NoPath:
+        return least_peak_route(problem, model, source, target)
 
 
 def require_known_planner() -> None:
     """Raise `Unsupported` unless torch's planner has the shape that we replace."""
+    try:
+        from torch.distributed.tensor import _redistribute as module
+
+        planner_class = module.DTensorRedistributePlanner
+        methods = planner_class.find_min_cost_path, planner_class.get_next_state
+    except (ImportError, AttributeError):
+        require("redistribution planners")
+        require("calibrated planning")
+        raise
+    _require_known(planner_class, *methods)
+
+
+@functools.lru_cache(maxsize=4)
+def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: Any) -> None:
     require("redistribution planners")
     require("calibrated planning")
-    from torch.distributed.tensor import _redistribute as module
-
     known = "distbench knows torch 2.11 to 2.13"
-    planner_class = module.DTensorRedistributePlanner
-    parameters = tuple(inspect.signature(planner_class.find_min_cost_path).parameters)
+    parameters = tuple(inspect.signature(find_min_cost_path).parameters)
     if parameters != _METHOD_PARAMETERS:
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
     fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
     if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
         raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {known}")
+    _plan_one_pair(planner_class)
 
 
-def _method(original: Any, model_of: ModelOf, counts: PlanCounts) -> Any:
-    def find_min_cost_path(self: Any, src_state: Any, dst_state: Any) -> Any:
-        try:
-            path = _our_path(self, src_state, dst_state, model_of)
-        except (NotHandled, NoPath) as reason:
-            counts.count(str(reason))
-            return original(self, src_state, dst_state)
-        counts.count(None)
-        return path
-
-    return find_min_cost_path
-
-
-def _our_path(planner: Any, source: Any, target: Any, model_of: ModelOf) -> list[Any]:
-    meta = planner.dtensor_meta
-    if any(placement.is_partial() for placement in target.placements):
-        raise NotHandled("a target with Partial")
-    start, end = _state_of(source, len(meta.shape)), _state_of(target, len(meta.shape))
-    problem = Problem(tuple(planner.device_mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
-    model = model_of(planner.device_mesh)
-    if model is None:
-        raise NotHandled("a mesh that the profile does not cover")
-    route = cheapest_route(problem, model, start, end)
-    state_class: Any = type(source)
-    return [_dist_state(state_class, state) for state in route.states]
-
-
-@lru_cache(maxsize=65536)
-def _state_of(dist_state: Any, tensor_ndim: int) -> State:
-    orders: list[tuple[int, ...]] = [()] * tensor_ndim
-    for entry in dist_state.tensor_dim_to_mesh_dim:
-        orders[entry.tensor_dim] = tuple(entry.mesh_dims)
-    partials = []
-    for mesh_dim, placement in enumerate(dist_state.placements):
-        name = type(placement).__name__
-        if name == "Partial":
-            partials.append((mesh_dim, known_reduce_op(placement.reduce_op)))
-        elif name not in ("Shard", "Replicate"):
-            raise NotHandled(name)
-    return State(len(dist_state.placements), tuple(orders), tuple(partials))
-
-
-@lru_cache(maxsize=65536)
-def _dist_state(state_class: Any, state: State) -> Any:
+@functools.lru_cache(maxsize=65536)
+def _dist_state(state_class: Callable[..., Any], state: State) -> Any:
     return state_class(*layout_of(state))
 
 
@@ -182,6 +267,12 @@ def _on_all_ranks(digest: str) -> list[str]:
     return digests
 
 
+class _OneMesh:
+    """As much of a device mesh as planning touches."""
+
+    ndim, shape = 2, (2, 2)
+
+
 def _plan_one_pair(planner_class: Any) -> None:
     """Plan one pair with our method and hold each step against torch's own list of next states."""
     from torch.distributed.tensor import Replicate, Shard
@@ -189,15 +280,16 @@ def _plan_one_pair(planner_class: Any) -> None:
 
     try:
         planner = object.__new__(planner_class)
-        # As much of a device mesh as planning touches.
-        planner.device_mesh, planner.tensor_dimension = SimpleNamespace(ndim=2, shape=(2, 2)), 2
+        planner.device_mesh, planner.tensor_dimension = _OneMesh(), 2
         planner.dtensor_meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
         planner.strided_shard_placements_in_target, planner.partial_reduce_ops_in_target = set(), set()
         planner.cost_function = lambda before, after: 0.0
         state = planner_class.DistState
         source = state((Shard(0), Shard(0)), (ShardOrderEntry(0, (0, 1)),))
         target = state((Shard(1), Replicate()), (ShardOrderEntry(1, (0,)),))
-        path = _our_path(planner, source, target, lambda mesh: TorchCost((2, 2), devices_per_host=1))
+        planning = _Planning(lambda mesh: TorchCost((2, 2), devices_per_host=1))
+        route = planning.route(planner.device_mesh, planner.dtensor_meta, source, target)
+        path = [_dist_state(state, layout) for layout in route.states]
         legal = [
             after in planner.get_next_state(before.placements, before.tensor_dim_to_mesh_dim)
             for before, after in pairwise(path)

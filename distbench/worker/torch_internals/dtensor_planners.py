@@ -4,14 +4,15 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from distbench.planning import State
+from distbench.planning import NotHandled, State
+from distbench.planning.states import known_reduce_op
 from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.torch_internals.probe import require
 
@@ -145,6 +146,22 @@ def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             placements[mesh_dim] = Shard(tensor_dim)
     shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
     return tuple(placements), tuple(shard_order)
+
+
+@lru_cache(maxsize=65536)
+def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], tensor_ndim: int) -> State:
+    """Our state of torch's placements and shard order; NotHandled for a placement or reduce op that we do not know."""
+    orders: list[tuple[int, ...]] = [()] * tensor_ndim
+    for entry in shard_order:
+        orders[entry.tensor_dim] = tuple(entry.mesh_dims)
+    partials = []
+    for mesh_dim, placement in enumerate(placements):
+        name = type(placement).__name__
+        if name == "Partial":
+            partials.append((mesh_dim, known_reduce_op(placement.reduce_op)))
+        elif name not in ("Shard", "Replicate"):
+            raise NotHandled(name)
+    return State(len(placements), tuple(orders), tuple(partials))
 
 
 def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:

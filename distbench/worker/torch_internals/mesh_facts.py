@@ -1,10 +1,12 @@
 """Facts of meshes and placements that torch has no public names for."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -25,6 +27,27 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     return _StridedShard(tensor_dim, split_factor=split_factor)
+
+
+@functools.lru_cache(maxsize=256)
+def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
+    """Mesh dim to a group along it whose ranks do not ascend, for those that have one.
+
+    torch sorts the ranks of a process group. So what it gathers, scatters or exchanges over such a mesh dim arrives in
+    another order than that of the mesh: values are wrong, and nothing says so.
+    """
+    require("ranks of a mesh in their order")
+    # Plans are also made while torch traces, when it refuses to look into a mesh.
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    found: dict[int, list[int]] = {}
+    with _disable_current_modes():
+        ranks = mesh.mesh
+        for mesh_dim, size in enumerate(ranks.shape):
+            for group in ranks.movedim(mesh_dim, -1).reshape(-1, size).tolist():
+                if group != sorted(group):
+                    found.setdefault(mesh_dim, group)
+    return found
 
 
 def ranks_by_group_name() -> dict[str, str]:
@@ -60,6 +83,27 @@ def _fake_group(world_size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def nothing_sent() -> Iterator[None]:
+    """Have the collectives of every process group of this rank end at once on CPU, as those of torch's fake one do.
+
+    What they should have received has any value, so what is computed meanwhile has no meaning but its shapes.
+    """
+    require("process groups that send nothing")
+    types, cpu = dist.ProcessGroup.BackendType, torch.device("cpu")
+    fake = torch._C._distributed_c10d.FakeProcessGroup
+    groups = [group for group in dist.distributed_c10d._world.pg_map if group.name() == "gloo"]
+    own = [group._get_backend(cpu) for group in groups]
+    try:
+        for group in groups:
+            # torch keeps a backend for each type, and takes the one that is registered last.
+            group._register_backend(cpu, types.CUSTOM, fake._create_internal(group.rank(), group.size()))
+        yield
+    finally:
+        for group, backend in zip(groups, own, strict=True):
+            group._register_backend(cpu, types.GLOO, backend)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ FAKE = "torch._subclasses.fake_tensor"
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
 MEMORY = "torch.distributed._tools.mem_tracker"
+PROFILER = "torch._C._profiler"
+AUTOGRAD = "torch._C._autograd"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
 
 
@@ -54,6 +56,7 @@ class Probe:
 
 
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
+SPECS = "src_spec, dst_spec"
 PLANNER = "DTensorRedistributePlanner"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
@@ -78,8 +81,17 @@ NEEDED = (
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.find_min_cost_path(self, src_state, dst_state)"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.get_next_state"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.DistState"),
-    ("calibrated planning", REDISTRIBUTE, "disable_redistribute_transform_optimization"),
+    (
+        "calibrated planning",
+        REDISTRIBUTE,
+        f"{PLANNER}.generate_graph_based_transform_infos({SPECS}, full_tensor_shape)",
+    ),
+    ("calibrated planning", REDISTRIBUTE, f"_gen_transform_infos({SPECS}, use_graph_based_transform)"),
+    ("calibrated planning", REDISTRIBUTE, f"_gen_transform_infos_non_cached({SPECS}, use_graph_based_transform)"),
+    ("calibrated planning", REDISTRIBUTE, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN"),
+    ("calibrated planning", "torch.distributed.tensor._ops.utils", "redistribute_cost(current_spec, target_spec)"),
     ("calibrated planning", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    ("ranks of a mesh in their order", "torch.utils._python_dispatch", "_disable_current_modes"),
     ("native all-to-all on CPU", PLACEMENTS, "shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)"),
     ("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
     ("explicit shard orders", REDISTRIBUTE, f"{LOCAL}, is_explicit)"),
@@ -107,6 +119,16 @@ NEEDED = (
     ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
     ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
     ("predicted peak memory", MEMORY, "MemTracker._pre_fw_hook(module, inputs)"),
+    ("predicted peak memory", MEMORY, "MemTracker._update_peak_stats(peak_state)"),
+    *(("memory of a step", AUTOGRAD, f"_{what}_profiler") for what in ("prepare", "enable", "disable")),
+    ("memory of a step", AUTOGRAD, "_ProfilerResult.experimental_event_tree"),
+    ("memory of a step", PROFILER, "ProfilerConfig"),
+    ("memory of a step", PROFILER, "_EventType.Allocation"),
+    ("memory of a step", PROFILER, "_EventType.TorchOp"),
+    ("memory of a step", PROFILER, "RecordScope.BACKWARD_FUNCTION"),
+    ("memory of a step", PROFILER, "_ProfilerEvent.extra_fields"),
+    ("memory of a step", "torch.distributed._tools.common_utils", "get_untyped_storages(t)"),
+    ("memory of a step", "torch.utils._pytree", "tree_leaves(tree)"),
     ("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     ("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     ("tensors without values", FAKE, "FakeTensorMode"),
@@ -119,6 +141,9 @@ NEEDED = (
     ("fake process group", COSTS, "_mesh_resources.num_devices_per_host(device_type)"),
     ("fake process group", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     ("partition to Partial", "torch.distributed.tensor", "Partial._partition_value(tensor, mesh, mesh_dim)"),
+    ("process groups that send nothing", C10D, "_world.pg_map"),
+    ("process groups that send nothing", DIST, "ProcessGroup._register_backend"),
+    ("process groups that send nothing", "torch", "_C._distributed_c10d.FakeProcessGroup._create_internal"),
     ("process groups by name", C10D, "_world.pg_map"),
     ("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     ("context parallel", CP, "context_parallel(mesh, buffers, buffer_seq_dims)"),

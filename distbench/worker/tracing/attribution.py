@@ -103,7 +103,7 @@ class CollectiveTracker:
     """Follows a call's phases, labels and modules, and attributes each collective to its owner."""
 
     def __init__(
-        self, phases: Sequence[str], labels: Labels, modules: "_Modules", plan: ParallelPlan, context: RankContext
+        self, phases: Sequence[str], labels: Labels, modules: "RunningModules", plan: ParallelPlan, context: RankContext
     ) -> None:
         self._names = iter(phases or ("call",))
         self._phase = next(self._names)
@@ -148,7 +148,7 @@ def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[CollectiveTracker]:
     """Follow one call."""
-    with labelled_communication() as labels, _tracked(model) as modules:
+    with labelled_communication() as labels, running_modules(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, context)
 
 
@@ -176,7 +176,7 @@ def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
     return found
 
 
-class _Modules:
+class RunningModules:
     """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to."""
 
     def __init__(self) -> None:
@@ -184,9 +184,11 @@ class _Modules:
         self._spans: list[tuple[int, int, str]] = []
 
     def enter(self, name: str, *_: object) -> None:
+        """A module's forward begins."""
         self._stack.append((name, next_autograd_position()))
 
     def leave(self, *_: object) -> None:
+        """The innermost module's forward ends."""
         name, start = self._stack.pop()
         self._spans.append((start, next_autograd_position(), name))
 
@@ -204,9 +206,9 @@ class _Modules:
 
 
 @contextlib.contextmanager
-def _tracked(model: nn.Module | None) -> Iterator[_Modules]:
+def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
     """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
-    modules = _Modules()
+    modules = RunningModules()
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules() if model is not None else ():
             hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))

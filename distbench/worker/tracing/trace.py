@@ -15,13 +15,12 @@ import torch.distributed as dist
 from distbench.compare.medians import median
 from distbench.spec.devices import DEVICES
 from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.device import measured_peak
-from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Forwarding, Issued, tracked_peak_bytes
+from distbench.worker.torch_internals import Forwarding, Issued
 from distbench.worker.tracing.attribution import Communication, communications_of, tracked_collectives
 from distbench.worker.tracing.profiled import profiled_step
+from distbench.worker.tracing.step_memory import largest_known, prediction_of
 from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables
 
 NUM_STEPS, ROUNDS = 3, 5
@@ -29,7 +28,6 @@ MAX_DIFFERENCES = 20
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
 # And it stays so until torch.compiler.reset(): whatever enters a dispatch mode comes after what is measured.
 RUN_UNCOMPILED = "under a dispatch mode compiled modules run uncompiled; the forwarding groups saw the compiled step"
-NO_PREDICTION = "torch's memory tracker cannot follow this step"
 
 
 @dataclass(frozen=True)
@@ -186,29 +184,13 @@ def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
     return found[:MAX_DIFFERENCES] + more
 
 
-def predicted_peak_bytes(step: TrainingStep) -> int | None:
-    """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
-
-    None where it cannot follow the step, which must have run before.
-    """
-    others = [step.optimizer] if step.optimizer is not None else []
-    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
-
-
 def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
-    """Measured and predicted peak of the rank that needs most, bytes."""
-    measured, measured_by = measured_peak(context.device, counters)
-    predicted, reason = None, None
-    try:
-        predicted = predicted_peak_bytes(bare)
-        reason = NO_PREDICTION if predicted is None else None
-    except Exception as error:
-        reason = f"torch's memory tracker: {one_line(error)}"
+    """Measured and predicted peak of the rank that needs most, bytes; of compiled modules too, as this comes last."""
+    predicted, reason = prediction_of(bare, of_compiled=True)
     of_ranks = context.gather((predicted, reason))
-    known = [theirs for theirs, _ in of_ranks if theirs is not None]
     return {
-        "measured_peak_bytes": measured,
-        "measured_by": measured_by,
-        "predicted_peak_bytes": max(known) if len(known) == len(of_ranks) else None,
+        "measured_peak_bytes": counters.get("peak_bytes"),
+        "measured_by": "torch's allocator",
+        "predicted_peak_bytes": largest_known([theirs for theirs, _ in of_ranks]),
         "reason": next((why for _, why in of_ranks if why), None),
     }

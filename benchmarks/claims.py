@@ -1,0 +1,92 @@
+"""The README's table of promises: each benchmark says its own rows, and what of its measurements they show.
+
+A benchmark is a module `bench_NAME.py` with `main()`, which returns measurements (name, measured, allowed), and, for
+what the README shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes.
+"""
+
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import ModuleType
+
+Row = tuple[str, float, float]
+"""Name, measured, allowed: a ceiling, or with a minus sign before it a floor; infinity promises nothing."""
+
+HEAD = "| promise | measured | wanted | `./run.sh` ... |\n|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table.
+
+    Args:
+        promise: what is claimed, as Markdown.
+        figure: a format string over the values of the measurements that `of` names, in their order; it may also name
+            `least`, `most` and `total` of them.
+        wanted: what it must be, as Markdown.
+        of: patterns of names of measurements, as in a shell.
+    """
+
+    promise: str
+    figure: str
+    wanted: str
+    of: tuple[str, ...] = ("*",)
+
+    def measured(self, rows: Sequence[Row]) -> str:
+        """The figure of these measurements.
+
+        Raises:
+            ValueError: a pattern names none of them.
+        """
+        values = []
+        for pattern in self.of:
+            found = [value for name, value, _ in rows if fnmatchcase(name, pattern)]
+            if not found:
+                raise ValueError(f"{self.promise}: no measurement is called {pattern}")
+            values += found
+        text = self.figure.format(*values, least=min(values), most=max(values), total=sum(values))
+        return text.replace("%", " %")
+
+    def line(self, measured: str, benchmark: str) -> str:
+        """The row of the table."""
+        return f"| {self.promise} | {measured} | {self.wanted} | `bench {benchmark}` |"
+
+
+def names() -> list[str]:
+    """Every benchmark, by the module's name without `bench_`."""
+    modules = pkgutil.iter_modules([str(Path(__file__).parent)])
+    return [module.name.removeprefix("bench_") for module in modules if module.name.startswith("bench_")]
+
+
+def benchmark(name: str) -> ModuleType:
+    """The module of that name."""
+    return importlib.import_module(f"benchmarks.bench_{name}")
+
+
+def claims_of(module: ModuleType) -> tuple[Claim, ...]:
+    """Its rows of the table; none where it has nothing to say in the README."""
+    return getattr(module, "CLAIMS", ())
+
+
+def lines(name: str, rows: Sequence[Row] | None) -> Iterator[str]:
+    """A benchmark's rows of the table, without figures where nothing was measured."""
+    for claim in claims_of(benchmark(name)):
+        yield claim.line("left out by --quick" if rows is None else claim.measured(rows), name)
+
+
+def holds(row: Row) -> bool:
+    """Whether a measurement is as promised."""
+    _, measured, allowed = row
+    return measured >= -allowed if math.copysign(1, allowed) < 0 else measured <= allowed
+
+
+def detail(row: Row) -> str:
+    """A measurement as a line of text, with what was promised."""
+    name, measured, allowed = row
+    bound = f"at least {-allowed:g}" if math.copysign(1, allowed) < 0 else f"at most {allowed:g}"
+    said = "" if math.isinf(allowed) else f"  ({bound})"
+    return f"  {'ok  ' if holds(row) else 'FAIL'} {name:<72} {measured:9.3f}{said}"

@@ -1,0 +1,66 @@
+"""The README's table of promises is what `./run.sh bench` prints: the same rows, each with its command."""
+
+import re
+
+import pytest
+from conftest import ROOT
+
+from benchmarks.__main__ import main
+from benchmarks.claims import HEAD, Claim, benchmark, claims_of, detail, holds, lines, names
+
+
+def cells(line: str) -> tuple[str, str, str]:
+    """(promise, wanted, command) of a row: all but what was measured."""
+    promise, _, wanted, command = line.strip().strip("|").split(" | ")
+    return promise.strip(), wanted, command.strip()
+
+
+def readme_rows() -> list[str]:
+    section = (ROOT / "README.md").read_text().split(HEAD + "\n")
+    assert len(section) == 2, "the README has the table once, with the head that bench prints"
+    return section[1].split("\n\n")[0].splitlines()
+
+
+def test_the_readme_has_the_rows_that_bench_prints() -> None:
+    printed = [line for name in names() for line in lines(name, None)]
+    assert [cells(line) for line in readme_rows()] == [cells(line) for line in printed]
+
+
+def test_every_command_of_the_table_exists_and_every_row_has_a_figure() -> None:
+    for row in readme_rows():
+        command = re.search(r"`bench (\w+)` \|$", row)
+        assert command and command[1] in names() and callable(benchmark(command[1]).main)
+        assert re.search(r"\d", row.split(" | ")[1])
+
+
+def test_a_figure_is_of_the_measurements_that_it_names() -> None:
+    rows = [("cold, 2x2", 3.0, -1.0), ("warm, 2x2", 10.4, -1.0), ("warm, 4x4", 20.6, -30.0), ("share", 0.5, 0.6)]
+    claim = Claim("planning", "{:.0f}x, {:.0f}x ({least:.1f} to {most:.1f}, {total:.0f})", "30x", ("warm, *",))
+    assert claim.measured(rows) == "10x, 21x (10.4 to 20.6, 31)"
+    assert Claim("share", "{:.0%}", "60 %", ("share",)).measured(rows) == "50 %"
+    with pytest.raises(ValueError, match="no measurement is called hot"):
+        Claim("planning", "{}", "", ("hot",)).measured(rows)
+    assert [holds(row) for row in rows] == [True, True, False, True]
+    assert "FAIL warm, 4x4" in detail(rows[2]) and "(at least 30)" in detail(rows[2])
+
+
+def test_nothing_may_be_exceeded_where_none_is_allowed() -> None:
+    assert holds(("wrong", 0.0, 0.0)) and not holds(("wrong", 1.0, 0.0)) and not holds(("x", float("nan"), 1.0))
+
+
+def test_bench_prints_a_table_and_says_what_does_not_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["sprint"]) == 2
+    assert "no benchmark 'sprint'; there are check," in capsys.readouterr().err
+
+    def measured() -> list[tuple[str, float, float]]:
+        print("on the way")
+        return [("list", 4.0, 3.0), ("help", 2.0, 3.0)]
+
+    monkeypatch.setattr(benchmark("startup"), "main", measured)
+    assert main(["startup"]) == 1
+    printed = capsys.readouterr()
+    [claim] = claims_of(benchmark("startup"))
+    assert printed.out == f"{HEAD}\n{claim.line('4.00x, 2.00x', 'startup')}\n"
+    assert "on the way" in printed.err and "FAIL list" in printed.err

@@ -1,0 +1,238 @@
+"""How far off a step may be: rounding as measured on one device, the bounds that follow, and the sentences."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario
+from distbench.worker.cases.reference import Difference, Differences, reference_of
+from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
+from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
+from distbench.worker.plans.materialise import blueprint
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import fake_ranks
+
+BASE = Allowance(1e-5, 1e-5, "as for every f32 step")
+RIGHT = Difference(0.0, 1.0)
+
+
+class OneOfTwo(RankContext):
+    """A rank that hears nothing of the others."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[RankContext]:
+    with fake_ranks({"dp_shard": 2}) as mesh:
+        assert dist.group.WORLD is not None
+        yield OneOfTwo(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+
+
+class Keys(nn.Module):
+    """Attention whose keys have a bias: softmax takes the same off every score, so that its gradient is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        return F.softmax(query @ key.transpose(1, 2) / 32**0.5, -1) @ value
+
+
+def scenario_of(model: Any = Keys, dtype: torch.dtype = torch.float32, **plan: Any) -> Scenario:
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randn(4, 16, 32, generator=generator), torch.randn(4, 16, 32, generator=generator)
+    return Scenario(
+        build_model=lambda: model().to(dtype),
+        make_batch=lambda: (batch[0].to(dtype), batch[1].to(dtype)),
+        loss=F.mse_loss,
+        plan=ParallelPlan(**plan),
+    )
+
+
+def gradient(allowance: Allowance, name: str, **found: Difference) -> Finding:
+    """What is judged of one gradient among others that are right."""
+    findings = allowance.judged(Differences(1.0, RIGHT, {name: found.pop(name), **found}))
+    return next(finding for finding in findings if finding.what == f"the gradient of {name}")
+
+
+def rounding_of(scenario: Scenario, context: RankContext) -> tuple[Rounding, dict[str, float]]:
+    """As measured, and the size of each gradient."""
+    reference = reference_of(scenario, context)
+    sizes = {name: float(one.abs().max()) for name, one in reference.gradients.items()}
+    return measured_rounding(scenario, context, reference), sizes
+
+
+def test_f32s_rounding_is_what_f64_says_it_is(context: RankContext) -> None:
+    """Expected: the same step in f64. A factor of three either way, as each is one draw."""
+    scenario = scenario_of()
+    rounding, _ = rounding_of(scenario, context)
+    exact: dict[str, torch.Tensor] = reference_of(scenario_of(dtype=torch.float64), context).gradients
+    single = reference_of(scenario, context).gradients
+    for name in ("query.weight", "key.weight", "value.weight", "value.bias"):
+        off = float((single[name] - exact[name]).abs().max())
+        assert off / 3 < rounding.gradients[name] < off * 8, name
+    assert "one unit in its last place" in rounding.by
+
+
+@pytest.mark.parametrize(
+    ("dtype", "policy", "by"),
+    [
+        (torch.bfloat16, None, "computing in f32 instead of bf16"),
+        (torch.float32, MixedPrecisionPolicy(param_dtype=torch.bfloat16), "computing in bf16 instead of f32"),
+    ],
+)
+def test_below_f32_rounding_is_that_of_the_precision(
+    context: RankContext, dtype: torch.dtype, policy: Any, by: str
+) -> None:
+    rounding, sizes = rounding_of(scenario_of(dtype=dtype, fsdp=FsdpPlan(mixed_precision=policy)), context)
+    assert rounding.by == by
+    relative = rounding.gradients["value.weight"] / sizes["value.weight"]
+    assert 1e-3 < relative < 5e-2  # half a unit in bf16's last place is 2e-3 to 4e-3
+    if policy:
+        # Of what is nothing in f32, bf16 leaves a thousand times as much.
+        assert rounding.gradients["key.bias"] > 100 * sizes["key.bias"]
+
+
+def test_sums_over_more_ranks_cost_more(context: RankContext) -> None:
+    model = blueprint(Keys, 1).model
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    in_f32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    assert reduction_rounding(model, None, context) == 0
+    # Half a unit in bf16's last place, 2**-8, times the root of two ranks.
+    expected = 2**-8 * math.sqrt(2)
+    assert reduction_rounding(model, FsdpPlan(mixed_precision=policy), context) == pytest.approx(expected)
+    assert reduction_rounding(model, FsdpPlan(mixed_precision=in_f32), context) < 1e-6
+
+
+def test_a_gradient_that_is_nothing_is_held_against_the_largest() -> None:
+    """A ViT's key bias, as seen: 9e-9 where the largest gradient is 3, and as much off."""
+    found = {"bias": Difference(1e-8, 9e-9), "weight": Difference(1e-7, 3.0)}
+    finding = gradient(BASE, "weight", **found)
+    assert not finding.is_wrong
+    in_bf16 = replace(BASE, rounding=Rounding("computing in bf16", 0.0, {"bias": 2e-4, "weight": 3e-2}, 0.0))
+    found = {"bias": Difference(3e-4, 9e-9), "weight": Difference(3e-2, 3.0)}
+    assert not any(finding.is_wrong for finding in in_bf16.judged(Differences(1.0, RIGHT, found)))
+    found["bias"] = Difference(0.2, 9e-9)
+    told = str(gradient(in_bf16, "bias", **found))
+    assert "relative to the largest gradient" in told and "6.67e-02" in told
+
+
+@pytest.mark.parametrize("share", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("factor", [0.5, 2.0, 0.99])
+def test_a_small_gradient_is_not_hidden_by_a_large_one(share: float, factor: float) -> None:
+    measured = replace(BASE, rounding=Rounding("x", 0.0, {"norm": share * 1e-6, "weight": 1e-6}, 0.0))
+    found = {"norm": Difference(share * abs(1 - factor), share), "weight": Difference(1e-6, 1.0)}
+    assert gradient(BASE, "norm", **found).is_wrong and gradient(measured, "norm", **found).is_wrong
+
+
+def test_an_error_within_this_models_own_rounding_is_allowed_and_the_next_is_not() -> None:
+    """Qwen3, as seen: 1.17e-5 where one device's f32 is 1.35e-5 from its f64."""
+    found = {"norm": Difference(1.17e-5, 1.0), "weight": Difference(0.0, 1.0)}
+    assert gradient(BASE, "norm", **found).is_wrong
+    own = Rounding("moving parameters", 0.0, {"norm": 1.35e-5, "weight": 1e-6}, 0.0)
+    finding = gradient(replace(BASE, rounding=own), "norm", **found)
+    assert not finding.is_wrong and finding.rounding == pytest.approx(1.35e-5)
+    told = str(gradient(replace(BASE, rounding=own), "norm", **(found | {"norm": Difference(1e-2, 1.0)})))
+    assert "4e-05 is allowed, 3 times its rounding on one device, measured by moving parameters" in told
+
+
+def test_a_tolerance_that_the_scenario_names_is_neither_widened_nor_narrowed() -> None:
+    own = Rounding("x", 1.0, {"a": 0.1, "b": 0.1}, 0.0)
+    named = Allowance(1e-2, 1e-2, "the scenario's tolerance", is_named=True, rounding=own)
+    for apart, is_wrong in ((0.9e-2, False), (1.1e-2, True)):
+        finding = gradient(named, "a", a=Difference(apart, 1.0), b=RIGHT)
+        assert finding.is_wrong == is_wrong and finding.allowed == 1e-2
+    assert named.judged(Differences(1.0, Difference(1.1e-2, 1.0)))[0].is_wrong
+
+
+def test_what_cannot_be_compared_is_wrong_and_said() -> None:
+    finding = gradient(BASE, "a", a=Difference(math.inf, 1.0))
+    assert finding.is_wrong and "missing, of another shape, or not a number" in str(finding)
+
+
+class FakeStep:
+    """A parallel step that is one device's, its loss off by `off`."""
+
+    unshards_output, gradient_scale = False, 1.0
+
+    def __init__(self, scenario: Scenario, off: float = 0.0) -> None:
+        assert scenario.build_model and scenario.make_batch and scenario.loss
+        self.model, self.off, self.kept_outputs = nn.Identity(), off, None
+        self.scenario = scenario
+
+    def restart(self) -> None:
+        """Nothing to do."""
+
+    def forward_backward(self) -> torch.Tensor:
+        return torch.tensor(self.off)
+
+
+class Dropped(nn.Module):
+    def __init__(self, drop: Any) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(32, 32), drop
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.linear(x))
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda: Dropped(nn.Dropout(0.1)), "the likely cause: drop (Dropout, 0.1) draws random numbers"),
+        (lambda: Dropped(F.dropout), "the likely cause: the model draws random numbers"),
+        (lambda: Dropped(nn.Dropout(0.1)).eval(), None),
+        (lambda: Dropped(nn.Dropout(0.0)), None),
+        (Normed, "the likely cause: norm (BatchNorm1d) takes its statistics over one of 2 parts of the batch"),
+        (lambda: Normed().eval(), None),
+    ],
+)
+def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
+    context: RankContext, model: Any, says: str | None
+) -> None:
+    scenario = scenario_of(model)
+    step: Any = FakeStep(scenario, off=100.0)
+    told = StepCheck(step, scenario, replace(context, check="loss"))()
+    assert told is not None and "the loss is" in told
+    assert says in told if says else "cause" not in told
+
+
+def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(context: RankContext) -> None:
+    """As a kernel of one precision: what would be measured raises, and says so only where the step is wrong."""
+
+    class Only(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.linear.weight.dtype != torch.bfloat16:
+                raise TypeError("bf16 only")
+            return self.linear(x)
+
+    scenario = scenario_of(Only, torch.bfloat16)
+    step: Any = FakeStep(scenario, off=100.0)
+    told = StepCheck(step, scenario, replace(context, check="loss"))()
+    assert told is not None and "5e-02 is allowed" in told
+    assert "rounding could not be measured (TypeError: bf16 only)" in told
