@@ -19,8 +19,10 @@ from distbench.commands.history import history
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
+from distbench.commands.say import say
 from distbench.commands.signature import signature
 from distbench.spec.errors import UserError
+from distbench.spec.signals import stopped_as_interrupt
 
 
 class Commands(click.Group):
@@ -29,12 +31,13 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
-            return super().invoke(ctx)
+            with stopped_as_interrupt():
+                return super().invoke(ctx)
         except UserError as error:
-            click.echo(f"distbench: {error}", err=True)
+            say(f"distbench: {error}", err=True)
             ctx.exit(2)
         except KeyboardInterrupt:
-            click.echo("distbench: interrupted", err=True)
+            say("distbench: interrupted", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             # click would end with 1, which is the gate's word for a regression.

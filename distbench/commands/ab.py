@@ -8,6 +8,7 @@ import click
 from distbench.commands import gate_terms
 from distbench.commands.files import new_folder
 from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -75,9 +76,9 @@ def ab(
     terms = Terms(pairs, budget, looks_of(pairs, options), seed)
     with checked_out(given) as sides:
         for side in sides:
-            click.echo(side.text(), err=True)
-        click.echo(f"the order of each pair is drawn with --seed {seed}", err=True)
-        settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: click.echo(line, err=True))
+            say(side.text(), err=True)
+        say(f"the order of each pair is drawn with --seed {seed}", err=True)
+        settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     click.echo(text(settled.gated, strict))
-    click.echo(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
+    say(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.commands.files import expanded
+from distbench.commands.say import say
 
 
 @click.group()
@@ -35,7 +36,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
     for path in save_baselines(launches, out):
         click.echo(f"baseline: {path}")
     for warning in warnings:
-        click.echo(f"distbench: {warning}", err=True)
+        say(f"distbench: {warning}", err=True)
 
 
 @baseline.command("list")

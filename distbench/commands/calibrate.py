@@ -11,6 +11,7 @@ from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import FiniteRange
 from distbench.commands.run import run_all
+from distbench.commands.say import say
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
 
@@ -65,7 +66,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
     except OSError as error:
         raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
     click.echo(profile_text(profile))
-    click.echo(f"profile: {output}", err=True)
+    say(f"profile: {output}", err=True)
     if plots:
         for path in draw(profile, measured_in(run), plots):
-            click.echo(f"drawn: {path}", err=True)
+            say(f"drawn: {path}", err=True)

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from distbench.commands import gate_terms
 from distbench.commands.files import expanded, write
 from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
 from distbench.commands.self_test import self_test
 from distbench.spec.errors import UserError
 
@@ -165,7 +166,7 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Ca
     found = compare(base, new)
     put_out(lambda form: difference_text.FORMS[form](found))
     if found.exit_code:
-        click.echo(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
+        say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
     return found.exit_code
 
 

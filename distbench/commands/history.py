@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 
@@ -37,6 +38,6 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
     if plots:
         try:
             for path in draw(series, plots):
-                click.echo(f"drawn: {path}", err=True)
+                say(f"drawn: {path}", err=True)
         except OSError as error:
             raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error

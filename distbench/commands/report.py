@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 PATH = click.Path(path_type=Path)
@@ -76,7 +77,7 @@ def report(
 
         shown = render(runs, out, form, plots, by, page, reproducers)
     for sentence in shown.warnings:
-        click.echo(f"distbench: {sentence}", err=True)
+        say(f"distbench: {sentence}", err=True)
     click.echo(shown.text)
 
 

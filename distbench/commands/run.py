@@ -8,8 +8,11 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.job import CHECKS
+
+MAX_REASON = 300  # characters
 
 
 @click.command()
@@ -58,7 +61,7 @@ def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any)
     jobs = jobs_of(request, joined)
     for job in jobs:
         if job.note and is_first:
-            click.echo(f"{job.scenario}: {job.note}", err=True)
+            say(f"{job.scenario}: {job.note}", err=True)
     sys.exit(run_all(jobs, joined, quiet or not is_first))
 
 
@@ -71,17 +74,30 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
     for job in jobs:
         with display_for(job.scenario, silent) as display:
             outcome = launch(job, joined, display)
-        if outcome.message:
-            click.echo(f"distbench: {job.scenario}: {outcome.message}", err=True)
+        if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
+            say(f"distbench: {job.scenario}: {message}", err=True)
         if not silent and Path(job.run_file).exists():
             counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
-            click.echo(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
+            say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
             if job.trace_paths:
-                click.echo(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
+                say(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
         exit_codes.append(outcome.exit_code)
         if outcome.exit_code in (2, 130):
             break
     return max(exit_codes, default=0)
+
+
+def _why_not_ok(run_file: Path) -> str:
+    """The cases that are neither ok nor skipped, the first of them with its reason."""
+    from distbench.render.blocks import clean
+    from distbench.runs.run_file import read_run
+
+    bad = [case for case in read_run(run_file).cases if case["status"] not in ("ok", "skipped")]
+    if not bad:
+        return ""
+    first = f"{bad[0]['case']['id']} is {bad[0]['status']} ({str(bad[0].get('error'))[:MAX_REASON]})"
+    more = f"; {len(bad) - 1} more: see `distbench report {_relative(str(run_file))}`" if len(bad) > 1 else ""
+    return clean(first) + more
 
 
 def _of_traces(run_file: Path) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from distbench.commands.files import new_folder
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     else:
         check_run_arguments(paths)
         out = new_folder("self-test")
-        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: click.echo(line, err=True))
+        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
     trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
     click.echo(
         f"Unchanged code in {folder}, taken as ab would have launched it, a coin for the order of each pair.\n"

@@ -7,6 +7,7 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable, make_folder, write
+from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 
@@ -42,12 +43,12 @@ def signature(
     for found, left_out in signatures_of(jobs):
         texts.append(found.to_text())
         for case_id, reason in left_out.items():
-            click.echo(f"distbench: left out: {case_id} raises {reason}", err=True)
+            say(f"distbench: left out: {case_id} raises {reason}", err=True)
     if not files:
         click.echo(texts[0], nl=False)
     for file, text in zip(files, texts, strict=False):
         write(file, text)
-        click.echo(f"signature: {file}", err=True)
+        say(f"signature: {file}", err=True)
 
 
 def _files(names: Sequence[str], output: Path | None) -> list[Path]:

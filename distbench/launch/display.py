@@ -51,7 +51,9 @@ class Plain(Display):
 
     def _line(self, text: str) -> None:
         self._last = self._now()
-        print(f"{self._scenario}: {text}", file=self._stream, flush=True)
+        # A log that is full, or whose reader has left, is no reason to stop measuring.
+        with contextlib.suppress(OSError):
+            print(f"{self._scenario}: {text}", file=self._stream, flush=True)
 
 
 class Live(Display):
@@ -87,7 +89,7 @@ class Live(Display):
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
     """The display that fits where standard error goes; one that shows nothing where `quiet`."""
-    if quiet:
+    if quiet or sys.stderr is None:
         yield Quiet()
     elif not sys.stderr.isatty():
         yield Plain(scenario, sys.stderr)
@@ -102,5 +104,12 @@ def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
             TextColumn("{task.fields[samples]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+        progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
+        with contextlib.suppress(OSError):
+            progress.start()
+        try:
             yield Live(scenario, progress)
+        finally:
+            # The terminal may be gone.
+            with contextlib.suppress(OSError):
+                progress.stop()

@@ -85,6 +85,8 @@ class Job:
         device: a name out of DEVICES.
         timeout_s: seconds without progress after which the launch is given up.
         started_at: seconds since the epoch when the command began.
+        started_clock_s: the same by time.monotonic(): durations are taken by it, for the wall clock may jump.
+        reporting_rank: who reports progress to the parent: 0, or under another launcher each parent's own rank.
         is_call: `scenario` names no scenario but a function as `Scenario.calls` has them, and a variant its arguments.
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads.
@@ -116,6 +118,8 @@ class Job:
     passes_done: dict[str, int] = field(default_factory=dict)
     note: str = ""
     trace_paths: bool = False
+    started_clock_s: float = 0.0
+    reporting_rank: int = 0
 
     def to_record(self) -> dict[str, Any]:
         """As plain data for JSON, ordered as declared."""

@@ -14,10 +14,11 @@ from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
 from distbench.runs.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
+from distbench.spec.errors import StorageFailed
 from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Turn
 from distbench.worker.rank.agreement import Agreement
 from distbench.worker.rank.device import clock_of, free_bytes
-from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
+from distbench.worker.rank.failure import RankFailed, one_line
 from distbench.worker.rank.measure import Meter, RankGroup, Samples
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, result_of
 from distbench.worker.rank.rank_context import RankContext
@@ -170,6 +171,8 @@ class Runner:
         """
         if self._context.rank != 0 or not records:
             return
+        if records[0]["type"] != "run" and not self._run_file.exists():
+            raise StorageFailed(f"{self._run_file} is gone: it was moved or deleted while it was written")
         try:
             append(self._run_file, *records)
         except OSError as error:

@@ -55,10 +55,11 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     """
     with stopwatch.on("set-up"):
         function = load_scenario(Path(job.file), job.scenario)
-        connected = connected_ranks(job)
-    with connected as ranks:
+    reports = int(os.environ["RANK"]) == job.reporting_rank
+    progress = ProgressWriter(Path(job.log_dir) / FILE_NAME if reports else None)
+    progress.tell("meeting")
+    with connected_ranks(job) as ranks:
         context = ranks.context
-        progress = ProgressWriter(Path(job.log_dir) / FILE_NAME if context.rank == 0 else None)
         progress.tell("connected")
         with stopwatch.on("set-up"):
             case_specs = all_cases(job, function, context)
@@ -109,12 +110,17 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves).
 
     Raises:
-        UserError: the ranks were not given the same job.
+        UserError: the ranks were not given the same job, or cannot meet.
     """
     profile = load_profile(Path(job.profile)) if job.profile else None
     device = select_device(job.device)
     timeout = datetime.timedelta(seconds=max(job.timeout_s, 1) * 4 + 60)
-    store, rank, world_size = next(dist.rendezvous("env://"))
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+    except (dist.DistNetworkError, ValueError) as error:
+        where = ":".join(os.environ.get(name, "(not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        what = f"the ranks cannot meet at MASTER_ADDR:MASTER_PORT = {where}: {one_line(error)}"
+        raise UserError(f"{what}; give them a host's name and a port that is free there") from error
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
