@@ -30,7 +30,7 @@ from distbench.worker.tracing.trace import Tracing
 BYTES_PER_PARAMETER_BYTE = 4
 SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
 SAVE_EVERY_S = 1.0
-UNTOUCHED_S = 1e-3
+UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
 
 
 class Runner:
