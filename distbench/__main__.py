@@ -3,6 +3,7 @@
 A traceback ends with 1, which `distbench gate` keeps for a regression; so no command ends with a traceback.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -71,7 +72,9 @@ def _drop_output() -> None:
 
 
 def _end(code: int, message: str) -> None:
-    print(f"distbench: {message}", file=sys.stderr)
+    # Standard error may be full or closed too, and the exit code still counts.
+    with contextlib.suppress(OSError):
+        print(f"distbench: {message}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -23,6 +23,7 @@ from distbench.commands.say import say
 from distbench.commands.signature import signature
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
+from distbench.spec.signals import stopped_as_interrupt
 
 
 class Commands(click.Group):
@@ -31,12 +32,13 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command."""
         try:
-            return super().invoke(ctx)
+            with stopped_as_interrupt():
+                return super().invoke(ctx)
         except UserError as error:
             say(f"distbench: {cut(str(error))}", err=True)
             ctx.exit(2)
         except KeyboardInterrupt:
-            click.echo("distbench: interrupted", err=True)
+            say("distbench: interrupted", err=True)
             ctx.exit(130)
         except BrokenPipeError:
             # click would end with 1, which is the gate's word for a regression.

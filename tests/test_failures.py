@@ -31,7 +31,10 @@ def footer_of(folder: Path) -> dict[str, object]:
 
 
 def assert_nothing_runs(folder: Path) -> None:
-    pids = [int(path.read_text()) for path in folder.rglob("rank*.pid")]
+    assert_gone([int(path.read_text()) for path in folder.rglob("rank*.pid")])
+
+
+def assert_gone(pids: list[int]) -> None:
     assert pids and len(pids) % 2 == 0
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
@@ -201,8 +204,8 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: R
     assert_nothing_runs(tmp_path)
 
 
-def start(ranks: Ranks, folder: Path) -> subprocess.Popen[str]:
-    command = (sys.executable, "-m", "distbench", "run", MISDEEDS, "--quick", "--out", folder, "--set", "misdeed=slow")
+def start(ranks: Ranks, folder: Path, python: str = sys.executable) -> subprocess.Popen[str]:
+    command = (python, "-m", "distbench", "run", MISDEEDS, "--quick", "--out", folder, "--set", "misdeed=slow")
     return ranks.start(*command, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -216,18 +219,22 @@ def wait_for_case_3(folder: Path) -> None:
     raise AssertionError("case 3 never began")
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [(signal.SIGINT,) * 3, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)])
 def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(
-    ranks: Ranks, tmp_path: Path, sent: signal.Signals
+    ranks: Ranks, tmp_path: Path, sent: tuple[signal.Signals, ...]
 ) -> None:
     process = start(ranks, tmp_path)
     wait_for_case_3(tmp_path)
-    process.send_signal(sent)
+    for each in sent:
+        process.send_signal(each)
+        time.sleep(0.3)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
     assert "interrupted" in stderr and "Traceback" not in stderr
     assert outcome_of(tmp_path) == ["ok", "ok", "aborted"]
-    assert footer_of(tmp_path)["status"] == "interrupted"
+    footer = footer_of(tmp_path)
+    assert footer["status"] == "interrupted" and footer["num_by_status"] == {"ok": 2, "aborted": 1}
+    assert footer["num_relaunches"] == 0
     assert_nothing_runs(tmp_path)
 
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from distbench.compare.intervals import Interval
 from distbench.compare.log_differences import holm, paired_difference, unpaired_difference
 from distbench.compare.pairing import Pairing, Span, pairing_of
-from distbench.compare.verdicts import FASTER, SLOWER, TOO_FEW, WITHIN_NOISE, noise_words
 
 # Student, Biometrika 6 (1908): extra hours of sleep with two drugs, ten patients; the results are those that R's
 # documentation of t.test gives for its data set `sleep`.
@@ -181,11 +179,3 @@ def test_launches_that_ran_at_the_same_time_are_no_pair_and_both_are_named() -> 
     # It need not be a pair's own partner that disturbs it.
     longest = [Span("long", 1.0, 350.0), *(Span("x", start, start + 9) for start in (400.0, 500.0))]
     assert pairing_of(longest, [Span("y", start, start + 9) for start in (390.0, 410.0, 200.0)]).is_disturbed
-
-
-def test_within_noise_is_what_holds_one_and_few_samples_are_no_verdict() -> None:
-    speedup = Interval(
-        np.full(5, 1.1), np.array([1.01, 0.9, 0.8, 1.01, np.nan]), np.array([1.2, 1.2, 0.99, 1.2, np.nan])
-    )
-    words = noise_words(speedup, np.array([True, True, True, False, True]))
-    assert words.tolist() == [FASTER, WITHIN_NOISE, SLOWER, TOO_FEW, WITHIN_NOISE]

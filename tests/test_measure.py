@@ -47,7 +47,7 @@ def test_a_sample_is_the_slowest_ranks_time() -> None:
     samples = meter_of(time, FakeRanks(slower=3.0), min_samples=5).measure(call, (), 0.01)
     assert samples.samples_s == pytest.approx([0.030] * len(samples.samples_s))
     assert samples.rank_median_s == pytest.approx([0.010, 0.030])
-    assert samples.stop_reason == "precise"
+    assert samples.stop_reason == "steady"
 
 
 def test_entry_skew_is_apart_from_the_time_between_last_in_and_last_out() -> None:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from distbench.worker.torch_internals import plan_path, planner
+from distbench.worker.torch_internals import OwnPlans, plan_path, planner
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,28 @@ def test_each_planner_gives_torchs_own_path(mesh: DeviceMesh) -> None:
         assert path == wanted
         paths[name] = path
     assert paths["greedy"] != paths["min_cost"], "a pair on which both agree would not notice a shared cache"
+
+
+def test_cases_that_take_turns_keep_the_paths_that_each_planned(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.tensor import _redistribute
+
+    asked, plain = [], _redistribute._gen_transform_infos_non_cached
+
+    def counting(*args: object) -> object:
+        asked.append(args)
+        return plain(*args)
+
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", counting)
+    source, found = sharded_over_tp(mesh), []
+    plans = {name: OwnPlans() for name in ("greedy", "min_cost")}
+    for name in (*plans, *plans, *plans):
+        with planner(name), plans[name].used():
+            found.append(plan_path(source, (Shard(1), Replicate()))[0])
+    assert found == found[:2] * 3 and found[0] != found[1] and len(asked) == 2
+    with planner("greedy"):
+        assert plan_path(source, (Shard(1), Replicate()))[0] == found[0] and len(asked) == 3
 
 
 def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh) -> None:

@@ -67,6 +67,13 @@ def test_direct_receives_the_lower_bound_and_stays_silent_where_the_target_is_lo
     assert rows[REDUCED, "greedy"]["counters"]["lower_bound_bytes"] is None
 
 
+def test_the_planners_of_a_pair_take_turns_and_each_keeps_its_path(rows: dict[tuple[str, str], Any]) -> None:
+    counts = {key: len(record["passes"]) for key, record in rows.items() if record["status"] == "ok"}
+    assert min(counts.values()) >= 8
+    assert all(counts[pair, planner] == counts[pair, "greedy"] for pair, planner in counts if "+native" not in planner)
+    assert {record["stop_reason"] for record in rows.values() if record["status"] == "ok"} == {"passes"}
+
+
 def test_predictions_are_the_profiles_lines_added_up(rows: dict[tuple[str, str], Any]) -> None:
     predicted = {key: record["counters"].get("predicted_s") for key, record in rows.items()}
     assert predicted[REDUCED, "greedy"] == pytest.approx(2.0 + 4096e-9)

@@ -20,7 +20,7 @@ import distbench
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
-from distbench.worker.torch_internals import mesh_facts
+from distbench.worker.torch_internals import OwnPlans, mesh_facts, plan_path
 from distbench.worker.torch_internals.calibrated import calibrated_planning, require_known_planner
 from distbench.worker.torch_internals.probe import Unsupported
 
@@ -251,3 +251,14 @@ def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
         pass
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         distbench.nonsense  # noqa: B018
+
+
+def test_a_case_that_keeps_its_own_plans_keeps_those_of_its_profile(mesh: DeviceMesh) -> None:
+    source = DTensor.from_local(torch.zeros(64, 16), mesh, [Replicate(), Shard(1)], run_check=False)
+    found = []
+    for all_to_all_s in (1e-9, 1.0):
+        own = OwnPlans()
+        for _ in range(2):
+            with calibrated_planning(profile_of(all_to_all_s), check_ranks=False), own.used():
+                found.append(plan_path(source, [Replicate(), Shard(0)])[1][0].op)
+    assert found == ["all_to_all", "all_to_all", "all_gather", "all_gather"]

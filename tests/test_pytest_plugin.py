@@ -1,6 +1,7 @@
 """The pytest plugin: what a test may ask for, what it gets, and docs/pytest.md executed on real ranks."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +17,8 @@ import distbench.launch
 from distbench.launch import JobOutcome
 from distbench.pytest_plugin.case import MeasuredCase
 from distbench.pytest_plugin.fixture import Distbench
-from distbench.runs.run_file import Case, CaseResult, append
-from distbench.spec import Job
+from distbench.runs.run_file import Case, CaseResult, append, read_run
+from distbench.spec import Job, UserError
 
 pytest_plugins = ("pytester",)
 PAGE = (ROOT / "docs" / "pytest.md").read_text()
@@ -84,9 +85,10 @@ WRONG = replace(OK, status="wrong", error="rank 1: off by one")
 def test_a_function_becomes_a_job_and_its_run_file_cases(tmp_path: Path, play: Play) -> None:
     jobs, unshown = play("complete", "", OK), []
     (case,) = Distbench(Item(mesh={"tp": 2}, timeout_s=7, quick=True), tmp_path, unshown)(bench, 8)  # type: ignore[arg-type]
-    assert (case.id, case.status, case.median_s, case.ci_s) == (OK.case.id, "ok", 0.002, (0.001, 0.003))
+    assert (case.id, case.status, case.median_s) == (OK.case.id, "ok", 0.002)
+    assert math.isnan(case.ci_s[0]), "three samples of one pass have no interval"
     assert case.rank_median_s == (0.001, 0.002) and case.run_file.parent.parent == tmp_path
-    assert unshown == [case] and case.line() == "call/bench/numel=8/tp=2: median 2 ms [1, 3], 3 samples"
+    assert unshown == [case] and case.line() == "call/bench/numel=8/tp=2: median 2 ms, 3 samples"
     (job,) = jobs
     assert (job.scenario, job.file, job.is_call) == ("bench", str(Path(__file__).resolve()), True)
     assert (job.variants, job.axes, job.mesh, job.device) == ([{"numel": 8}], ["numel"], {"tp": 2}, "cpu")
@@ -173,7 +175,7 @@ def test_where_pytest_benchmark_is_not_there_cases_are_printed_a_line_each(
     monkeypatch.setattr(distbench.launch, "launch", distbench.launch.launch)  # put back what the conftest replaces
     result = pytester.runpytest_inprocess(*PLUGINS, "--distbench")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*= distbench =*", "call/bench/numel=8/tp=2: median 2 ms [[]1, 3], 3 samples"])
+    result.stdout.fnmatch_lines(["*= distbench =*", "call/bench/numel=8/tp=2: median 2 ms, 3 samples"])
 
 
 DIES = """
@@ -216,7 +218,7 @@ def executed(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 def test_pytest_benchmark_shows_and_stores_the_samples_of_the_pages_example(executed: tuple[Path, str]) -> None:
     folder, text = executed
     run_files = (folder / "kept").rglob("*-bench_gather-*.jsonl")
-    cases = [json.loads(line) for path in run_files for line in path.read_text().splitlines()][1:-1]
+    cases = [case for path in run_files for case in read_run(path).cases]
     assert all(name in text for name in NAMES)
     rows = json.loads((folder / "all.json").read_text())["benchmarks"]
     assert [row["name"] for row in rows] == NAMES
@@ -245,3 +247,17 @@ def test_a_measured_case_reads_a_record_that_holds_little() -> None:
     record = {"case": {"id": "call/x/tp=2"}, "status": "aborted", "error": "killed"}
     case = MeasuredCase.of(record, Path("x.jsonl"))
     assert (case.samples_s, case.params, case.error) == ((), {}, "killed") and case.median_s != case.median_s
+
+
+def test_cases_of_a_sweep_are_compared_by_the_passes_that_both_had() -> None:
+    def case(seconds: float, num_passes: int, file: str = "x.jsonl") -> MeasuredCase:
+        samples = [seconds * (1 + 0.2 * (number % 3)) * (1 + 0.001 * (number % 2)) for number in range(num_passes)]
+        record = {"case": {"id": "call/x"}, "status": "ok", "samples_s": samples}
+        return MeasuredCase.of({**record, "passes": [(number, 1) for number in range(num_passes)]}, Path(file))
+
+    slow, fast = case(0.2, 9), case(0.1, 9)
+    assert slow.versus(fast).verdict == "slower" and slow.versus(fast).ratio == pytest.approx(2)
+    assert not math.isnan(slow.ci_s[0]) and "95 % CI" in slow.line()
+    assert case(0.2, 7).versus(case(0.1, 7)).verdict == "too few passes" and math.isnan(case(0.2, 7).ci_s[0])
+    with pytest.raises(UserError, match="of two launches"):
+        slow.versus(case(0.1, 9, "y.jsonl"))

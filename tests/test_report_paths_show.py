@@ -114,10 +114,10 @@ def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
     other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=(0.01, 0.079, *[0.08] * 4, 0.9))
     said = headline(one, other)
     assert said.startswith(
-        "TP2xFSDP2 against FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ["
+        "TP2xFSDP2 against FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ("
     )
     assert headline(other, one).startswith(
-        "FSDP4 against TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ["
+        "FSDP4 against TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ("
     )
     assert path_changes(one, other) == [
         "forward, tp: +1 tp all_gather of 1.95 KiB, +17.0 ms",
@@ -154,10 +154,31 @@ def test_paths_are_matched_and_what_is_on_one_side_counts_as_none_on_the_other(t
 
 def test_the_steps_change_is_of_timed_samples_and_never_of_traced_steps(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
-    assert step_change(one, one).ratio == 1 and "within noise" in headline(one, one)
+    assert step_change(one, one).ratio == 1 and "step +0 % (too few passes: no verdict)" in headline(one, one)
     assert "the same communication" in headline(one, one)
-    few = trace(tmp_path / "b.jsonl", samples_s=SAMPLES[:5])
-    assert step_change(one, few) is None and "step: not compared" in headline(one, few)
+    none = trace(tmp_path / "b.jsonl", samples_s=[])
+    assert step_change(one, none) is None and "step: not compared" in headline(one, none)
+
+
+def test_one_launch_a_side_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
+    """However steady the samples of each: what differs between launches is in neither."""
+    one, other = (trace(tmp_path / name, samples_s=[level] * 40) for name, level in (("a", 0.1), ("b", 0.2)))
+    assert "step -50 % (one launch a side: no verdict)" in headline(one, other)
+
+
+def test_two_steps_of_one_launch_are_compared_by_the_passes_that_both_have(tmp_path: Path) -> None:
+    """0.2 s against 0.1 s in each of nine passes, all of which take part of the machine's own ups and downs."""
+    levels = [1 + 0.3 * (number % 3) for number in range(9)]
+    sides = [trace(tmp_path / "a.jsonl") for _ in range(2)]
+    for number, (side, seconds) in enumerate(zip(sides, (0.2, 0.1), strict=True)):
+        case = side.case or {}
+        case["samples_s"] = [
+            seconds * level * (1 + 0.001 * ((place * 7 + number) % 5)) for place, level in enumerate(levels)
+        ]
+        case["passes"] = [(place, 1) for place in range(9)]
+    change = step_change(*sides)
+    assert change is not None and change.verdict == "slower"
+    assert 1.98 < change.low < 2 < change.high < 2.02 and "step +100 % [" in headline(*sides)
 
 
 def test_names_tell_two_sides_apart(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_rows import write
 from processes import Children
 
 from distbench.render.blocks import Table, text_of
@@ -71,10 +72,9 @@ def test_collectives_table_has_a_section_a_mesh_dim_and_names_what_really_ran() 
         "MiB",
         "5.00",
         "ms",
-        "[2.00,",
-        "8.00]",
-        "9.00",
-        "ms",
+        "[3.00,",
+        "7.00]",
+        "-",
         "0.839",
         "1.26",
     ]
@@ -105,21 +105,30 @@ def test_steps_are_compared_with_the_first_variant() -> None:
     assert "200" in line_with(text, "a=2", "50.0 ms")
 
 
-def test_planners_are_judged_by_the_interval_of_their_ratio() -> None:
-    lines = shown(MOVES).text.splitlines()
+def test_planners_are_judged_by_their_passes(tmp_path: Path) -> None:
+    records = [json.loads(line) for line in MOVES.read_text().splitlines() if line.endswith("}")]
+    rows = [record for record in records if record["type"] == "case"]
+    lines = shown(write(tmp_path / "moves.jsonl", rows, records[0])).text.splitlines()
 
     def verdict(path: str) -> str:
         at = next(index for index, line in enumerate(lines) if line.startswith("greedy") and f" {path} " in line)
         return lines[at] + lines[at + 1]
 
     assert "0.50 [0.50, 0.50]" in verdict("S(0)R->RR") and "min_cost by 50 %+" in verdict("S(0)R->RR")
-    assert "4.00 [3.97, 4.03]" in verdict("S(1)R->RR") and "greedy by 75 %+" in verdict("S(1)R->RR")
+    assert "4.00 [3." in verdict("S(1)R->RR") and "greedy by 75 %+" in verdict("S(1)R->RR")
     assert "within noise" in verdict("RS(0)->RR")
     assert "same path" in verdict("RS(1)->RR")
-    assert "too few samples" in verdict("P(sum)R->RR")
+    assert "too few passes" in verdict("P(sum)R->RR")
     assert "4 with differing paths: min_cost faster beyond noise in 1, greedy in 1, neither in 1" in "\n".join(lines)
     # (0.5 * 4 * 1 * 3) ** (1/4), the pair with one path left out
     assert "1.57" in "\n".join(lines)
+
+
+def test_planners_of_one_pass_have_ratios_and_no_verdict() -> None:
+    """A run file from before planners took turns."""
+    text = shown(MOVES).text
+    assert "too few passes" in text and "min_cost by" not in text and "0.50" in text
+    assert "under 8 passes nothing can be told apart: give --passes 8 or a larger --budget" in " ".join(text.split())
 
 
 def test_a_run_cut_short_is_reported_with_a_warning_for_each_bad_line() -> None:
@@ -157,7 +166,7 @@ def test_markdown_has_the_same_cells() -> None:
     assert "| min\\_cost" in text or "| min_cost" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in table)
-    assert "5.00 ms | [2.00, 8.00] | 9.00 ms" in text
+    assert "5.00 ms | [3.00, 7.00] | -" in text
 
 
 def test_csv_and_json_hold_every_case_and_the_same_values() -> None:
@@ -173,7 +182,7 @@ def test_csv_and_json_hold_every_case_and_the_same_values() -> None:
                 assert row[name] == ("" if value is None else str(value))
     first = records[0]
     assert (first["scenario"], first["run_file"], first["num_samples"]) == ("collectives", "collectives.jsonl", 9)
-    assert (first["median_s"], first["ci_low_s"], first["ci_high_s"]) == (0.005, 0.002, 0.008)
+    assert (first["median_s"], first["q1_s"], first["q3_s"], first["ci_low_s"]) == (0.005, 0.003, 0.007, None)
 
 
 def test_missing_and_odd_fields_crash_nothing(tmp_path: Path) -> None:

@@ -11,11 +11,7 @@ from distbench.compare.intervals import (
     geometric_mean,
     geometric_mean_ci,
     margin_of,
-    ratio_of,
-    side_of_one,
     summarise,
-    widened,
-    widening_for,
 )
 from distbench.render.units import bandwidth_text, count_text, ratio_text, size_text, time_ci_text, time_text
 from distbench.runs.frame import factors_of
@@ -48,62 +44,28 @@ def test_an_op_or_group_that_is_unknown_has_no_busbw_at_all() -> None:
 def test_summary_of_cases_of_different_lengths() -> None:
     nine = [0.005, 0.001, 0.009, 0.003, 0.007, 0.002, 0.008, 0.004, 0.006]
     found = summarise([nine, [], [3.0, 1.0], [7.0]])
-    # 9 samples: the 2nd and the 8th bound the median with 96.1 % (Binomial(9, 1/2)); the tables in textbooks agree.
-    assert [found[name][0] for name in ("median_s", "ci_low_s", "ci_high_s", "p95_s", "min_s")] == [
-        0.005, 0.002, 0.008, 0.009, 0.001,
-    ]  # fmt: skip
+    assert [found[name][0] for name in ("median_s", "q1_s", "q3_s", "min_s")] == [0.005, 0.003, 0.007, 0.001]
     assert all(math.isnan(values[1]) for values in found.values())
-    assert (found["median_s"][2], found["ci_low_s"][2], found["ci_high_s"][2]) == (2.0, 1.0, 3.0)
-    assert found["median_s"][3] == 7.0
+    assert found["median_s"][2:].tolist() == [2.0, 7.0] and np.isnan(found["q1_s"][2:]).all()
 
 
-def test_p95_is_the_nearest_rank() -> None:
+def test_p95_is_the_nearest_rank_and_of_fewer_than_20_samples_there_is_none() -> None:
     found = summarise([[float(value) for value in range(1, count + 1)] for count in (19, 20, 21, 100)])
-    assert found["p95_s"].tolist() == [19.0, 19.0, 20.0, 95.0]
+    assert math.isnan(found["p95_s"][0]) and found["p95_s"][1:].tolist() == [19.0, 20.0, 95.0]
 
 
-@pytest.mark.parametrize(
-    ("count", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (50, (18, 33)), (100, (40, 61))]
-)
-def test_median_interval_has_the_ranks_of_the_textbook_table(count: int, ranks: tuple[int, int]) -> None:
-    found = summarise([[float(value) for value in range(1, count + 1)]])
-    assert (found["ci_low_s"][0], found["ci_high_s"][0]) == ranks
+def test_margins() -> None:
+    ratio = interval((0.5, 0.4, 0.8), (1.0, 0.9, 1.1), (2.0, 1.25, 3.0), (0.5, math.nan, math.nan))
+    assert margin_of(ratio).tolist() == pytest.approx([1.25, 1.0, 1.25, 1.0])
 
 
-def test_ratio_interval_by_hand() -> None:
-    # Both medians known to a factor of 2 either way: the ratio to a factor of 2 ** sqrt(2).
-    ratio = ratio_of(interval((8.0, 4.0, 16.0)), interval((2.0, 1.0, 4.0)))
-    reach = 2 ** math.sqrt(2)
-    assert [part[0] for part in ratio] == pytest.approx([4.0, 4.0 / reach, 4.0 * reach])
-
-
-def test_ratio_interval_takes_the_bound_on_the_right_side() -> None:
-    # The denominator may only be larger, so the ratio may only be smaller.
-    ratio = ratio_of(interval((1.0, 1.0, 1.0)), interval((1.0, 1.0, 3.0)))
-    assert [part[0] for part in ratio] == pytest.approx([1.0, 1 / 3, 1.0])
-
-
-def test_ratio_covers_the_truth_as_often_as_it_says() -> None:
-    draw = np.random.default_rng(1)
-    samples = [np.exp(draw.normal(0.0, 0.5, (2000, 25))) for _ in range(2)]
-    found = [summarise(part.tolist()) for part in samples]
-    ratio = ratio_of(*(Interval(part["median_s"], part["ci_low_s"], part["ci_high_s"]) for part in found))
-    assert 0.94 <= ((ratio.low <= 1) & (ratio.high >= 1)).mean() <= 0.985
-
-
-def test_sides_and_margins() -> None:
-    ratio = interval((0.5, 0.4, 0.8), (1.0, 0.9, 1.1), (2.0, 1.25, 3.0), (0.5, 0.4, 0.8))
-    assert side_of_one(ratio, np.array([True, True, True, False])).tolist() == [-1, 0, 1, 0]
-    assert margin_of(ratio).tolist() == pytest.approx([1.25, 1.0, 1.25, 1.25])
-
-
-def test_widening_makes_intervals_hold_for_controls() -> None:
-    # 19 controls: the ceil(0.95 * 20) = 19th smallest need is the largest. It is e^0.3 with a reach of 0.1: 3 times.
-    logs = [0.01 * index for index in range(18)] + [-0.3]
-    ratio = interval(*((math.exp(log), math.exp(log - 0.1), math.exp(log + 0.1)) for log in logs))
-    assert widening_for(ratio, np.ones(19, dtype=bool)) == pytest.approx(3.0)
-    assert widened(ratio, 3.0).high[-1] == pytest.approx(1.0)
-    assert widening_for(ratio, np.arange(19) < 18) == 1.0
+@pytest.mark.parametrize("count", [5, 8, 20])
+def test_the_geometric_means_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
+    """A percentile bootstrap held it in 54 % of samples of 2, and 86 % of 5."""
+    draws = np.exp(np.random.default_rng(count).normal(0.3, 0.5, (2000, count)))
+    bounds = np.array([geometric_mean_ci(values) for values in draws])
+    held = ((bounds[:, 0] <= np.exp(0.3)) & (bounds[:, 1] >= np.exp(0.3))).mean()
+    assert 0.935 < held < 0.965
 
 
 def test_geometric_mean_and_its_interval() -> None:
@@ -111,7 +73,7 @@ def test_geometric_mean_and_its_interval() -> None:
     assert math.isnan(geometric_mean(np.array([])))
     low, high = geometric_mean_ci(np.array([0.5, 2.0] * 20))
     assert 0.7 < low < 1 < high < 1.4
-    assert (low, high) == geometric_mean_ci(np.array([0.5, 2.0] * 20))
+    assert np.isnan(geometric_mean_ci(np.array([0.5, 2.0, 1.0, 1.5]))).all()
 
 
 TEXTS = [
@@ -121,8 +83,8 @@ TEXTS = [
     (time_text(0.0009996), "1.00 ms"),
     (time_text(3e-9), "3.00 ns"),
     (time_text(math.nan), "-"),
-    (time_ci_text(0.000641, 0.000576, 0.0012345, 9), "[576, 1234]"),
-    (time_ci_text(0.00123, 0.0012, 0.0013, 5), "[1.20, 1.30]*"),
+    (time_ci_text(0.000641, 0.000576, 0.0012345), "[576, 1234]"),
+    (time_ci_text(0.00123, math.nan, 0.0013), "-"),
     (size_text(512), "512 B"),
     (size_text(65536), "64 KiB"),
     (size_text(1572864), "1.50 MiB"),

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from distbench.report import render
-from distbench.runs.run_file import read_run
+from distbench.runs.run_file import Case, read_run
 from distbench.spec import Settings
-from distbench.worker.pass_plan import MAX_PASSES, PassPlan
+from distbench.worker.pass_plan import MAX_PASSES, PassPlan, groups_of
+from distbench.worker.rank.opened_case import CaseSpec
 
 VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400}
 
@@ -143,6 +144,41 @@ def test_what_nobody_compares_is_measured_in_one_go() -> None:
     fixed = PassPlan(Settings(passes=4), 8, is_compared=True)
     fixed.set_number(100.0)
     assert fixed.goes_on(3, []) and not fixed.goes_on(4, [])
+
+
+def specs(*names: str) -> list[CaseSpec]:
+    """Cases named group and letter, "-a" for one of no group."""
+    return [CaseSpec(Case(name, "redistribute"), open=lambda: None, group=name.partition("-")[0]) for name in names]  # type: ignore[arg-type,return-value]
+
+
+def ids(found: list[tuple[PassPlan, list[CaseSpec]]]) -> list[list[str]]:
+    return [[one.case.id for one in group] for _, group in found]
+
+
+def test_what_is_compared_takes_turns_with_its_like_and_with_nothing_else() -> None:
+    found = groups_of(specs("x-a", "x-b", "-c", "y-a", "y-b", "y-c", "z-alone"), Settings())
+    assert ids(found) == [["x-a", "x-b"], ["-c", "z-alone"], ["y-a", "y-b", "y-c"]]
+    assert [plan.is_automatic for plan, _ in found] == [True, False, True]
+    assert [plan.num_passes for plan, _ in found] == [8, 1, 8]
+    orders = [[plan.order(number, 2) for number in range(20)] for plan, group in (found[0], found[2])]
+    assert orders[0] != orders[1], "each group has an order of its own"
+
+
+def test_passes_that_were_asked_for_go_through_the_whole_launch() -> None:
+    ((plan, group),) = groups_of(specs("x-a", "x-b", "y-a"), Settings(passes=3))
+    assert len(group) == 3 and plan.num_passes == 3 and not plan.is_automatic
+
+
+def test_after_a_relaunch_finished_groups_are_left_out() -> None:
+    cases = specs("x-a", "x-b", "y-a", "y-b", "z-a", "z-b")
+    assert ids(groups_of(cases, Settings(), {"x-a", "x-b", "y-a"})) == [["y-a", "y-b"], ["z-a", "z-b"]]
+    assert len(groups_of(cases, Settings(), set())) == 3
+
+
+def test_short_cases_have_eight_turns_whatever_the_budget() -> None:
+    found = plan()
+    found.set_number(1000.0, stretch=float("inf"))
+    assert found.num_passes == 8
 
 
 def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp_path: Path) -> None:

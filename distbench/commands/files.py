@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distbench.spec.errors import UserError
+from distbench.spec.writing import write_whole
 
 
 def expanded(paths: Sequence[str]) -> list[Path]:
@@ -47,6 +48,9 @@ def make_folder(path: Path, option: str) -> None:
 def write(path: Path, text: str, mode: str = "w") -> None:
     """Write a text, or append it with mode "a"; a UserError where the file cannot be written."""
     try:
+        if mode == "w":
+            write_whole(path, text)
+            return
         with path.open(mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:

@@ -12,7 +12,9 @@ from distbench.commands.say import say
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.job import CHECKS
-from distbench.spec.printable import cut
+from distbench.spec.printable import clean, cut
+
+MAX_REASON = 300  # characters
 
 
 @click.command()
@@ -91,8 +93,8 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
     for job in jobs:
         with display_for(job.scenario, silent) as display:
             outcome = launch(job, joined, display)
-        if outcome.message:
-            say(f"distbench: {job.scenario}: {cut(outcome.message)}", err=True)
+        if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
+            say(f"distbench: {job.scenario}: {cut(message)}", err=True)
         if not silent and Path(job.run_file).exists():
             counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
             say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
@@ -102,6 +104,18 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
         if outcome.exit_code in (2, 130):
             break
     return max(exit_codes, default=0)
+
+
+def _why_not_ok(run_file: Path) -> str:
+    """The cases that are neither ok nor skipped, the first of them with its reason."""
+    from distbench.runs.run_file import read_run
+
+    bad = [case for case in read_run(run_file).cases if case["status"] not in ("ok", "skipped")]
+    if not bad:
+        return ""
+    first = f"{bad[0]['case']['id']} is {bad[0]['status']} ({str(bad[0].get('error'))[:MAX_REASON]})"
+    more = f"; {len(bad) - 1} more: see `distbench report {_relative(str(run_file))}`" if len(bad) > 1 else ""
+    return clean(first) + more
 
 
 def _of_traces(run_file: Path) -> str:

@@ -1,4 +1,6 @@
-"""The one way that a command prints what may hold names, texts of ranks or lines of files."""
+"""The one way that a command prints: sentences, and what may hold names, texts of ranks or lines of files."""
+
+import contextlib
 
 import click
 
@@ -6,5 +8,9 @@ from distbench.spec.printable import printable
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print lines without what a terminal or a CI system would obey."""
-    click.echo(printable(text), err=err, nl=nl)
+    """Print lines without what a terminal or a CI system would obey.
+
+    Where standard error (`err`) is full, or nobody reads it, the command goes on without a word.
+    """
+    with contextlib.suppress(*([OSError] if err else [])):
+        click.echo(printable(text), err=err, nl=nl)

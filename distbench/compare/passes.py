@@ -25,6 +25,7 @@ ALPHA = 0.04
 MIN_PASSES = 8
 ROWS_AT_ONCE = 2000
 CLEAR = 0.001  # two-sided p of a row's own t test from which it is known to differ
+MAX_TOLD = 1000  # passes; nobody will take more
 LUCK = 0.84  # standard normal deviations: four times in five
 BASELINE, TOO_FEW = "baseline", "too few passes"
 
@@ -57,6 +58,21 @@ class PassComparison:
         at_hand = float(np.median(self.num_passes[self.num_passes > 0]))
         needed = at_hand * (math.log1p(self.detectable) / math.log1p(change)) ** 2
         return max(MIN_PASSES, math.ceil(needed))
+
+    def told(self, subject: str, reference: str) -> list[str]:
+        """What the table could tell, as sentences: `subject` is what a row is, `reference` what it is held against."""
+        if TOO_FEW in self.verdict:
+            advice = f"give --passes {MIN_PASSES} or a larger --budget"
+            return [f"under {MIN_PASSES} passes nothing can be told apart: {advice}"]
+        if not math.isfinite(self.detectable):
+            return []
+        needed = self.passes_for(0.1)
+        is_near = self.detectable > 0.1 and needed and needed <= MAX_TOLD
+        more = f"; for 10 % it takes about {needed} passes" if is_near else ""
+        found = (
+            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
+        )
+        return [f"{found}{more}"]
 
 
 def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:

@@ -29,6 +29,7 @@ from distbench.spec.fields import (
     wrong_field,
 )
 from distbench.spec.reading import read_json
+from distbench.spec.writing import write_whole
 
 PROFILE_VERSION = 1
 
@@ -94,7 +95,7 @@ class Profile:
         head = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
         first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh)})[1:-1]
         lines = ",\n".join("  " + json.dumps(asdict(line)) for line in self.lines)
-        path.write_text("{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
+        write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
 
 
 def load_profile(path: Path) -> Profile:

@@ -1,12 +1,14 @@
 """Planner against planner over many pairs: who wins beyond noise, by how much, and what the best would save."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.compare import intervals
 from distbench.compare.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_with_ci
+from distbench.compare.passes import MIN_PASSES, compare_passes
+from distbench.compare.verdicts import FASTER, SLOWER
 from distbench.laboratory.planner_table import Bools, PlannerTable
 from distbench.planning.choice import choose
 from distbench.spec.planner_names import BASELINE, TORCH_PLANNERS
@@ -21,21 +23,29 @@ Place = tuple[str, str, str, str]
 
 
 class PlannerRun(NamedTuple):
-    """What one planner did, or what several are compared with: fields of `PlannerTable`, one element a pair."""
+    """What one planner did, or what several are compared with: fields of `PlannerTable`, one element (row) a pair."""
 
     name: str
-    times: Interval
+    times: Floats
+    passes: Floats
     runs_as: NDArray[Any]
-    enough: Bools
+    taken_from: NDArray[Any]  # the planner's name, of each pair
 
 
 class Ratios(NamedTuple):
-    """One planner's time over another's; every field has one element a pair."""
+    """One planner's time over another's, pairs of one family; every array has one element a pair of the table.
 
-    ratio: Interval  # 95 % (`intervals.ratio_of`), widened
+    Pairs on which both run the same cannot differ: they are the table's own proof. They count in the family, and
+    `num_false` of the `num_controls` that have enough passes came out faster or slower all the same.
+    """
+
+    ratio: Interval  # 95 % for all of them together, from passes
     same: Bools  # both run the same: the ratio is truly one
-    enough: Bools  # both have enough samples
+    enough: Bools  # both have enough passes in common
     side: Ints  # -1 where the first is faster beyond noise, 1 where the second is, else 0; 0 where both run the same
+    num_controls: int
+    num_false: int
+    told: list[str]  # what the family could tell, as sentences
 
 
 class Tally(NamedTuple):
@@ -67,7 +77,7 @@ class Regret(NamedTuple):
 
 
 class LargestGain(NamedTuple):
-    """A pair (its index) with a large gain of a planner over greedy: the ratio with its widened 95 % CI."""
+    """A pair (its index) with a large gain of a planner over greedy: the ratio with its 95 % interval."""
 
     pair: int
     planner: str
@@ -77,34 +87,46 @@ class LargestGain(NamedTuple):
 def run_of(table: PlannerTable, planner: str) -> PlannerRun:
     """What one planner of the table did."""
     at = table.at(planner)
-    return PlannerRun(planner, Interval(*(part[at] for part in table.times)), table.runs_as[at], table.enough[at])
+    return PlannerRun(
+        planner, table.times[at], table.passes[at], table.runs_as[at], np.full(len(table.pairs), planner, dtype=object)
+    )
 
 
-def ratios(one: PlannerRun, other: PlannerRun, widening: float | Floats = 1.0) -> Ratios:
-    """One planner's time over another's, pair by pair, each interval widened by a factor."""
-    ratio = intervals.widened(intervals.ratio_of(one.times, other.times), widening)
-    same = (one.runs_as == other.runs_as) & (one.runs_as != "") & np.isfinite(ratio.center)
-    enough = one.enough & other.enough
-    return Ratios(ratio, same, enough, intervals.side_of_one(ratio, enough & ~same))
+def ratios(one: PlannerRun, other: PlannerRun, pairs: Bools) -> Ratios:
+    """One planner's time over another's: each of `pairs` that both moved is a test of one family; nan elsewhere."""
+    at = np.flatnonzero(pairs & np.isfinite(one.times) & np.isfinite(other.times))
+    references = [*range(len(at), 2 * len(at)), *[-1] * len(at)]
+    found = compare_passes(np.concatenate([one.passes[at], other.passes[at]]), references)
+    same, side = (one.runs_as == other.runs_as) & (one.runs_as != ""), np.zeros(len(pairs), dtype=np.int64)
+    verdicts = np.array(found.verdict[: len(at)], dtype=object)
+    side[at] = (verdicts == SLOWER).astype(int) - (verdicts == FASTER).astype(int)
+    enough = np.zeros(len(pairs), dtype=bool)
+    enough[at] = found.num_passes[: len(at)] >= MIN_PASSES
+    ratio = Interval(*(_spread(part[: len(at)], at, len(pairs)) for part in (found.ratio, found.low, found.high)))
+    controls = same & enough
+    return Ratios(
+        ratio=ratio,
+        same=same & np.isfinite(ratio.center),
+        enough=enough,
+        side=np.where(same, 0, side),
+        num_controls=int(controls.sum()),
+        num_false=int(np.count_nonzero(side[controls])),
+        told=found.told(f"a pair that {one.name} makes", other.name),
+    )
 
 
-def widenings(table: PlannerTable, baseline: str = BASELINE) -> Floats:
-    """By what every pair's ratio intervals are widened, for them to hold where ratios are truly one.
+def proof_lines(found: Sequence[Ratios]) -> list[str]:
+    """How many pairs that cannot differ were called different, as a sentence; none where there are no such pairs."""
+    num_controls, num_false = sum(one.num_controls for one in found), sum(one.num_false for one in found)
+    if not num_controls:
+        return []
+    return [f"proof: {num_false} of {num_controls} pairs whose planners run the same path were called different"]
 
-    The controls are pairs on which a planner runs just what the baseline runs; those of one mesh and size are taken
-    together over all planners, and all of the table where these are too few (`intervals.widening_for`).
-    """
-    factors = np.ones(len(table.pairs))
-    others = [planner for planner in table.planners if planner != baseline]
-    if baseline not in table.planners or not others:
-        return factors
-    found = [ratios(run_of(table, planner), run_of(table, baseline)) for planner in others]
-    pooled = Interval(*(np.stack(parts) for parts in zip(*(one.ratio for one in found), strict=True)))
-    controls = np.stack([one.same & one.enough for one in found])
-    for pairs in (np.ones(len(factors), dtype=bool), *(pairs for _, _, pairs in table.groups())):
-        if (controls & pairs).sum() >= intervals.MIN_CONTROLS:
-            factors[pairs] = intervals.widening_for(pooled, controls & pairs)
-    return factors
+
+def _spread(values: Floats, at: Ints, size: int) -> Floats:
+    whole = np.full(size, np.nan)
+    whole[at] = values
+    return whole
 
 
 def tally(found: Ratios, pairs: Bools | Ints) -> Tally:
@@ -121,18 +143,24 @@ def tally(found: Ratios, pairs: Bools | Ints) -> Tally:
     )
 
 
-def tallies(table: PlannerTable, focus: Bools, widening: Floats) -> dict[Place, Tally]:
+def ratios_of(table: PlannerTable) -> dict[tuple[str, str], Ratios]:
+    """Every planner over greedy and over torch's better one, by their names; each two planners are one family."""
+    return {
+        (planner, reference.name): ratios(run_of(table, planner), reference, reference.taken_from != planner)
+        for reference in _references(table)
+        for planner in table.planners
+        if planner != reference.name
+    }
+
+
+def tallies(table: PlannerTable, focus: Bools, all_ratios: Mapping[tuple[str, str], Ratios]) -> dict[Place, Tally]:
     """Every planner against greedy and torch's better one, over pairs that communicate."""
     counted = {}
-    for reference in _references(table):
-        for planner in table.planners:
-            if planner == reference.name:
-                continue
-            found = ratios(run_of(table, planner), reference, widening)
-            moved = table.communicates & np.isfinite(found.ratio.center)
-            for mesh, size, pairs in [*table.groups(), ("", "", focus)]:
-                if (pairs & moved).any():
-                    counted[planner, reference.name, mesh, size] = tally(found, pairs & moved)
+    for (planner, reference), found in all_ratios.items():
+        moved = table.communicates & np.isfinite(found.ratio.center)
+        for mesh, size, pairs in [*table.groups(), ("", "", focus)]:
+            if (pairs & moved).any():
+                counted[planner, reference, mesh, size] = tally(found, pairs & moved)
     return counted
 
 
@@ -141,10 +169,10 @@ def _references(table: PlannerTable) -> list[PlannerRun]:
     found = [run_of(table, BASELINE)] if BASELINE in table.planners else []
     if all(planner in table.planners for planner in TORCH_PLANNERS):
         one, other = (run_of(table, planner) for planner in TORCH_PLANNERS)
-        is_one = (one.times.center <= other.times.center) | np.isnan(other.times.center)
-        times = Interval(*(np.where(is_one, a, b) for a, b in zip(one.times, other.times, strict=True)))
-        runs_as, enough = np.where(is_one, one.runs_as, other.runs_as), np.where(is_one, one.enough, other.enough)
-        found.append(PlannerRun(BETTER_OF_TORCH, times, runs_as, enough))
+        is_one = (one.times <= other.times) | np.isnan(other.times)
+        passes = np.where(is_one[:, None], one.passes, other.passes)
+        of_pairs = (np.where(is_one, getattr(one, name), getattr(other, name)) for name in ("runs_as", "taken_from"))
+        found.append(PlannerRun(BETTER_OF_TORCH, np.where(is_one, one.times, other.times), passes, *of_pairs))
     return found
 
 
@@ -168,8 +196,8 @@ def regrets(table: PlannerTable, focus: Bools) -> dict[str, Regret]:
     """Every planner, and CHOSEN, against the best measured of each non-trivial pair in focus that it moved."""
     if not table.planners:
         return {}
-    best, pairs = np.nanmin(table.times.center, axis=0), focus & table.communicates
-    taken = dict(zip(table.planners, table.times.center, strict=True)) | {CHOSEN: times_when_chosen(table)}
+    best, pairs = np.nanmin(table.times, axis=0), focus & table.communicates
+    taken = dict(zip(table.planners, table.times, strict=True)) | {CHOSEN: times_when_chosen(table)}
     over = {name: (times / best)[pairs & np.isfinite(times)] for name, times in taken.items()}
     return {name: _regret(values) for name, values in over.items() if values.size}
 
@@ -186,7 +214,7 @@ def times_when_chosen(table: PlannerTable) -> Floats:
     taken = np.full(len(table.pairs), np.nan)
     for pair in np.flatnonzero(known.any(axis=0)).tolist():
         plans = {table.planners[at]: float(predicted[at, pair]) for at in np.flatnonzero(known[:, pair]).tolist()}
-        taken[pair] = table.times.center[table.at(choose(plans)), pair]
+        taken[pair] = table.times[table.at(choose(plans)), pair]
     return taken
 
 
@@ -194,16 +222,18 @@ def ratio_when_chosen(table: PlannerTable, focus: Bools) -> tuple[float, float, 
     """Choosing by prediction over greedy: geometric mean and its CI over the non-trivial pairs in focus."""
     if BASELINE not in table.planners:
         return (np.nan, np.nan, np.nan)
-    over = times_when_chosen(table) / table.times.center[table.at(BASELINE)]
+    over = times_when_chosen(table) / table.times[table.at(BASELINE)]
     return geometric_mean_with_ci(over[focus & table.communicates])
 
 
-def largest_gains(table: PlannerTable, focus: Bools, widening: Floats, count: int) -> list[LargestGain]:
+def largest_gains(
+    table: PlannerTable, focus: Bools, all_ratios: Mapping[tuple[str, str], Ratios], count: int
+) -> list[LargestGain]:
     """The pairs in focus with the largest measured gain over greedy beyond noise, each once, by its fastest planner."""
-    others = [planner for planner in table.planners if planner != BASELINE]
-    if BASELINE not in table.planners or not others:
+    over_greedy = {planner: found for (planner, reference), found in all_ratios.items() if reference == BASELINE}
+    others, found = list(over_greedy), list(over_greedy.values())
+    if not others:
         return []
-    found = [ratios(run_of(table, planner), run_of(table, BASELINE), widening) for planner in others]
     pairs = focus & table.communicates
     gains = np.stack([np.where((one.side < 0) & pairs, one.ratio.center, np.inf) for one in found])
     best, least = gains.argmin(axis=0), gains.min(axis=0)

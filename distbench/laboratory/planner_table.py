@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Floats, Interval
+from distbench.compare.intervals import Floats
+from distbench.compare.passes import as_table
 from distbench.laboratory.failures import PAIR_KEY, sizes_in
 from distbench.render.units import size_text
-from distbench.runs.frame import measured_of
+from distbench.runs.frame import PASSES, measured_of
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.planner_names import NATIVE, VARIANTS
 
@@ -32,8 +33,8 @@ class PlannerTable:
 
     pairs: "pd.DataFrame"
     planners: tuple[str, ...]  # those that were run, in the order of VARIANTS, others behind
-    times: Interval  # of the median, seconds; nan where a planner has no right result
-    enough: Bools  # whether an interval rests on enough samples
+    times: Floats  # the median, seconds; nan where a planner has no right result
+    passes: Floats  # [planners, pairs, passes] its median sample in each pass, seconds; nan where it has none
     paths: NDArray[Any]  # as text; "" where there is none
     runs_as: NDArray[Any]  # path and executed collectives: who agrees in it cannot differ in time; "" if unknown
     numbers: dict[str, Floats]  # those of NUMBERS; nan where there is none
@@ -45,7 +46,7 @@ class PlannerTable:
     @property
     def measured(self) -> Bools:
         """Where a planner was measured, and right."""
-        return np.isfinite(self.times.center)
+        return np.isfinite(self.times)
 
     @property
     def communicates(self) -> Bools:
@@ -104,12 +105,15 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
         whole[at] = values.fillna(missing)
         return whole
 
+    of_passes = as_table(right[PASSES].tolist())
+    passes = np.full((len(planners), len(pairs), of_passes.shape[1]), np.nan)
+    passes[at] = of_passes
     path, backend_op = (right[name].fillna("").astype(str) for name in ("path", "backend_op"))
     return PlannerTable(
         pairs=pairs,
         planners=planners,
-        times=Interval(*(spread(right[name], np.nan) for name in ("median_s", "ci_low_s", "ci_high_s"))),
-        enough=spread(right["num_samples"], 0.0) >= MIN_SAMPLES_FOR_CI,
+        times=spread(right["median_s"], np.nan),
+        passes=passes,
         paths=spread(path, ""),
         runs_as=spread((path + " | " + backend_op).where(path != "", ""), ""),
         numbers={name: spread(right[name], np.nan) for name in NUMBERS},

@@ -45,7 +45,7 @@ def prediction_errors(table: PlannerTable, focus: Bools) -> dict[tuple[str, str]
 
 def _predicted_and_measured(table: PlannerTable) -> tuple[Floats, Floats]:
     """Seconds, [planners, pairs]; nan where one of the two is missing or the pair is trivial."""
-    predicted, measured = table.numbers["predicted_s"], table.times.center
+    predicted, measured = table.numbers["predicted_s"], table.times
     known = np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0) & table.communicates
     return np.where(known, predicted, np.nan), np.where(known, measured, np.nan)
 

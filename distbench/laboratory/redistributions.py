@@ -5,25 +5,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from distbench.compare.intervals import MIN_CONTROLS, MIN_SAMPLES_FOR_CI, Ints, margin_of, side_of_one, widening_for
-from distbench.laboratory.comparisons import Ratios, ratios, run_of, tally
+from distbench.compare.intervals import Ints, margin_of
+from distbench.compare.passes import TOO_FEW
+from distbench.laboratory.comparisons import Ratios, proof_lines, ratios, run_of, tally
 from distbench.laboratory.planner_table import PlannerTable, laboratory_rows, median_of, planner_table_of
 from distbench.render.blocks import Table
-from distbench.render.units import NOTHING, percent_text, ratio_text, size_text, time_ci_text, time_text, whole_text
+from distbench.render.units import NOTHING, percent_text, ratio_text, size_text, time_text, whole_text
 from distbench.spec.planner_names import BASELINE
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_PAIRS = 20
-
-
-class NoiseCheck(NamedTuple):
-    """What pairs with the same path, which cannot differ, say about the intervals."""
-
-    num_controls: int  # pairs with the same path and enough samples
-    num_false: int  # those whose own interval leaves one out all the same; about 5 % should
-    widening: float  # what every interval was widened by to hold for the controls (`intervals.widening_for`)
 
 
 class Comparison(NamedTuple):
@@ -35,8 +28,7 @@ class Comparison(NamedTuple):
     dtype: str
     payload_bytes: float
     rows: Ints  # indexes of the pairs in the table, most striking first
-    ratios: Ratios  # planner over greedy, of every pair of the table
-    noise: NoiseCheck
+    ratios: Ratios  # planner over greedy, these pairs tested together
 
 
 def comparisons(frame: "pd.DataFrame") -> list[Comparison]:
@@ -50,19 +42,15 @@ def comparisons(frame: "pd.DataFrame") -> list[Comparison]:
 
 def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
     one, other = run_of(table, planner), run_of(table, BASELINE)
-    plain = ratios(one, other)
-    both = np.flatnonzero(np.isfinite(plain.ratio.center))
+    both = np.flatnonzero(table.measured[table.at(planner)] & table.measured[table.at(BASELINE)])
     for (shape, dtype), of_shape in table.pairs.iloc[both].groupby(["shape", "dtype"], sort=False):
         rows = of_shape.index.to_numpy()
-        controls = plain.same & plain.enough & table.mask(rows)
-        num_false = int(np.count_nonzero(side_of_one(plain.ratio, controls)))
-        noise = NoiseCheck(int(controls.sum()), num_false, widening_for(plain.ratio, controls))
-        found, size = ratios(one, other, noise.widening), float(of_shape["payload_bytes"].iloc[0])
+        found, size = ratios(one, other, table.mask(rows)), float(of_shape["payload_bytes"].iloc[0])
         # Differing paths first, then the surest and largest win or loss.
         distance, margin = np.abs(np.log(found.ratio.center)), margin_of(found.ratio)
         keys = (-distance, -margin, ~found.enough, -np.abs(found.side), found.same)
         rows = rows[np.lexsort([key[rows] for key in keys])]
-        yield Comparison(table, planner, str(shape), str(dtype), size, rows, found, noise)
+        yield Comparison(table, planner, str(shape), str(dtype), size, rows, found)
 
 
 def tables(frame: "pd.DataFrame") -> list[Table]:
@@ -72,7 +60,7 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
 
 def _table(comparison: Comparison) -> Table:
     planner = comparison.planner
-    columns = ("<planner", "<path", "median", "<95 % CI", "coll.", "sent", f"<{planner} / {BASELINE}")
+    columns = ("<planner", "<path", "median", "coll.", "sent", f"<{planner} / {BASELINE}")
     rows = [row for pair in comparison.rows[:MAX_PAIRS].tolist() for row in _rows(comparison, pair)]
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
@@ -88,12 +76,10 @@ def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
     last = (ratio_text(*(float(part[pair]) for part in ratio)), _verdict(comparison, pair))
     for planner, text in zip((BASELINE, comparison.planner), last, strict=True):
         at = table.at(planner), pair
-        median_s, low_s, high_s = (float(part[at]) for part in table.times)
         yield (
             planner,
             table.paths[at] or f"{facts['source']}->{facts['target']}",
-            time_text(median_s),
-            time_ci_text(median_s, low_s, high_s, MIN_SAMPLES_FOR_CI if table.enough[at] else 0),
+            time_text(float(table.times[at])),
             whole_text(float(table.numbers["num_collectives"][at])),
             size_text(float(table.numbers["wire_bytes"][at])),
             text,
@@ -101,7 +87,7 @@ def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
 
 
 def _verdict(comparison: Comparison, pair: int) -> str:
-    """Who won a pair and by how much at least: "min_cost by 15 %+", "within noise", "same path", "too few samples".
+    """Who won a pair and by how much at least: "min_cost by 15 %+", "within noise", "same path", "too few passes".
 
     The number is how much less time the winner takes, at the end of the interval that is kindest to the loser.
     """
@@ -109,7 +95,7 @@ def _verdict(comparison: Comparison, pair: int) -> str:
     if found.same[pair]:
         return "same path"
     if not found.enough[pair]:
-        return "too few samples"
+        return TOO_FEW
     if found.side[pair] == 0:
         return "within noise"
     winner = comparison.planner if found.side[pair] < 0 else BASELINE
@@ -119,24 +105,12 @@ def _verdict(comparison: Comparison, pair: int) -> str:
 def _summary(comparison: Comparison) -> list[str]:
     table, planner, rows = comparison.table, comparison.planner, comparison.rows
     lines = [f"{len(rows)} pairs" + _outcome(comparison)]
-    if comparison.noise.num_controls:
-        lines.append(_noise_line(comparison.noise))
+    lines += [*comparison.ratios.told, *proof_lines([comparison.ratios])]
     planning = table.numbers["planning_cold_s"]
     cold = [time_text(median_of(planning[table.at(name), rows])) for name in (BASELINE, planner)]
     if NOTHING not in cold:
         lines.append(f"planning with empty caches, median: {BASELINE} {cold[0]}, {planner} {cold[1]}")
     return lines
-
-
-def _noise_line(noise: NoiseCheck) -> str:
-    false = f"{noise.num_false} ({percent_text(noise.num_false / noise.num_controls)})"
-    same = f"of {noise.num_controls} pairs with the same path, {false}"
-    line = f"noise check: {same} differ beyond their own 95 % interval; "
-    if noise.num_controls < MIN_CONTROLS:
-        return line + "too few such pairs to correct the intervals by"
-    if noise.widening == 1:
-        return line + "the intervals stand as they are"
-    return line + f"so every interval of a ratio here is widened {noise.widening:.1f} times, to hold for them"
 
 
 def _outcome(comparison: Comparison) -> str:
@@ -149,5 +123,5 @@ def _outcome(comparison: Comparison) -> str:
     text = f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
     text += f"{BASELINE} in {counts.num_slower}, neither in {noise}"
     if num_too_few:
-        text += f", too few samples to tell in {num_too_few}"
+        text += f", {TOO_FEW} to tell in {num_too_few}"
     return f"{text}; geometric mean of {planner}/{BASELINE} over them {ratio_text(*counts.mean)}"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.compare.intervals import Floats, geometric_mean
+from distbench.compare.intervals import geometric_mean
 from distbench.laboratory import comparisons
-from distbench.laboratory.comparisons import LargestGain, PathDifference, Place, Regret, Tally
+from distbench.laboratory.comparisons import LargestGain, PathDifference, Place, Ratios, Regret, Tally
 from distbench.laboratory.failures import Failure, failures_of
 from distbench.laboratory.planner_table import Bools, PlannerTable, laboratory_rows, planner_table_of
 from distbench.laboratory.predictions import PredictionError, PredictionRanking, prediction_errors, ranking
@@ -39,7 +39,7 @@ class Study:
     table: PlannerTable
     focus: Bools  # the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough
     focus_text: str
-    widening: Floats  # by what each pair's ratio intervals were widened
+    ratios: dict[tuple[str, str], Ratios]  # planner and what it is held against to its ratios
     tallies: dict[Place, Tally]  # each planner against greedy and against torch's better one
     differences: dict[Place, PathDifference]
     regrets: dict[str, Regret]  # of each planner and CHOSEN that moved a pair in focus
@@ -84,7 +84,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
     table = planner_table_of(rows)
     focus, focus_text = _focus(table)
-    widening, environment = comparisons.widenings(table), runs[-1].about.environment
+    all_ratios, environment = comparisons.ratios_of(table), runs[-1].about.environment
     return Study(
         machine=machine,
         runs=runs,
@@ -94,13 +94,13 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         table=table,
         focus=focus,
         focus_text=focus_text,
-        widening=widening,
-        tallies=comparisons.tallies(table, focus, widening),
+        ratios=all_ratios,
+        tallies=comparisons.tallies(table, focus, all_ratios),
         differences=comparisons.differences(table, focus),
         regrets=comparisons.regrets(table, focus),
         errors=prediction_errors(table, focus),
         ranking=ranking(table, focus),
-        largest_gains=comparisons.largest_gains(table, focus, widening, MAX_STRIKING),
+        largest_gains=comparisons.largest_gains(table, focus, all_ratios, MAX_STRIKING),
         chosen_ratio=comparisons.ratio_when_chosen(table, focus),
         sent_over_bound=_sent_over_bound(table, focus),
         outcomes={str(planner): Counter(found) for planner, found in rows.groupby("planner", sort=False)["status"]},

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from distbench.laboratory import comparisons
 from distbench.laboratory.failures import BAD, Failure
 from distbench.laboratory.planner_table import PlannerTable, median_of
@@ -73,12 +71,11 @@ def _wins(study: Study) -> Table:
         "faster than\nbetter", "slower than\nbetter", f"{units.percent_text(comparisons.WORSE_SHARE)}+\nslower",
     )  # fmt: skip
     notes = [
-        "faster, slower: the whole 95 % interval of the pair's ratio lies on that side of one",
+        "faster, slower: by passes, all pairs of two planners tested together",
         "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
+        *dict.fromkeys(line for found in study.ratios.values() for line in found.told if "nothing" in line),
+        *comparisons.proof_lines([found for (_, other), found in study.ratios.items() if other == BASELINE]),
     ]
-    if (widest := float(np.max(study.widening, initial=1.0))) > 1:
-        why = "so that they hold where two planners run the same thing"
-        notes.append(f"intervals are widened up to {widest:.1f} times, {why}")
     return Table(f"Wins and losses beyond noise, pairs {study.focus_text}", columns, rows, notes)
 
 
@@ -160,7 +157,7 @@ def _gain_rows(table: PlannerTable, gain: comparisons.LargestGain) -> Iterator[t
         yield (
             planner,
             table.paths[at] or f"{facts['source']}->{facts['target']}",
-            units.time_text(float(table.times.center[at])),
+            units.time_text(float(table.times[at])),
             units.whole_text(float(table.numbers["num_collectives"][at])),
             units.size_text(sent),
             units.decimal_text(sent / bound if bound > 0 else None),

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from distbench.compare.intervals import geometric_mean
+from distbench.compare.passes import MIN_PASSES
 from distbench.laboratory.comparisons import CHOSEN, Tally
 from distbench.laboratory.failures import BAD
 from distbench.laboratory.predictions import APART
 from distbench.laboratory.study import Study
 from distbench.render.blocks import Block, Code, Heading, Lines
 from distbench.render.units import known, percent_text, ratio_text
-from distbench.spec.planner_names import NATIVE, OUR_VARIANTS
+from distbench.spec.planner_names import BASELINE, NATIVE, OUR_VARIANTS
 
 # What torch can be made to plan with everywhere, operators and backward included.
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
@@ -39,7 +40,7 @@ def best_by_hand(study: Study) -> Tally | None:
     if not direct or not direct.mean[2] < 1:
         return None
     if everywhere:
-        one, other = (study.table.times.center[study.table.at(name)] for name in ("direct", everywhere[0]))
+        one, other = (study.table.times[study.table.at(name)] for name in ("direct", everywhere[0]))
         if not geometric_mean((one / other)[study.focus & study.table.communicates]) < 1:
             return None
     return direct
@@ -91,10 +92,15 @@ def _min_cost_line(study: Study) -> str:
     if not changed or not changed.num_differing:
         return "min_cost plans what greedy plans on every pair here."
     open_calls = found.num_differing - found.num_faster - found.num_slower
+    paid = (
+        f"Measured beyond noise it paid on {found.num_faster} and cost time on {found.num_slower}, {open_calls} are "
+        "too close to call"
+        if study.ratios["min_cost", BASELINE].enough.any()
+        else f"Under {MIN_PASSES} passes nobody can say on which it did"
+    )
     return (
         f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
-        f"say that pays. Measured beyond noise it paid on {found.num_faster} and cost time on {found.num_slower}, "
-        f"{open_calls} are too close to call; over all, min_cost takes {_times_greedy(found)}."
+        f"say that pays. {paid}; over all, min_cost takes {_times_greedy(found)}."
     )
 
 

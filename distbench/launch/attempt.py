@@ -1,7 +1,6 @@
 """One launch of a job's ranks: start them, follow their progress, give up on a hang, stop them, say why it ended."""
 
 import contextlib
-import math
 import os
 import signal
 import subprocess
@@ -15,10 +14,12 @@ from typing import Any
 from distbench.launch.display import Display
 from distbench.launch.explain import LAUNCH_LOG, Cause, cause_of
 from distbench.launch.ranks import Joined, rank_environment, torchrun_command
+from distbench.launch.storage import why_unwritable
 from distbench.runs.progress import FILE_NAME, ProgressReader
 from distbench.runs.run_file import Case
-from distbench.spec import Job
+from distbench.spec import Job, UserError
 from distbench.spec.mesh import mesh_size
+from distbench.spec.signals import Stop
 
 POLL_S = 0.1
 TERMINATE_WAIT_S = 5.0
@@ -32,6 +33,7 @@ class Attempt:
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
         num_cases: of the whole job, None before the ranks counted them.
+        is_meeting: whether the reporting rank waits for the others.
         pass_number: the pass that the running case was in.
         spent_s: seconds of rank 0 by what they were spent on.
         last_event_s: when the last event came, seconds, monotonic.
@@ -40,6 +42,7 @@ class Attempt:
     status: str = "complete"
     cause: Cause = field(default_factory=lambda: Cause("", ""))
     num_cases: int | None = None
+    is_meeting: bool = False
     running: Case | None = None
     pass_number: int = 0
     num_by_status: Counter[str] = field(default_factory=Counter)
@@ -57,6 +60,7 @@ class Attempt:
         """Take in one event."""
         self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
+        self.is_meeting = event["event"] == "meeting"
         if event["event"] == "plan":
             self.num_cases = event["num_cases"]
         elif event["event"] == "case":
@@ -71,31 +75,36 @@ class Attempt:
             self.reached_end = True
 
 
-def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...]) -> Attempt:
+def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...], stop: Stop) -> Attempt:
     """Launch the job's ranks and follow them to their end, whatever that is; none of them is left behind.
 
-    The arguments are those of `run_job.launch`; the job's log folder holds `job.json` and nothing of another launch.
+    The arguments are those of `run_job.launch`, and what says that the user wants an end; the job's log folder holds
+    `job.json` and nothing of another launch.
+
+    Raises:
+        UserError: this machine starts no more processes.
+        OSError: the log folder cannot be written.
     """
     log_dir = Path(job.log_dir)
-    has_progress = not joined or joined.rank == 0
-    seen, reader = Attempt(), ProgressReader(log_dir / FILE_NAME)
-    process = _start(job, joined, log_dir, module)
-    try:
-        seen.status = _follow(process, reader, seen, display, job.timeout_s if has_progress else math.inf)
-        if seen.status == "timeout":
-            ask_for_stacks(log_dir, process.pid)
-            hung = f"case {seen.running.id}" if seen.running else "set-up"
-            message = f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {log_dir}"
-            seen.cause = Cause("hung", message)
-        elif seen.status == "failed":
-            seen.cause = cause_of(log_dir, process.returncode)
-    except KeyboardInterrupt:
-        seen.status, seen.cause = "interrupted", Cause("", "interrupted")
-    finally:
-        _stop(process)
-    # Events between the last look and the end say which case was running.
-    _take_in(reader, seen, display)
-    if seen.status == "complete" and not seen.reached_end and has_progress:
+    process, log = _start(job, joined, log_dir, module)
+    with contextlib.closing(ProgressReader(log_dir / FILE_NAME)) as reader:
+        seen = Attempt()
+        try:
+            seen.status = _follow(process, reader, seen, display, job.timeout_s, stop)
+            if seen.status == "timeout":
+                ask_for_stacks(log_dir, process.pid)
+                seen.cause = Cause("hung", _why_hung(job, joined, seen))
+            elif seen.status == "failed":
+                # First, for on a full disk a rank cannot say why it failed.
+                why = why_unwritable(job)
+                seen.cause = Cause("storage", why) if why else cause_of(log_dir, process.returncode, log)
+            elif seen.status == "interrupted":
+                seen.cause = Cause("", "interrupted")
+        finally:
+            _stop(process)
+        # Events between the last look and the end say which case was running.
+        _take_in(reader, seen, display)
+    if seen.status == "complete" and not seen.reached_end:
         # An exit code of 0 is no proof: a scenario that calls sys.exit leaves nothing measured and nobody alarmed.
         message = f"the ranks ended with exit code 0 before they were done; their logs are in {log_dir}"
         seen.status, seen.cause = "failed", Cause("killed", message)
@@ -108,7 +117,10 @@ def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
         display.event(event)
 
 
-def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _start(
+    job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ...]
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """torchrun, or the only rank here, and the file that has what it prints."""
     arguments = [*module, str(log_dir / "job.json")]
     num_ranks = mesh_size(job.mesh)
     if joined:
@@ -119,31 +131,56 @@ def _start(job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ..
         log = log_dir / LAUNCH_LOG
     environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
     with log.open("wb") as output:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise UserError(
+                f"the ranks cannot be started ({error}); see `ulimit -a` for what this shell allows"
+            ) from error
+    return process, log
 
 
 def _follow(
-    process: subprocess.Popen[bytes], reader: ProgressReader, seen: Attempt, display: Display, timeout_s: float
+    process: subprocess.Popen[bytes],
+    reader: ProgressReader,
+    seen: Attempt,
+    display: Display,
+    timeout_s: float,
+    stop: Stop,
 ) -> str:
     while True:
         ended = process.poll() is not None
         _take_in(reader, seen, display)
         if ended:
             return "complete" if process.returncode == 0 else "failed"
+        if stop.asked:
+            return "interrupted"
         if time.monotonic() - seen.last_event_s > timeout_s:
             return "timeout"
         time.sleep(POLL_S)
+
+
+def _why_hung(job: Job, joined: Joined | None, seen: Attempt) -> str:
+    if joined and seen.is_meeting:
+        what = f"rank {joined.rank} waited {job.timeout_s:g} s at {joined.address} for the other ranks"
+        return f"{what}, in vain; start all {joined.world_size} with the same MASTER_ADDR and MASTER_PORT"
+    if seen.reached_end:
+        return f"the launch did not end for {job.timeout_s:g} s after its last case; its logs are in {job.log_dir}"
+    between = "set-up" if seen.num_cases is None else "the launch"
+    hung = f"case {seen.running.id}" if seen.running else between
+    return f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {job.log_dir}"
 
 
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
     """Have every rank that still runs write its stacks to its log; `launcher` is the pid of torchrun, or the only
     rank."""
     for path in log_dir.glob("rank*.pid"):
-        pid = int(path.read_text())
-        if _is_rank_of(launcher, pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        # A full disk leaves such a file empty.
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            if _is_rank_of(launcher, pid):
                 os.kill(pid, signal.SIGUSR1)
     time.sleep(STACKS_WAIT_S)
 
@@ -167,4 +204,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # A process that waits for a device or a server's disk is not killed before that answers.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATE_WAIT_S)

@@ -53,7 +53,9 @@ class Plain(Display):
 
     def _line(self, text: str) -> None:
         self._last = self._now()
-        print(printable(f"{self._scenario}: {text}"), file=self._stream, flush=True)
+        # A log that is full, or whose reader has left, is no reason to stop measuring.
+        with contextlib.suppress(OSError):
+            print(printable(f"{self._scenario}: {text}"), file=self._stream, flush=True)
 
 
 class Live(Display):
@@ -62,6 +64,7 @@ class Live(Display):
     def __init__(self, scenario: str, progress: Any) -> None:
         self._progress = progress
         self._scenario = scenario
+        self._counts_turns = False
         self._task = progress.add_task(f"{scenario}: starting ranks", total=None, samples="")
 
     def event(self, event: dict[str, Any]) -> None:
@@ -75,10 +78,12 @@ class Live(Display):
             case "samples":
                 self._progress.update(self._task, samples=f"{event['count']} samples")
             case "pass":
-                total = event["num_passes"] * event["num_cases"]
+                self._counts_turns, total = True, event["num_passes"] * event["num_cases"]
                 self._progress.update(self._task, total=total, completed=event["number"] * event["num_cases"])
             case "done" | "turn":
-                self._progress.advance(self._task)
+                # Of a pair whose planners take turns, nobody said how many there will be.
+                if event["event"] == "done" or self._counts_turns:
+                    self._progress.advance(self._task)
             case "end":
                 self._progress.update(self._task, description=self._scenario, samples="")
 
@@ -86,7 +91,7 @@ class Live(Display):
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
     """The display that fits where standard error goes; one that shows nothing where `quiet`."""
-    if quiet:
+    if quiet or sys.stderr is None:
         yield Quiet()
     elif not sys.stderr.isatty():
         yield Plain(scenario, sys.stderr)
@@ -101,5 +106,12 @@ def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
             TextColumn("{task.fields[samples]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+        progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
+        with contextlib.suppress(OSError):
+            progress.start()
+        try:
             yield Live(scenario, progress)
+        finally:
+            # The terminal may be gone.
+            with contextlib.suppress(OSError):
+                progress.stop()

@@ -33,8 +33,12 @@ class Cause:
         return self.kind in ("user", "storage")
 
 
-def cause_of(log_dir: Path, exit_code: int) -> Cause:
-    """The first failure of a launch whose torchrun, or only rank, ended with a non-zero exit code."""
+def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
+    """The first failure of a launch whose torchrun, or only rank, ended with a non-zero exit code.
+
+    `log` has what that process printed; torchrun's, where none is given.
+    """
+    log = log or log_dir / LAUNCH_LOG
     if failures := list(_failures(log_dir)):
         first = min(failures, key=lambda record: record["at"])
         message = first["message"]
@@ -44,10 +48,23 @@ def cause_of(log_dir: Path, exit_code: int) -> Cause:
     if cut := sorted(log_dir.glob("failure-rank*.json")):
         what = f"{cut[0]}, where a rank says why it failed, is cut short, as a full disk does"
         return Cause("storage", f"{what}; make room, or give other folders with --out and --log-dir")
-    if found := _killed_rank(log_dir / LAUNCH_LOG):
+    if found := _killed_rank(log):
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
-    return Cause("killed", f"the launch {_how(exit_code)}; see {log_dir / LAUNCH_LOG}")
+    ended = _how(-signum) if (signum := _signal_to_torchrun(log)) else _how(exit_code)
+    return Cause("killed", f"{'torchrun' if log.name == LAUNCH_LOG else 'the rank'} {ended}; see {log}")
+
+
+def _signal_to_torchrun(launch_log: Path) -> int:
+    """The signal that asked torchrun to end; 0 where none did."""
+    return int(found[-1]) if (found := re.findall(r"SignalException: .*got signal: (\d+)", _text(launch_log))) else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _failures(log_dir: Path) -> Iterator[dict[str, Any]]:
@@ -65,8 +82,7 @@ def _rank_log(rank: int) -> str:
 
 def _killed_rank(launch_log: Path) -> tuple[int, int] | None:
     """(rank, exit code) that torchrun names as the root cause."""
-    text = launch_log.read_text(encoding="utf-8", errors="replace") if launch_log.is_file() else ""
-    root = text.rpartition("Root Cause")[2]
+    root = _text(launch_log).rpartition("Root Cause")[2]
     match = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", root, re.DOTALL)
     return (int(match.group(1)), int(match.group(2))) if match else None
 

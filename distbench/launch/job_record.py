@@ -1,6 +1,7 @@
 """What became of a job over its attempts: the cases that broke one, what is left to run, and the run file's footer."""
 
 import contextlib
+import os
 import time
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ from distbench.launch.display import Display
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
 from distbench.runs.machine import CpuUse, load_average
+from distbench.runs.progress import FILE_NAME
 from distbench.runs.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job
 
@@ -24,6 +26,8 @@ class JobRecord:
         self._job, self._joined, self._display = job, joined, display
         self._run_file = Path(job.run_file)
         self._cpu_use = None if joined else CpuUse.now()
+        # By this clock, for the wall clock may jump.
+        self._began_s = time.monotonic()
         self.num_attempts = 0
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
@@ -107,10 +111,9 @@ class JobRecord:
     def left_of(self, job: Job) -> Job:
         """The job without what earlier attempts have done of it."""
         cases = read_run(self._run_file).cases if self._run_file.exists() else []
-        passes = [number for case in cases for number, _ in case["passes"]]
+        passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
         ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
-        done = [case["case"]["id"] for case in cases]
-        return replace(job, done_ids=done, ended_ids=ended, first_pass=max(passes, default=0) + 1)
+        return replace(job, done_ids=list(passes), ended_ids=ended, passes_done=passes)
 
     def _rows(self) -> dict[str, str]:
         if not self._run_file.exists():
@@ -132,7 +135,7 @@ class JobRecord:
         """Write the footer; a full disk keeps what it has."""
         if not self._run_file.exists():
             return
-        now, wall_s = CpuUse.now(), time.time() - self._job.started_at
+        now, wall_s = CpuUse.now(), time.monotonic() - self._began_s
         footer = {
             "type": "footer",
             "status": self.status,
@@ -147,8 +150,13 @@ class JobRecord:
             # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
             "foreign_cpu": now.foreign_since(self._cpu_use) if now and self._cpu_use else None,
         }
-        with contextlib.suppress(OSError):
+        try:
             append(self._run_file, footer)
+        except OSError:
+            # Whatever it told has been read: its room is the footer's.
+            with contextlib.suppress(OSError):
+                os.truncate(Path(self._job.log_dir) / FILE_NAME, 0)
+                append(self._run_file, footer)
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

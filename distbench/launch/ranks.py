@@ -14,37 +14,55 @@ SRUN_PORT = 29517
 
 @dataclass(frozen=True)
 class Joined:
-    """This process is one rank of a launch that somebody else made; `variables` are rank variables to set for the
-    worker."""
+    """This process is one rank of a launch that somebody else made.
+
+    Args:
+        variables: rank variables to set for the worker.
+        address: where the ranks meet.
+    """
 
     rank: int
     world_size: int
     variables: dict[str, str]
+    address: str = ""
 
 
 def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
-    """The launch that this process is a rank of, or None when we must launch ranks ourselves."""
+    """The launch that this process is a rank of, or None when we must launch ranks ourselves.
+
+    Raises:
+        UserError: rank variables that no launcher sets: some are missing, are no numbers, or make no sense.
+    """
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        if missing := [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]:
+            raise UserError(f"of RANK and WORLD_SIZE, which launchers set, {missing[0]} is missing; set or unset both")
+        variables = {}
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+        variables = _srun(environ)
+    else:
+        return None
+    told = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
     try:
-        if "RANK" in environ and "WORLD_SIZE" in environ:
-            return Joined(int(environ["RANK"]), int(environ["WORLD_SIZE"]), {})
-        if "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
-            return _srun(environ)
+        rank, world_size, port = (int(told[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     except ValueError as error:
         raise UserError(f"rank variables are set but are not numbers ({error}); unset RANK and WORLD_SIZE") from error
-    return None
+    if not 0 <= rank < world_size:
+        what = f"RANK={rank} is no rank of WORLD_SIZE={world_size}, which has 0 to {world_size - 1}"
+        raise UserError(f"{what}; set both as a launcher does, or unset them")
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT={port} is no port; set one from 1 to 65535")
+    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}")
 
 
-def _srun(environ: Mapping[str, str]) -> Joined:
-    rank, world_size = int(environ["SLURM_PROCID"]), int(environ["SLURM_NTASKS"])
-    variables = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
+def _srun(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ.get("SLURM_NTASKS", "1"),
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": environ.get("SLURM_NTASKS_PER_NODE", "1"),
         "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
         "MASTER_PORT": environ.get("MASTER_PORT", str(SRUN_PORT)),
     }
-    return Joined(rank, world_size, variables)
 
 
 def first_host(nodelist: str) -> str:

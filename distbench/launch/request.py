@@ -107,8 +107,10 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         mesh=mesh,
         device=device,
         settings=_settings(request),
-        run_file=str((folder / f"{name}.jsonl").resolve()),
-        log_dir=str(((request.log_dir or folder / "logs") / name).resolve()),
+        run_file=str(_resolved(folder / f"{name}.jsonl", "--out")),
+        log_dir=str(
+            _resolved((request.log_dir or folder / "logs") / name, "--log-dir" if request.log_dir else "--out")
+        ),
         timeout_s=request.timeout_s,
         started_at=request.started_at,
         environment=dict(facts),
@@ -116,6 +118,13 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         note=note,
         trace_paths=request.trace_paths,
     )
+
+
+def _resolved(path: Path, option: str) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links, before Python 3.13
+        raise UserError(f"{option}: {path.parent} cannot be followed ({error}); give another folder") from error
 
 
 def _settings(request: Request) -> Settings:

@@ -1,6 +1,5 @@
 """A job to its end: its ranks are launched, launched again after a case that broke them, and the run file is closed."""
 
-import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,9 +10,10 @@ from distbench.launch.display import Display
 from distbench.launch.explain import Cause
 from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import Joined
+from distbench.launch.storage import cannot_be_written, make_folders
 from distbench.runs.machine import load_average
 from distbench.spec import Job, UserError
-from distbench.spec.signals import stopped_as_interrupt
+from distbench.spec.signals import noted_stop
 
 MODULE = "distbench.worker"
 
@@ -44,8 +44,9 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     """Run one job to its end, whatever that is; the run file is closed with a footer.
 
     A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
-    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started). `UserError` where
-    the results or log folder cannot be written.
+    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started). Signals that ask to
+    stop end it as "interrupted", in whatever order and number they come. `UserError` where the results or log folder
+    cannot be written.
 
     Args:
         joined: the launch this process is a rank of, or None to start the ranks with torchrun.
@@ -53,21 +54,36 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
         module: what a rank runs, as Python's arguments (tests put a mutant here).
     """
     environment = {**job.environment, "load_at_start": load_average()}
-    job = replace(job, started_at=time.time(), environment=environment)
-    _make_folders(job)
+    reporting_rank = joined.rank if joined else 0
+    clock_s = time.monotonic()
+    job = replace(
+        job, started_at=time.time(), started_clock_s=clock_s, reporting_rank=reporting_rank, environment=environment
+    )
+    try:
+        make_folders(job)
+    except OSError as error:
+        advice = "give a writable folder with --out or --log-dir"
+        raise UserError(f"{cannot_be_written(error, Path(job.run_file).parent)}; {advice}") from error
     record = JobRecord(job, joined, display)
-    with stopped_as_interrupt():
+    with noted_stop() as stop:
         try:
-            record.add(attempt(job, joined, display, module))
-            while record.goes_on():
-                record.add(attempt(_relaunched(job, record), joined, _WithoutPlan(display), module))
-        except KeyboardInterrupt:  # between two attempts
-            record.end("interrupted", Cause("", "interrupted"))
+            record.add(attempt(job, joined, display, module, stop))
+            while record.goes_on() and not stop.asked:
+                record.add(attempt(_relaunched(job, record), joined, _WithoutPlan(display), module, stop))
         except OSError as error:
-            record.end("failed", Cause("storage", f"{error.filename} cannot be written: {error.strerror}"))
-    if not joined or joined.rank == 0:
-        record.close_run_file()
-    return JobOutcome(job, record.status, record.message, record.last.cause.user_can_fix, dict(record.num_by_status))
+            record.end("failed", Cause("storage", cannot_be_written(error, Path(job.log_dir))))
+        except UserError as error:
+            record.end("failed", Cause("user", str(error)))
+        if stop.asked and record.status != "complete":
+            record.end("interrupted", Cause("", "interrupted"))
+        if reporting_rank == 0:
+            record.close_run_file()
+    # What the other ranks of another launcher count is in rank 0's file alone.
+    counts = dict(record.num_by_status) if reporting_rank == 0 else {}
+    # Asked too late for this job, but no other one shall begin.
+    status = "interrupted" if stop.asked else record.status
+    message = record.message or ("interrupted after its last case" if stop.asked else "")
+    return JobOutcome(job, status, message, record.last.cause.user_can_fix, counts)
 
 
 class _WithoutPlan(Display):
@@ -85,23 +101,8 @@ class _WithoutPlan(Display):
 def _relaunched(job: Job, record: JobRecord) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
-    again = replace(record.left_of(job), log_dir=str(log_dir), started_at=time.time())
+    clock_s = time.monotonic()
+    again = replace(record.left_of(job), log_dir=str(log_dir), started_at=time.time(), started_clock_s=clock_s)
     log_dir.mkdir()
     again.save(log_dir / "job.json")
     return again
-
-
-def _make_folders(job: Job) -> None:
-    log_dir, run_file = Path(job.log_dir), Path(job.run_file)
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        job.save(log_dir / "job.json")
-        run_file.parent.mkdir(parents=True, exist_ok=True)
-        probe = run_file.with_suffix(f".probe{os.getpid()}")
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or job.run_file} cannot be written ({error.strerror}); "
-            "give a writable folder with --out or --log-dir"
-        ) from error

@@ -1,11 +1,31 @@
 """What a test gets to see of a case."""
 
+import math
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distbench.compare.medians import median, median_ci
 from distbench.runs.run_file import Record
+from distbench.spec.errors import UserError
+
+
+@dataclass(frozen=True)
+class CaseRatio:
+    """A case's time over another's.
+
+    Args:
+        ratio: geometric mean over the passes that both have.
+        low: lower bound of its 95 % interval; nan under 8 passes.
+        high: upper bound.
+        verdict: "faster", "slower", "within noise" or "too few passes", as in every table of a report.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    verdict: str
 
 
 @dataclass(frozen=True)
@@ -18,8 +38,9 @@ class MeasuredCase:
         samples_s: seconds of each sample on its slowest rank.
         params: the case's call, variant and mesh, as text.
         counters: other numbers of the case; `checked` says whether its result was.
-        stop_reason: what ended sampling: "precise", "max_samples" or "max_case_s".
+        stop_reason: what ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
         error: one sentence, when status is not "ok".
+        passes: (number of a pass, its samples), in the order of `samples_s`.
     """
 
     id: str
@@ -31,6 +52,7 @@ class MeasuredCase:
     stop_reason: str | None
     error: str | None
     run_file: Path
+    passes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, record: Record, run_file: Path) -> "MeasuredCase":
@@ -45,20 +67,52 @@ class MeasuredCase:
             stop_reason=record.get("stop_reason"),
             error=record.get("error"),
             run_file=run_file,
+            passes=tuple((number, count) for number, count in record.get("passes") or ()),
         )
 
     @property
     def median_s(self) -> float:
-        """Median of the samples, seconds."""
-        return median(self.samples_s)
+        """Median of the passes where there are several, of the samples otherwise; seconds."""
+        return median(self.pass_medians_s) if len(self.passes) > 1 else median(self.samples_s)
+
+    def versus(self, other: "MeasuredCase") -> CaseRatio:
+        """This case's time over that of another one of the same sweep, which took turns with it; else `UserError`."""
+        if self.run_file != other.run_file:
+            raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
+        import numpy as np
+
+        from distbench.compare.passes import as_table, compare_passes
+
+        found = compare_passes(as_table([np.array(one.pass_medians_s) for one in (self, other)]), (1, -1))
+        ratio, low, high = (float(part[0]) for part in (found.ratio, found.low, found.high))
+        return CaseRatio(ratio, low, high, found.verdict[0])
+
+    @property
+    def pass_medians_s(self) -> list[float]:
+        """The median sample of each pass, seconds; nan for one that it had no turn in."""
+        from distbench.compare.passes import pass_medians
+
+        num_passes = 1 + max((number for number, _ in self.passes), default=-1)
+        return pass_medians(self.samples_s, self.passes, num_passes).tolist()
 
     @property
     def ci_s(self) -> tuple[float, float]:
-        """The median's 95 % confidence interval, seconds."""
-        return median_ci(self.samples_s)
+        """The median pass's 95 % confidence interval, seconds; (nan, nan) where there are under 8 passes."""
+        from distbench.compare.passes import MIN_PASSES
+
+        return median_ci(self.pass_medians_s) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
+
+    @property
+    def quartiles_s(self) -> tuple[float, float]:
+        """How the samples spread, seconds, which is not how well the median is known; (nan, nan) below 4 of them."""
+        if len(self.samples_s) < 4:
+            return (math.nan, math.nan)
+        low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return low, high
 
     def line(self) -> str:
         """For a terminal."""
-        low, high = self.ci_s
-        ms = f"{1e3 * self.median_s:.3g} ms [{1e3 * low:.3g}, {1e3 * high:.3g}]"
-        return f"{self.id}: median {ms}, {len(self.samples_s)} samples"
+        is_known = not math.isnan(self.ci_s[0])
+        (low, high), name = (self.ci_s, "95 % CI") if is_known else (self.quartiles_s, "quartiles")
+        spread = "" if math.isnan(low) else f", {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
+        return f"{self.id}: median {1e3 * self.median_s:.3g} ms{spread}, {len(self.samples_s)} samples"

@@ -1,7 +1,7 @@
 """Numbers as a person reads them: three significant digits, the unit that suits them. "-" where there is no number."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 NOTHING = "-"
@@ -44,25 +44,34 @@ def brief_time_text(seconds: float) -> str:
     return time_text(seconds).replace("  ", " ")
 
 
-def time_ci_text(center: float, low: float, high: float, num_samples: int) -> str:
-    """`[576, 757]` in the unit and with the decimals of its centre (seconds); a * where it does not reach 95 %."""
+def time_ci_text(center: float, low: float, high: float) -> str:
+    """`[576, 757]` in the unit and with the decimals of its centre (seconds)."""
     if not (known(center) and known(low) and known(high)):
         return NOTHING
     scale, _ = time_scale(center)
     decimals = decimals_for(center / scale)
-    return f"[{low / scale:.{decimals}f}, {high / scale:.{decimals}f}]" + ("*" if num_samples < 6 else "")
+    return f"[{low / scale:.{decimals}f}, {high / scale:.{decimals}f}]"
 
 
-def median_ci_text(row: Mapping[Any, Any], suffix: str = "") -> str:
-    """The same of a row of the frame, or of its columns with a suffix."""
-    center, low, high, count = (row[name + suffix] for name in ("median_s", "ci_low_s", "ci_high_s", "num_samples"))
-    return time_ci_text(center, low, high, count)
+QUARTILES, CONFIDENCE = "quartiles", "95 % CI"
 
 
-def sample_notes(num_samples: Iterable[int]) -> list[str]:
-    """What the * of `time_ci_text` means, where there is one."""
-    few = any(count < 6 for count in num_samples)
-    return ["* fewer than 6 samples: the interval is their whole range and does not reach 95 %"] if few else []
+def spread_of(rows: Iterable[Mapping[Any, Any]]) -> tuple[str, Callable[[Mapping[Any, Any]], str]]:
+    """What stands beside medians: CONFIDENCE, each from passes, where some row has enough of them, else QUARTILES."""
+    if any(known(row["ci_low_s"]) for row in rows):
+        return CONFIDENCE, lambda row: time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
+    return QUARTILES, quartiles_text
+
+
+def quartiles_text(row: Mapping[Any, Any]) -> str:
+    """The quartiles of a row's samples."""
+    return time_ci_text(row["median_s"], row["q1_s"], row["q3_s"])
+
+
+def p95_notes(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
+    """Why some rows have no 95th percentile, where some have none."""
+    few = any(not known(row["p95_s"]) for row in rows)
+    return ["p95: of fewer than 20 samples it would be their maximum, so there is none"] if few else []
 
 
 def ratio_text(center: float, low: float, high: float) -> str:

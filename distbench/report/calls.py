@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import median_ci_text, sample_notes, time_text, whole_text, word_text
+from distbench.render.units import p95_notes, spread_of, time_text, whole_text, word_text
 from distbench.runs.frame import measured_of
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ COLUMNS: TableColumns = (
     ("<call", lambda row: str(row["id"]).removeprefix("call/")),
     ("ranks", lambda row: whole_text(row["group_size"])),
     ("median", lambda row: time_text(row["median_s"])),
-    ("<95 % CI", median_ci_text),
     ("p95", lambda row: time_text(row["p95_s"])),
     ("samples", lambda row: whole_text(row["num_samples"])),
     ("<stopped by", lambda row: word_text(row["stop_reason"])),
@@ -26,5 +25,7 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     measured = measured_of(frame, "call")
     if measured.empty:
         return []
-    rows, notes = measured.to_dict("records"), sample_notes(measured["num_samples"])
-    return [capped(table_of("calls", COLUMNS, rows, notes), MAX_ROWS)]
+    rows = measured.to_dict("records")
+    spread, text = spread_of(rows)
+    columns = (*COLUMNS[:3], (f"<{spread}", text), *COLUMNS[3:])
+    return [capped(table_of("calls", columns, rows, p95_notes(rows)), MAX_ROWS)]

@@ -24,7 +24,7 @@ COLUMNS: TableColumns = (
     ("<dtype", lambda row: units.word_text(row["dtype"])),
     ("size", lambda row: units.size_text(row["payload_bytes"])),
     ("median", lambda row: units.time_text(row["median_s"])),
-    ("<95 % CI", units.median_ci_text),
+    (f"<{units.QUARTILES}", units.quartiles_text),
     ("p95", lambda row: units.time_text(row["p95_s"])),
     ("algbw GB/s", lambda row: units.bandwidth_text(row["algbw_gb_per_s"])),
     ("busbw GB/s", lambda row: units.bandwidth_text(row["busbw_gb_per_s"])),
@@ -34,12 +34,12 @@ COLUMNS: TableColumns = (
 def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     """The collectives measured and found right, ordered by mesh dim (in file order), op, dtype and size.
 
-    Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast end of the median's 95 % CI.
+    Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast quartile.
     """
     kept = measured_of(frame, "collective")
     kept[["mesh_dim", "op"]] = kept[["mesh_dim", "op"]].fillna("unknown")
-    for end, slowness in (("low", "high"), ("high", "low")):
-        kept[f"busbw_{end}_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept[f"ci_{slowness}_s"]
+    for end, slowness in (("low", "q3"), ("high", "q1")):
+        kept[f"busbw_{end}_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept[f"{slowness}_s"]
     kept["mesh_dim_rank"] = kept["mesh_dim"].factorize()[0]
     return kept.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
 
@@ -60,8 +60,9 @@ def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
     notes = [
         f"^ {op} runs as {backend_op} on {backend}: its busbw is not {OWN_NAMES.get(op, op)}'s own"
         for op, backend_op, backend in run_as_another(measured)
-    ] + units.sample_notes(measured["num_samples"])
-    return capped(table_of(title, COLUMNS, measured.to_dict("records"), notes, breaks), MAX_ROWS)
+    ]
+    rows: list[Row] = measured.to_dict("records")
+    return capped(table_of(title, COLUMNS, rows, notes + units.p95_notes(rows), breaks), MAX_ROWS)
 
 
 def group_sizes_text(measured: "pd.DataFrame") -> str:

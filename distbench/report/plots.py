@@ -10,7 +10,7 @@ from distbench.laboratory.planner_table import Bools
 from distbench.laboratory.redistributions import Comparison, comparisons
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.render import plot_style as style
-from distbench.render.units import brief_time_text, size_text
+from distbench.render.units import CONFIDENCE, QUARTILES, brief_time_text, size_text
 from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
 from distbench.report.contents import Contents
 from distbench.report.steps import steps_of
@@ -67,7 +67,7 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         axes[0].set_ylabel("busbw (GB/s)")
         style.title(figure, f"{name}: bus bandwidth by message size, {dtype}")
         notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in run_as_another(of_dtype)]
-        style.caption(figure, "; ".join(["bands: 95 % CI of the median", *notes]))
+        style.caption(figure, "; ".join(["bands: quartiles", *notes]))
         yield f"busbw-{dtype}", figure
 
 
@@ -117,18 +117,19 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
 
 def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
     medians = (steps["median_s"] / scale).to_numpy(float)
-    below = medians - (steps["ci_low_s"] / scale).to_numpy(float)
-    above = (steps["ci_high_s"] / scale).to_numpy(float) - medians
+    spread, ends = (CONFIDENCE, "ci_low_s ci_high_s") if steps["ci_low_s"].notna().any() else (QUARTILES, "q1_s q3_s")
+    low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends.split())
+    below, above = medians - low, high - medians
     axes.errorbar(
         medians, range(len(steps)), xerr=[below, above], fmt="D", color=style.BLACK, markersize=4.5, capsize=3,
-        linewidth=1.2, label="whole step, median and 95 % CI",
+        linewidth=1.2, label=f"whole step, median and {spread}",
     )  # fmt: skip
     stacked = steps[[f"{phase}_s" for phase in PHASES]].sum(axis=1).to_numpy(float) / scale
-    ends = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
-    for place, (median, end) in enumerate(zip(medians, ends, strict=True)):
+    reached = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
+    for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
         text = brief_time_text(median * scale)
         axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, max(ends) * 1.12)
+    axes.set_xlim(0, max(reached) * 1.12)
 
 
 def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
@@ -147,7 +148,7 @@ def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
 
 def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
     planner, side, differing = comparison.planner, comparison.ratios.side, ~comparison.ratios.same
-    times, greedys = (comparison.table.times.center[comparison.table.at(name)] for name in (planner, BASELINE))
+    times, greedys = (comparison.table.times[comparison.table.at(name)] for name in (planner, BASELINE))
     layers: tuple[tuple[str, Bools, dict[str, Any]], ...] = (
         ("same path", ~differing, {"facecolors": "none", "edgecolors": style.LIGHT, "s": 22}),
         ("no difference beyond noise", differing & (side == 0), {"color": style.GREY, "s": 22}),

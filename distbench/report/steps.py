@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.compare.passes import MIN_PASSES, TOO_FEW, as_table, compare_passes
+from distbench.compare.passes import TOO_FEW, as_table, compare_passes
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.runs.frame import PASSES, Row, measured_of
@@ -38,7 +38,6 @@ TIMES: TableColumns = (
     ("forward", lambda row: units.time_text(row["forward_s"])),
     ("backward", lambda row: units.time_text(row["backward_s"])),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
-    ("step\n95 % CI", lambda row: f"{units.time_text(row['median_s'])}\n{units.median_ci_text(row)}"),
     ("<rate", _rate_text),
     ("<speed-up\n95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
@@ -62,8 +61,8 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     the same: parameters by shape, global batch, loss function.
 
     Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare.passes`), `verdict`
-    ("baseline", "faster", "slower", "within noise", "too few passes"), and `peak_bytes`. `attrs` has `detectable` and
-    `passes_for_10_pct` of the table.
+    ("baseline", "faster", "slower", "within noise", "too few passes"), and `peak_bytes`. `attrs["told"]`: what the
+    table could tell, as sentences.
     """
     kept = measured_of(frame, "step")
     kept["peak_bytes"] = kept["peak_bytes"].fillna(kept["peak_allocated_bytes"])
@@ -74,7 +73,10 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     found = compare_passes(as_table(kept[PASSES].tolist()), references)
     kept["speedup"], kept["speedup_low"], kept["speedup_high"] = 1 / found.ratio, 1 / found.high, 1 / found.low
     kept["verdict"] = found.verdict
-    kept.attrs = {"detectable": found.detectable, "passes_for_10_pct": found.passes_for(0.1)}
+    told = found.told("a variant", "its baseline")
+    if TOO_FEW not in found.verdict and told:
+        told.append("speed-ups hold for all rows together, against the first row that computes the same")
+    kept.attrs = {"told": told}
     return kept
 
 
@@ -85,22 +87,11 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
         return []
     rows: list[Row] = measured.to_dict("records")
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
-    times = table_of("step time", TIMES, rows, notes + _what_could_be_told(measured))
+    spread, spread_text = units.spread_of(rows)
+    step = (f"step\n{spread}", lambda row: f"{units.time_text(row['median_s'])}\n{spread_text(row)}")
+    columns = (*TIMES[:4], step, *TIMES[4:])
+    times = table_of("step time", columns, rows, notes + measured.attrs["told"])
     return [capped(times, MAX_ROWS), capped(_checks(rows), MAX_ROWS)]
-
-
-def _what_could_be_told(measured: "pd.DataFrame") -> list[str]:
-    verdicts = set(measured["verdict"])
-    if TOO_FEW in verdicts:
-        return [f"under {MIN_PASSES} passes nothing can be told apart: give --passes {MIN_PASSES} or a larger --budget"]
-    if not units.known(detectable := measured.attrs["detectable"]):
-        return []
-    found = (
-        f"a variant {units.percent_text(detectable)} slower than its baseline would have been found four times in five"
-    )
-    needed = measured.attrs["passes_for_10_pct"]
-    more = f"; for 10 % it takes about {needed} passes" if detectable > 0.1 and needed else ""
-    return [f"{found}{more}", "speed-ups hold for all rows together, against the first row that computes the same"]
 
 
 def _checks(rows: list[Row]) -> Table:

@@ -14,6 +14,7 @@ from distbench.runs.machine import slug
 from distbench.runs.run_file import Record
 from distbench.spec.errors import UserError
 from distbench.spec.reading import read_json
+from distbench.spec.writing import write_whole
 
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
@@ -38,7 +39,7 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
     try:
         for path, group in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(baseline_text(group), encoding="utf-8")
+            write_whole(path, baseline_text(group))
     except OSError as error:
         raise UserError(f"baseline {error.filename} cannot be written ({error.strerror}); give --out") from error
     return list(files)

@@ -80,7 +80,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
         **read_columns(records, AFTER_TIMES),
     }
     columns[PASSES] = [_of_passes(record) for record in records]
-    _intervals_of_passes(columns)
+    columns |= _intervals_of_passes(columns)
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -99,13 +99,15 @@ def _of_passes(record: dict[str, Any]) -> Floats:
     return pass_medians(record.get("samples_s") or (), passes, 1 + max((number for number, _ in passes), default=-1))
 
 
-def _intervals_of_passes(columns: dict[str, Any]) -> None:
-    """Where there are passes enough for one, the interval of a median is that of the median pass."""
+def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
+    """The 95 % interval of the median pass, where there are passes enough for one; that is the median then."""
+    low, high = np.full((2, len(columns[PASSES])), np.nan)
     for row, medians in enumerate(columns[PASSES]):
         known = medians[np.isfinite(medians)].tolist()
         if len(known) >= MIN_PASSES:
             columns["median_s"][row] = median(known)
-            columns["ci_low_s"][row], columns["ci_high_s"][row] = median_ci(known)
+            low[row], high[row] = median_ci(known)
+    return {"ci_low_s": low, "ci_high_s": high}
 
 
 def read_columns(records: Nodes, wanted: Iterable[Column]) -> dict[str, Any]:

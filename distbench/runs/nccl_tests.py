@@ -43,16 +43,16 @@ def read_nccl_tests(path: Path) -> Run:
             for placement in PLACEMENTS
             if isinstance(row.get(placement), dict)
         ]
-        header = _header(data, path, op, devices)
+        header, footer = _header(data, path, op, devices), _footer(data)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
-    wrong = wrong_in_header(header) or next(filter(None, map(wrong_in_record, cases)), None)
+    wrong = wrong_in_header(header) or next(filter(None, map(wrong_in_record, [*cases, footer or {}])), None)
     if wrong:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it: as a run, {wrong}")
     by_id = {case["case"]["id"]: case for case in reversed(cases)}
     left_out = len(cases) - len(by_id)
     twice = f"{path.name}: {left_out} results are of a size and placement that stands before them; left out"
-    return Run(path, header, list(reversed(by_id.values())), _footer(data), [twice] if left_out else [])
+    return Run(path, header, list(reversed(by_id.values())), footer, [twice] if left_out else [])
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:

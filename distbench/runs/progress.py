@@ -1,17 +1,20 @@
-"""What the ranks report to the parent while they work: one JSON line an event in the log folder, written by rank 0.
+"""What the ranks report to the parent while they work: one JSON line an event in the log folder.
 
-Events: plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
-status, spent_s; of the first pass), pass (number, num_passes, num_cases), turn (id, status, spent_s; of a further
-pass), end (spent_s).
+Events: meeting (before the ranks meet), connected, plan (num_cases), case (index, id, kind, params, number of the
+pass), samples (count), tracing, done (id, status, spent_s; of the first pass), pass (number, num_passes, num_cases),
+turn (id, status, spent_s; of a further pass), end (spent_s).
 """
 
 import contextlib
+import errno
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from distbench.spec.errors import StorageFailed
 from distbench.spec.fields import AMOUNT, COUNT, RECORD, TEXT, Kinds, mapping_of, wrong_field
 from distbench.spec.reading import parse_json
 
@@ -33,16 +36,31 @@ NEEDED = {
 
 
 class ProgressWriter:
-    """Rank 0's end; with no path it writes nothing."""
+    """The end of the rank that reports; with no path it writes nothing.
+
+    Raises:
+        StorageFailed: here and in each method, where the file takes no more.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1) if path else None
+        self._path = path
         self._last_samples = 0.0
+        self._file: BinaryIO | None = None
+        try:
+            self._file = path.open("ab", buffering=0) if path else None
+        except OSError as error:
+            raise self._failed(error) from error
 
     def tell(self, event: str, **facts: Any) -> None:
         """Write one event."""
-        if self._file is not None:
-            self._file.write(json.dumps({"event": event, **facts}) + "\n")
+        if self._file is None:
+            return
+        line = (json.dumps({"event": event, **facts}) + "\n").encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise self._failed(error) from error
 
     def tell_samples(self, count: int) -> None:
         """Write how far a case is, a few times a second at most: writing must not disturb what is being measured."""
@@ -51,30 +69,43 @@ class ProgressWriter:
             self._last_samples = now
             self.tell("samples", count=count)
 
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+
+    def _failed(self, error: OSError) -> StorageFailed:
+        self.close()
+        return StorageFailed(f"{self._path} cannot be written: {error.strerror}")
+
 
 class ProgressReader:
-    """The parent's end: every whole line since the last look."""
+    """The parent's end: every whole line since the last look, also after somebody has deleted the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._file: BinaryIO | None = None
+        self._begun = b""
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Events written since the last call, in order."""
+        """Events written since the last call, in order; a line that is none, as a full disk leaves, is left out."""
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
+            self._file = self._file or self._path.open("rb", buffering=0)
+            text = self._begun + self._file.read()
         except OSError:
             return
-        whole = text.rpartition(b"\n")[0]
-        self._offset += len(whole) + 1 if whole else 0
+        whole, _, self._begun = text.rpartition(b"\n")
         for line in whole.splitlines():
             # A full disk cuts lines short; what one of them said is lost, the launch goes on.
             with contextlib.suppress(ValueError):
                 event = parse_json(line)
                 if _is_event(event):
                     yield event
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file is not None:
+            self._file.close()
 
 
 def _is_event(event: Any) -> bool:

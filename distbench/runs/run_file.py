@@ -64,7 +64,7 @@ class CaseResult:
         group_size: ranks in one group.
         mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
         backend_op: what the backend really runs for it.
-        stop_reason: what ended sampling: "precise", "max_samples", "max_case_s", or "passes" where variants take turns.
+        stop_reason: what ended sampling: "steady" ("precise" in older files), "max_samples", "max_case_s", or "passes".
         counters: any other number or short text of the case.
         error: one sentence, when status is not ok.
     """
@@ -123,17 +123,27 @@ class Run:
 def append(path: Path, *records: Record) -> None:
     """Append records, a line each, and return when they are on the disk.
 
-    A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own.
+    A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own. Where
+    an OSError says that the disk takes no more, the file is what it was before.
     """
     line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
-    with path.open("ab+") as file:
-        if file.tell() > 0:
+    # Without a buffer: what is left of one is written when the file is closed, after it was cut.
+    with path.open("ab+", buffering=0) as file:
+        if end := file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = "\n" + line
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        data = line.encode()
+        try:
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            # The room that half a record took is what the footer needs.
+            file.truncate(end)
+            if not end:
+                path.unlink()
+            raise
 
 
 def read_run(path: Path) -> Run:

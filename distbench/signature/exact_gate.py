@@ -6,6 +6,7 @@ from pathlib import Path
 from distbench.signature.difference import differences, incomparable
 from distbench.signature.signature_file import Signature, load
 from distbench.spec.errors import UserError
+from distbench.spec.writing import write_whole
 
 SUFFIX = ".signature"
 
@@ -88,7 +89,7 @@ def update(base: Path, new: Path) -> list[Path]:
             # By bytes: the one that is replaced may be no text at all.
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text, encoding="utf-8")
+                write_whole(target, text)
                 written.append(target)
         except OSError as error:
             raise UserError(f"{target} cannot be written: {error.strerror}; give another file") from error

@@ -54,7 +54,8 @@ def find(target: str) -> list[Entry]:
     if separator or path.endswith(".py"):
         file = Path(path)
         if not file.is_file():
-            raise UserError(f"scenario file {path!r} does not exist; give a path to a .py file, or a name")
+            what = "is no file" if file.exists() else "does not exist"
+            raise UserError(f"scenario file {path!r} {what}; give a path to a .py file, or a name")
         entries, where = read_entries(file), f"in {path}"
         name = name or "*"
     else:
@@ -63,6 +64,8 @@ def find(target: str) -> list[Entry]:
     if not chosen:
         names = [entry.name for entry in entries]
         hint = nearest(name, names) if name != "*" else "decorate a function with @scenario(mesh={...})"
+        if not separator and Path(target).is_dir():
+            raise UserError(f"{target!r} is a folder; give one of its .py files, or the name of a scenario")
         raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
     return chosen
 

@@ -8,6 +8,10 @@ class UserError(Exception):
     """Something the user can fix: one sentence that says what was given, what is allowed and what to do next."""
 
 
+class StorageFailed(Exception):
+    """The results or log folder took no more: full, or gone. Everything written before is kept."""
+
+
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
     """Up to `count` names of `allowed` closest to `given`, as text; all of them, shortened, when none is close."""
     names = sorted(allowed)

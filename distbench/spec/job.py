@@ -28,7 +28,8 @@ class Settings:
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
         budget_s: seconds of timed iterations that the cases of a launch share: with many cases, each ends sooner.
-        target_ci: width of the median's 95 % confidence interval, as a share of the median, at which a case ends.
+        target_ci: width, as a share of the median, at which a case ends: of the median pass's 95 % interval where cases
+            take turns; else of the order statistics that would bound the median, were samples independent.
         iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
         max_relaunches: new launches at most, after cases that killed or hung a rank.
@@ -85,12 +86,14 @@ class Job:
         device: a name out of DEVICES.
         timeout_s: seconds without progress after which the launch is given up.
         started_at: seconds since the epoch when the command began.
+        started_clock_s: the same by time.monotonic(): durations are taken by it, for the wall clock may jump.
+        reporting_rank: who reports progress to the parent: 0, or under another launcher each parent's own rank.
         is_call: `scenario` names no scenario but a function as `Scenario.calls` has them, and a variant its arguments.
         environment: what the parent knows of the machine.
         profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
         ended_ids: those of them that failed: none of their passes is run.
-        first_pass: number of the pass to go on with once every case has its row.
+        passes_done: case id to the number of the pass that it goes on with once every case of its group has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
     """
@@ -113,9 +116,11 @@ class Job:
     profile: str | None = None
     done_ids: list[str] = field(default_factory=list)
     ended_ids: list[str] = field(default_factory=list)
-    first_pass: int = 1
+    passes_done: dict[str, int] = field(default_factory=dict)
     note: str = ""
     trace_paths: bool = False
+    started_clock_s: float = 0.0
+    reporting_rank: int = 0
 
     def to_record(self) -> dict[str, Any]:
         """As plain data for JSON, ordered as declared."""

@@ -1,29 +1,60 @@
-"""Signals that ask a command to stop, taken as Ctrl-C: what it has begun is cleaned up."""
+"""Signals that ask a command to stop: taken as Ctrl-C, or noted for a loop that looks at them."""
 
 import contextlib
 import signal
 from collections.abc import Iterator
+from typing import Any
 
-STOPPING = (signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def stopped_as_interrupt() -> Iterator[None]:
-    """The first SIGTERM or SIGHUP raises KeyboardInterrupt; later ones are ignored while it cleans up.
+    """The first signal that asks to stop raises KeyboardInterrupt; later ones are ignored while it cleans up.
 
-    A signal that this process was started to ignore (SIGHUP under nohup) stays ignored.
+    A signal that this process was started to ignore (SIGHUP under nohup) stays ignored. Within itself it does nothing.
     """
+    with _handled(_interrupt):
+        yield
 
-    def interrupt(signum: int, frame: object) -> None:
-        for each in previous:
+
+def _interrupt(signum: int, frame: object) -> None:
+    for each in STOPPING:
+        if signal.getsignal(each) is _interrupt:
             signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    raise KeyboardInterrupt
 
-    previous = {each: signal.getsignal(each) for each in STOPPING if signal.getsignal(each) is not signal.SIG_IGN}
+
+class Stop:
+    """Whether a signal has asked this process to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def note(self, signum: int, frame: object) -> None:
+        """A signal's handler."""
+        self.asked = True
+
+
+@contextlib.contextmanager
+def noted_stop() -> Iterator[Stop]:
+    """Signals that ask to stop interrupt nothing, in whatever order and number they come: a loop looks at them.
+
+    One that this process was started to ignore stays ignored.
+    """
+    stop = Stop()
+    with _handled(stop.note):
+        yield stop
+
+
+@contextlib.contextmanager
+def _handled(handler: Any) -> Iterator[None]:
+    kept = (signal.SIG_IGN, handler, None)
+    previous = {each: before for each in STOPPING if (before := signal.getsignal(each)) not in kept}
     try:
         for each in previous:
-            signal.signal(each, interrupt)
+            signal.signal(each, handler)
         yield
     finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for each, before in previous.items():
+            signal.signal(each, before)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from distbench.compare.intervals import MIN_SAMPLES_FOR_CI, Interval, median_intervals, ratio_of, side_of_one
+from distbench.compare.medians import median
+from distbench.compare.passes import as_table, compare_passes, pass_medians
 from distbench.runs.run_file import Record
 from distbench.traces.costs import PATH, costs, largest_first
 from distbench.traces.records import Trace
@@ -21,14 +21,25 @@ COMPARED = ("count", "payload_bytes", "time_s")
 
 @dataclass(frozen=True)
 class StepChange:
-    """One case's timed step over another's: medians in seconds, the ratio with its 95 % interval, its side of one."""
+    """One case's timed step over another's.
+
+    Args:
+        one_s: median of its samples, seconds; `other_s` likewise.
+        ratio: of the two: over the passes of one launch that both have, else of the medians.
+        low: bounds of the ratio's 95 % interval, from those passes; nan where these are too few.
+        verdict: as `compare_passes` has it; "one launch a side" for cases of two launches, which tells nothing of what
+            differs between launches.
+    """
 
     one_s: float
     other_s: float
     ratio: float
     low: float
     high: float
-    side: int
+    verdict: str
+
+
+ONE_LAUNCH = "one launch a side"
 
 
 def names_of(one: Trace, other: Trace) -> tuple[str, str]:
@@ -51,16 +62,20 @@ def _params(trace: Trace) -> Record:
 
 
 def step_change(one: Trace, other: Trace) -> StepChange | None:
-    """From the cases' own timed samples, never the traced steps; None where a case has too few right ones."""
+    """From the cases' own timed samples, never the traced steps; None where a case has none that is right."""
     cases = [trace.case or {} for trace in (one, other)]
     samples = [case.get("samples_s") or () if case.get("status") == "ok" else () for case in cases]
-    if min(map(len, samples)) < MIN_SAMPLES_FOR_CI:
+    if not all(samples):
         return None
-    medians = median_intervals(samples)
-    ratio = ratio_of(*(Interval(*(part[[at]] for part in medians)) for at in (0, 1)))
-    side = int(side_of_one(ratio, np.array([True]))[0])
-    (one_s, other_s), (center, low, high) = medians.center.tolist(), (float(part[0]) for part in ratio)
-    return StepChange(one_s, other_s, center, low, high, side)
+    one_s, other_s = map(median, samples)
+    if one.run.path != other.run.path:
+        return StepChange(one_s, other_s, one_s / other_s, nan, nan, ONE_LAUNCH)
+    counts = [case.get("passes") or () for case in cases]
+    num_passes = 1 + max((number for passes in counts for number, _ in passes), default=-1)
+    values = [pass_medians(taken, passes, num_passes) for taken, passes in zip(samples, counts, strict=True)]
+    found = compare_passes(as_table(values), (1, -1))
+    center, low, high = (float(part[0]) for part in (found.ratio, found.low, found.high))
+    return StepChange(one_s, other_s, center, low, high, found.verdict[0])
 
 
 NAMES: tuple[Callable[[Trace], str], ...] = (
@@ -104,8 +119,8 @@ def cautions(one: Trace, other: Trace) -> list[str]:
     same_machine = machine == other_machine
     said = {
         f"measured on different machines, {machine} and {other_machine}: compare no times": not same_machine,
-        "one launch a side; the interval knows the noise within a launch, not between launches: launch both again, in "
-        "turn, before you believe a small difference of times": same_machine and run_id != other_id,
+        "one launch a side: what differs between launches is not known, so times have no verdict; `distbench ab` or "
+        "`distbench gate` over launches in turn gives one": same_machine and run_id != other_id,
         f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
         f"{len(one.ranks)} ranks against {len(other.ranks)}; counts and bytes are of one rank": (
             len(one.ranks) != len(other.ranks)

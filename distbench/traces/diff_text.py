@@ -68,12 +68,15 @@ def change_text(row: Row, payloads: Sequence[int]) -> str:
 
 
 def step_text(one: Trace, other: Trace) -> str:
-    """`step +12 % [+9 %, +15 %]`, or why that cannot be said."""
+    """`step +12 % [+9 %, +15 %]`, or why that cannot be said: `step +12 % (one launch a side: no verdict)`."""
     change = step_change(one, other)
     if change is None:
-        return "step: not compared (a side has fewer than 6 right samples)"
-    text = f"step {_percent(change.ratio)} [{_percent(change.low)}, {_percent(change.high)}]"
-    return text if change.side else f"{text}, {WITHIN_NOISE}"
+        return "step: not compared (a side has no right samples)"
+    text = f"step {_percent(change.ratio)}"
+    if not known(change.low):
+        return f"{text} ({change.verdict}: no verdict)"
+    text = f"{text} [{_percent(change.low)}, {_percent(change.high)}]"
+    return f"{text}, {WITHIN_NOISE}" if change.verdict == WITHIN_NOISE else text
 
 
 def _percent(ratio: float) -> str:

@@ -1,34 +1,37 @@
 """`python -m distbench.worker JOB.json`, started by torchrun (or by another launcher that set the rank variables)."""
 
 import faulthandler
+import io
 import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from distbench.spec import Job
 from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.scheduling import calm_scheduler
 
-STARTED_AT = time.time()
+STARTED_S = time.monotonic()
 
 
 def main(job_path: str) -> NoReturn:
     """Run one rank of a job, and end the process: 0 when all went well, else 1."""
     from distbench.spec import UserError
-    from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line, report_failure
+    from distbench.spec.errors import StorageFailed
+    from distbench.worker.rank.failure import RankFailed, one_line, report_failure
 
-    job = Job.load(Path(job_path))
-    rank = int(os.environ.get("RANK", "0"))
-    log_dir = Path(job.log_dir)
+    # Whoever interrupts one rank has killed it, as with any other signal; Ctrl-C reaches the parent alone.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
-    calm_scheduler(job.device)
-    _log_to(log_dir / f"rank{rank}.log")
-    (log_dir / f"rank{rank}.pid").write_text(str(os.getpid()))
+    rank = int(os.environ.get("RANK", "0"))
+    log_dir = Path(job_path).parent
     try:
+        _log_to(log_dir, rank)
+        job = Job.load(Path(job_path))
+        calm_scheduler(job.device)
         _run(job)
     except (UserError, StorageFailed, RankFailed) as error:
         kind = {UserError: "user", StorageFailed: "storage"}.get(type(error), "raised")
@@ -56,18 +59,45 @@ def _run(job: Job) -> None:
     from distbench.worker.rank.stopwatch import Stopwatch
 
     stopwatch = Stopwatch()
-    stopwatch.add("launch", max(STARTED_AT - job.started_at, 0.0))
+    stopwatch.add("launch", max(STARTED_S - job.started_clock_s, 0.0))
     with stopwatch.on("imports"):
         from distbench.worker.session import run_session
     run_session(job, stopwatch)
 
 
-def _log_to(path: Path) -> None:
-    """Send everything this rank prints to its own log; SIGUSR1 adds the stack of every thread."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+class RankLog(io.FileIO):
+    """A stream of a rank: what a full disk does not take is lost, and no reason to fail."""
+
+    def write(self, data: Any) -> int:
+        """Write, or seem to."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _log_to(log_dir: Path, rank: int) -> None:
+    """Send everything this rank prints to its own log; SIGUSR1 adds the stack of every thread.
+
+    Raises:
+        StorageFailed: the folder takes no more.
+    """
+    from distbench.spec.errors import StorageFailed
+
+    try:
+        descriptor = os.open(log_dir / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        (log_dir / f"rank{rank}.pid").write_text(str(os.getpid()))
+    except OSError as error:
+        raise StorageFailed(f"{log_dir} cannot be written: {error.strerror}") from error
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.close(descriptor)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(RankLog(number, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+        )
+        for number in (1, 2)
+    )
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 

@@ -1,12 +1,16 @@
 """How a launch's cases are spread over passes: how many passes, in which order, and how much of a case each takes.
 
+Cases that a report compares are a group: all training steps of a launch, the planners of one redistribution. Groups are
+measured one after the other, each in passes of its own, so that a pair's planners take turns within a second or so.
+
 A stretch of a launch has its own level, so samples taken in one go tell little beyond about five; passes do. Every rank
 decides alike, from what all ranks were given.
 """
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,16 +28,17 @@ STRETCH = 4.0
 
 
 class PassPlan:
-    """The passes of one launch.
+    """The passes of one group, or of all cases where none are compared.
 
     Args:
         settings: `max_case_s` is one case's share of the launch; `passes` 0 leaves their number to this plan.
-        num_cases: of the launch.
-        is_compared: whether a report will compare cases of this launch with each other.
+        num_cases: of the group.
+        is_compared: whether a report will compare these cases with each other.
+        group: its name: each has an order of its own.
     """
 
-    def __init__(self, settings: Settings, num_cases: int, is_compared: bool) -> None:
-        self._settings, self._num_cases = settings, num_cases
+    def __init__(self, settings: Settings, num_cases: int, is_compared: bool, group: str = "") -> None:
+        self._settings, self._num_cases, self._group = settings, num_cases, group
         self.is_automatic = settings.passes == 0 and is_compared
         self.num_passes = MIN_PASSES if self.is_automatic else max(settings.passes, 1)
 
@@ -41,7 +46,7 @@ class PassPlan:
         """Places in a list of `count` cases, in the order of one pass: drawn anew for each."""
         places = list(range(count))
         if self.num_passes > 1:
-            random.Random(f"{self._settings.seed} pass {number}").shuffle(places)
+            random.Random(f"{self._settings.seed} {self._group} pass {number}").shuffle(places)
         return places
 
     def limits(self, estimate_s: float) -> Settings:
@@ -54,17 +59,18 @@ class PassPlan:
         count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), 1), wanted, settings.max_samples)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
-    def set_number(self, pass_s: float) -> None:
+    def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
         """Choose the number of passes.
 
         Args:
             pass_s: seconds that a pass takes on the slowest rank, checks apart.
+            stretch: budgets that it may take for MIN_PASSES of them.
         """
         if not self.is_automatic:
             return
         budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
         affordable = budget_s / max(pass_s, 1e-6)
-        least = MIN_PASSES if STRETCH * affordable >= MIN_PASSES else max(int(STRETCH * affordable), 1)
+        least = MIN_PASSES if stretch * affordable >= MIN_PASSES else max(int(stretch * affordable), 1)
         self.num_passes = min(max(int(affordable), least), MAX_PASSES)
 
     def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
@@ -83,6 +89,28 @@ class PassPlan:
         return bool(high - low <= self._settings.target_ci * median(medians))
 
 
+def groups_of(
+    case_specs: Sequence[CaseSpec], settings: Settings, done: Collection[str] = ()
+) -> list[tuple[PassPlan, list[CaseSpec]]]:
+    """The cases of a launch by group, in order of first appearance, each group with its plan.
+
+    Args:
+        case_specs: all cases.
+        settings: `passes` other than 0 makes one group of all: what is measured then takes its turns together.
+        done: ids that have a row from an earlier launch of the job. A group before one of those is finished, if whole.
+    """
+    if settings.passes:
+        return [(PassPlan(settings, len(case_specs), is_compared=False), list(case_specs))]
+    sizes = Counter(case_spec.group for case_spec in case_specs)
+    groups: dict[str, list[CaseSpec]] = {}
+    for case_spec in case_specs:
+        groups.setdefault(case_spec.group if sizes[case_spec.group] > 1 else "", []).append(case_spec)
+    found = [(PassPlan(settings, len(group), bool(name), name), group) for name, group in groups.items()]
+    begun = [place for place, (_, group) in enumerate(found) if any(one.case.id in done for one in group)]
+    last = max(begun, default=0)
+    return [one for place, one in enumerate(found) if place >= last or any(each.case.id not in done for each in one[1])]
+
+
 @dataclass
 class Turn:
     """A case on its way through the passes.
@@ -94,6 +122,7 @@ class Turn:
         limits: what one turn may take of it; None before it was first warmed up.
         estimate_s: seconds that an iteration takes.
         counters: of its row.
+        held_bytes: memory that it takes while it is kept open, on this rank.
         opened_case: the case while it is open.
     """
 
@@ -103,6 +132,7 @@ class Turn:
     limits: Settings | None = None
     estimate_s: float = 0.0
     counters: dict[str, Any] = field(default_factory=dict)
+    held_bytes: int = 0
     opened_case: OpenedCase | None = None
     is_traced: bool = False
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -113,7 +143,8 @@ class Turn:
         return self.case_spec.case.id
 
     def open(self) -> OpenedCase:
-        """Open the case until `close`."""
+        """Open the case until `close`; it is closed first if it is open."""
+        self.close()
         self.opened_case = self._opened.enter_context(self.case_spec.open())
         return self.opened_case
 

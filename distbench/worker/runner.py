@@ -5,8 +5,8 @@ import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
 from distbench.runs.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
-from distbench.worker.pass_plan import REOPEN_EVERY, PassPlan, Turn
+from distbench.spec.errors import StorageFailed
+from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Turn
 from distbench.worker.rank.agreement import Agreement
 from distbench.worker.rank.device import clock_of, free_bytes
-from distbench.worker.rank.failure import RankFailed, StorageFailed, one_line
+from distbench.worker.rank.failure import RankFailed, one_line
 from distbench.worker.rank.measure import Meter, RankGroup, Samples
-from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
+from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, result_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
@@ -27,6 +28,9 @@ from distbench.worker.tracing.trace import Tracing
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4
+SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
+SAVE_EVERY_S = 1.0
+UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
 
 
 class Runner:
@@ -35,7 +39,6 @@ class Runner:
     Args:
         context: this rank's context.
         agreement: tells failures of all ranks from failures of one.
-        plan: how many passes, and what a case takes of each.
         settings: how to warm up and repeat.
         run_file: where rank 0 appends results.
         progress: where rank 0 reports progress.
@@ -47,7 +50,6 @@ class Runner:
         self,
         context: RankContext,
         agreement: Agreement,
-        plan: PassPlan,
         settings: Settings,
         run_file: Path,
         progress: ProgressWriter,
@@ -56,7 +58,6 @@ class Runner:
     ) -> None:
         self._context = context
         self._agreement = agreement
-        self._plan = plan
         self._run_file = run_file
         self._progress = progress
         self._stopwatch = stopwatch
@@ -65,57 +66,71 @@ class Runner:
         ranks = RankGroup(context.control, context.device)
         self._repeats = settings.iterations_per_sample
         self._meter = Meter(ranks, clock, settings, shared, progress.tell_samples)
+        self._plan = PassPlan(settings, 0, is_compared=False)
         self._turns: Sequence[Turn] = ()
+        self._num_begun = 0
+        self._keeps_open = self._is_small = False
+        self._records: list[dict[str, Any]] = []
+        self._saved_at = time.monotonic()
         self._tracing: Tracing | None = None
         if trace_paths:
             self._tracing = Tracing(Forwarding(context.mesh), shared, on_progress=partial(progress.tell, "tracing"))
 
-    def run(self, case_specs: Sequence[CaseSpec], rows: Collection[str] = (), next_pass: int = 1) -> None:
-        """Measure every case: a first pass, which checks them too, then further ones.
+    def run(self, case_specs: Sequence[CaseSpec], plan: PassPlan, passes_done: Mapping[str, int]) -> None:
+        """Measure the cases of one group: a first pass, which checks them too, then further ones.
 
         Args:
             case_specs: the cases.
-            rows: ids of those whose first pass an earlier launch has made.
-            next_pass: number of the pass that follows the first one.
+            plan: how many passes, and what a case takes of each.
+            passes_done: id to the next pass's number, of cases whose first pass an earlier launch has made.
 
         Raises:
             UserError: a case is declared wrongly.
             RankFailed: this rank failed alone, so the others wait for it in vain.
             StorageFailed: a result could not be written.
         """
-        turns = [Turn(index, case_spec) for index, case_spec in enumerate(case_specs)]
-        new = [turn for turn in turns if turn.id not in rows]
+        self._plan = plan
+        turns = [Turn(self._num_begun + index, case_spec) for index, case_spec in enumerate(case_specs)]
+        self._num_begun += len(turns)
+        self._turns, self._is_small = turns, True
+        new = [turn for turn in turns if turn.id not in passes_done]
         spent = Counter(self._stopwatch.spent_s)
         started = time.monotonic()
-        turns = [turn for turn in turns if turn.id in rows or self._in_pass(turn, 0, self._first_pass_of)]
+        turns = [turn for turn in turns if turn.id in passes_done or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
-        if new:
+        if plan.num_passes > 1:
+            self._keeps_open = self._fits_open()
+        if new and plan.is_automatic:
             first_s = time.monotonic() - started
             spent = Counter(self._stopwatch.spent_s) - spent
             opening_s = spent["set-up"] + spent["warm-up"]
             pass_s = first_s - spent["checking"] - opening_s
             pass_s += opening_s * (1 / REOPEN_EVERY if self._keeps_open else 1)
-            self._plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))))
-        number = next_pass
-        while turns and self._plan.goes_on(number, [turn.medians for turn in turns]):
-            turns = self._further_pass(turns, number)
-            number += 1
+            # Eight turns of one sample take no longer than the samples that a case has whatever they cost.
+            stretch = math.inf if self._is_small else STRETCH
+            plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
+        number = max([1, *(passes_done.get(case_spec.case.id, 1) for case_spec in case_specs)])
+        try:
+            while turns and plan.goes_on(number, [turn.medians for turn in turns]):
+                turns = self._further_pass(turns, number)
+                number += 1
+        finally:
+            self._save_turns()
         for turn in turns:
             turn.close()
         for turn in turns:
             self._trace(turn)
 
     def _further_pass(self, turns: list[Turn], number: int) -> list[Turn]:
-        """One more pass over the cases; those that may go on. What was measured is written even if it is broken off."""
-        self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
-        records: list[dict[str, Any]] = []
+        """One more pass over the cases; those that may go on."""
+        if not self._is_small:
+            self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
         alive = set()
-        try:
-            for place in self._plan.order(number, len(turns)):
-                if self._in_pass(turns[place], number, partial(self._turn_of, records=records)):
-                    alive.add(place)
-        finally:
-            self.save(*records)
+        for place in self._plan.order(number, len(turns)):
+            if self._in_pass(turns[place], number, self._turn_of):
+                alive.add(place)
+        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self._save_turns()
         return [turn for place, turn in enumerate(turns) if place in alive]
 
     def _in_pass(self, turn: Turn, number: int, measure: Callable[[Turn, int], str]) -> bool:
@@ -156,10 +171,17 @@ class Runner:
         """
         if self._context.rank != 0 or not records:
             return
+        if records[0]["type"] != "run" and not self._run_file.exists():
+            raise StorageFailed(f"{self._run_file} is gone: it was moved or deleted while it was written")
         try:
             append(self._run_file, *records)
         except OSError as error:
             raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
+
+    def _save_turns(self) -> None:
+        """Append what further passes gave since the last time: between short ones there is no wait for the disk."""
+        records, self._records, self._saved_at = self._records, [], time.monotonic()
+        self.save(*records)
 
     def _save_row(self, result: CaseResult) -> None:
         result.backend = self._context.backend
@@ -185,27 +207,34 @@ class Runner:
         samples = self._samples(turn, opened_case)
         with self._stopwatch.on("checking"):
             wrong = self._check(opened_case)
-        result = _result_of(turn.case_spec, opened_case, samples, wrong)
+        result = result_of(turn.case_spec, opened_case, samples, wrong)
         self._save_row(result)
-        turn.counters = result.counters
+        turn.counters, held_bytes = result.counters, opened_case.held_bytes
+        turn.held_bytes = held_bytes or (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
         if self._plan.num_passes == 1:
             self._trace(turn)
-        turn.close()
+        self._is_small = self._is_small and 0 < (held_bytes or 0) * len(self._turns) <= SMALL_BYTES
+        if self._plan.num_passes > 1 and self._is_small:
+            opened_case.pause()
+        else:
+            turn.close()
         return result.status
 
-    def _turn_of(self, turn: Turn, number: int, records: list[dict[str, Any]]) -> str:
+    def _turn_of(self, turn: Turn, number: int) -> str:
         """Samples of a further pass."""
         if turn.opened_case is None or turn.is_due_for_reopening(number):
-            turn.close()
             opened_case = self._open(turn)
         else:
             opened_case = turn.opened_case
+            opened_case.resume()
             with self._stopwatch.on("warm-up"):
-                self._meter.warm_up(opened_case.call, 1)
+                self._touch(turn, opened_case)
         samples = self._samples(turn, opened_case)
-        if not (opened_case.stays_open and self._keeps_open):
+        if opened_case.stays_open and self._keeps_open:
+            opened_case.pause()
+        else:
             turn.close()
-        records.append({"type": "pass", "case_id": turn.id, "number": number, **samples.to_record()})
+        self._records.append({"type": "pass", "case_id": turn.id, "number": number, **samples.to_record()})
         return "ok"
 
     def _open(self, turn: Turn) -> OpenedCase:
@@ -213,10 +242,17 @@ class Runner:
         with self._stopwatch.on("set-up"):
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
-            estimate_s = self._meter.warm_up(opened_case.call)
-        turn.limits = turn.limits or self._plan.limits(estimate_s)
-        turn.estimate_s = estimate_s
+            if turn.limits and opened_case.held_bytes:
+                self._touch(turn, opened_case)
+                return opened_case
+            turn.estimate_s = self._meter.warm_up(opened_case.call)
+        turn.limits = turn.limits or self._plan.limits(turn.estimate_s)
         return opened_case
+
+    def _touch(self, turn: Turn, opened_case: OpenedCase) -> None:
+        """One iteration before those of a further pass, unless it is so long that what ran before it is long gone."""
+        if not self._is_small or turn.estimate_s < UNTOUCHED_S:
+            self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
         samples = self._meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
@@ -226,10 +262,9 @@ class Runner:
         turn.medians.append(median(samples.samples_s))
         return samples
 
-    @cached_property
-    def _keeps_open(self) -> bool:
-        """Whether all cases fit into half of the memory that is free at once, on every rank."""
-        needed = sum(turn.counters.get("parameter_bytes") or 0 for turn in self._turns) * BYTES_PER_PARAMETER_BYTE
+    def _fits_open(self) -> bool:
+        """Whether all cases of a group fit into half of the memory that is free at once, on every rank."""
+        needed = sum(turn.held_bytes for turn in self._turns)
         return not self._context.any(needed > free_bytes(self._context.device) / 2)
 
     def _trace(self, turn: Turn) -> None:
@@ -264,30 +299,3 @@ class Runner:
             return None
         found = enumerate(self._context.gather(message))
         return next(f"rank {rank}: {message}" for rank, message in found if message)
-
-
-def _result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
-    fields = dict(opened_case.fields)
-    counters = {
-        **fields.pop("counters", {}),
-        "entry_skew_s": samples.entry_skew_s,
-        "isolated_s": samples.isolated_s,
-        **opened_case.after(),
-    }
-    # JSON has no infinity: for an unbounded error there are the status and its sentence.
-    counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
-    return CaseResult(
-        case=case_spec.case,
-        status="wrong" if wrong else "ok",
-        error=wrong,
-        samples_s=samples.samples_s,
-        phases_s=samples.phases_s,
-        rank_median_s=samples.rank_median_s,
-        stop_reason=samples.stop_reason,
-        counters=counters,
-        **fields,
-    )
-
-
-def _unbounded(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -26,7 +26,7 @@ from distbench.spec.devices import DEVICES, backend_for
 from distbench.spec.job import Variant
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
-from distbench.worker.pass_plan import PassPlan
+from distbench.worker.pass_plan import groups_of
 from distbench.worker.rank.agreement import Agreement, Store, require_same
 from distbench.worker.rank.device import device_facts, select_device
 from distbench.worker.rank.failure import one_line
@@ -55,29 +55,30 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     """
     with stopwatch.on("set-up"):
         function = load_scenario(Path(job.file), job.scenario)
-        connected = connected_ranks(job)
-    with connected as ranks:
+    reports = int(os.environ["RANK"]) == job.reporting_rank
+    progress = ProgressWriter(Path(job.log_dir) / FILE_NAME if reports else None)
+    progress.tell("meeting")
+    with connected_ranks(job) as ranks:
         context = ranks.context
-        progress = ProgressWriter(Path(job.log_dir) / FILE_NAME if context.rank == 0 else None)
         progress.tell("connected")
         with stopwatch.on("set-up"):
             case_specs = all_cases(job, function, context)
-            is_compared = sum(one.case.kind == "step" for one in case_specs) > 1
-            if is_compared and job.settings.passes != 1:
+            if job.settings.passes != 1:
                 case_specs = with_baselines_again(case_specs)
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
-            plan = PassPlan(settings, len(case_specs), is_compared)
+            groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
             run_file = Path(job.run_file)
-            runner = Runner(context, agreement, plan, settings, run_file, progress, stopwatch, job.trace_paths)
+            runner = Runner(context, agreement, settings, run_file, progress, stopwatch, job.trace_paths)
             if not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
-                passes = 0 if plan.is_automatic else plan.num_passes
+                passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
                 runner.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
         progress.tell("plan", num_cases=len(case_specs))
-        waiting = [case_spec for case_spec in case_specs if case_spec.case.id not in job.ended_ids]
-        runner.run(waiting, set(job.done_ids), job.first_pass)
+        for plan, group in groups:
+            waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
+            runner.run(waiting, plan, job.passes_done)
         progress.tell("end", spent_s=stopwatch.spent_s)
 
 
@@ -109,12 +110,17 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves).
 
     Raises:
-        UserError: the ranks were not given the same job.
+        UserError: the ranks were not given the same job, or cannot meet.
     """
     profile = load_profile(Path(job.profile)) if job.profile else None
     device = select_device(job.device)
     timeout = datetime.timedelta(seconds=max(job.timeout_s, 1) * 4 + 60)
-    store, rank, world_size = next(dist.rendezvous("env://"))
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+    except (dist.DistNetworkError, ValueError) as error:
+        where = ":".join(os.environ.get(name, "(not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        what = f"the ranks cannot meet at MASTER_ADDR:MASTER_PORT = {where}: {one_line(error)}"
+        raise UserError(f"{what}; give them a host's name and a port that is free there") from error
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)

@@ -27,7 +27,7 @@ def call_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     for what, make in scenario.calls.items():
         case_id = "/".join(part for part in ("call", what, axes, mesh) if part)
         params = {"scenario": name, "call": what, "variant": axes, "mesh": mesh}
-        yield CaseSpec(Case(case_id, "call", params), partial(_open, what, make, context))
+        yield CaseSpec(Case(case_id, "call", params), partial(_open, what, make, context), group=f"call/{what}")
 
 
 @contextlib.contextmanager

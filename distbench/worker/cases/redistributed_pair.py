@@ -4,6 +4,7 @@ Redistributions, the laboratory and calibration all open their cases here.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,9 +83,9 @@ def redistribute_case(
         "shape": list(pair.shape),
         **(more or {}),
     }
-    where = f"redistribute/{dtype}{shape_text(pair.shape)}/{pair}"
-    case = Case(f"{where}/{suite}/{how}" if suite else f"{where}/{how}", "redistribute", params)
-    return CaseSpec(case, partial(open_case or open_pair, experiment))
+    where = f"redistribute/{dtype}{shape_text(pair.shape)}/{pair}" + (f"/{suite}" if suite else "")
+    case = Case(f"{where}/{how}", "redistribute", params)
+    return CaseSpec(case, partial(open_case or open_pair, experiment), group=where)
 
 
 def row_fields(experiment: Experiment, planned: PlannedRedistribution, context: RankContext) -> dict[str, Any]:
@@ -128,10 +129,15 @@ def opened(
     experiment: Experiment, planned: PlannedRedistribution, context: RankContext, fields_of: FieldsOf = row_fields
 ) -> OpenedCase:
     """A planned redistribution, ready to run, whose result is checked against the experiment's target."""
+    full_bytes = math.prod(experiment.pair.shape) * TORCH_DTYPES[experiment.dtype].itemsize
     return OpenedCase(
         lambda _: planned.call(),
         lambda: difference(planned.local_result(), experiment.full, experiment.pair, context),
         fields=fields_of(experiment, planned, context),
+        stays_open=True,
+        held_bytes=2 * full_bytes,
+        pause=planned.switch.off,
+        resume=planned.switch.on,
     )
 
 

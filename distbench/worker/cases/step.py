@@ -50,7 +50,7 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, inputs),
     }
-    yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context))
+    yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context), group="steps")
 
 
 def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str:

@@ -93,7 +93,7 @@ def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context:
     length = batch.shape[plan.cp.seq_dim]
     if size > 1 and length % chunks:
         over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
-        yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}"
+        yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; use a multiple of {chunks}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """How a rank that cannot go on reports why: a file of its own that the parent reads when the launch has ended."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -9,15 +10,13 @@ class RankFailed(Exception):
     """This rank failed where the others did not; the launch must end."""
 
 
-class StorageFailed(Exception):
-    """The results folder took no more: full, or gone. Everything written before is kept."""
-
-
 def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
     """Write `failure-rank<N>.json`; `kind` is "user" for what the user can fix, "storage" for a full disk, else
-    "raised"."""
-    record = {"rank": rank, "kind": kind, "message": message, "at": time.time()}
-    (log_dir / f"failure-rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+    "raised". Where not even that can be written, the parent sees for itself that its folder is full or gone."""
+    # By this clock the ranks of a host tell who failed first; the wall clock may jump.
+    record = {"rank": rank, "kind": kind, "message": message, "at": time.monotonic()}
+    with contextlib.suppress(OSError):
+        (log_dir / f"failure-rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
 
 
 def one_line(error: BaseException) -> str:

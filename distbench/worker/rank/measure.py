@@ -28,7 +28,7 @@ class Samples:
         samples_s: seconds of each sample on its slowest rank.
         phases_s: phase name to seconds of each sample on that phase's slowest rank.
         rank_median_s: each rank's median.
-        stop_reason: "precise", "max_samples" or "max_case_s"; "passes" where a pass plan said how many.
+        stop_reason: "steady", "max_samples" or "max_case_s"; "passes" where a pass plan said how many.
         entry_skew_s: median time between the first and the last rank's start; None where clocks are not shared.
         isolated_s: median time from the last rank in to the last rank out; None where clocks are not shared.
     """
@@ -88,10 +88,15 @@ class Meter:
         stamps = self._iterate(call, iterations or self.settings.warmup_iterations)
         return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
+    def touch(self, call: Call) -> None:
+        """One iteration that nobody looks at, of a call that was warmed up before others ran."""
+        self.ranks.wait_for_all()
+        call(self.clock.stamp)
+
     def measure(
         self, call: Call, phases: tuple[str, ...], estimate_s: float, limits: Settings | None = None
     ) -> Samples:
-        """Sample until the median is precise enough, or a cap is reached.
+        """Sample until the samples of this stretch agree on their median, or a cap is reached.
 
         Args:
             call: runs one iteration; stamps the end of every phase.
@@ -169,13 +174,17 @@ def _durations(stamps: torch.Tensor) -> torch.Tensor:
 
 
 def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
-    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to go on."""
+    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to go on.
+
+    "steady" is no statement of how well the median is known: samples of one stretch depend on each other, and another
+    stretch has another level. The order statistics that would bound the median of independent samples are near.
+    """
     if len(samples) < settings.min_samples:
         return None
     ordered = sorted(samples)
     low, high = median_ci_ranks(len(ordered))
     if ordered[high] - ordered[low] <= settings.target_ci * median(ordered):
-        return "precise"
+        return "steady"
     if len(samples) >= settings.max_samples:
         return "max_samples"
     return "max_case_s" if timed_s >= settings.max_case_s else None

@@ -1,12 +1,13 @@
 """What a workload hands to the runner: a case, and how to open it for measuring."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from distbench.runs.run_file import Case
-from distbench.worker.rank.measure import Call
+from distbench.runs.run_file import Case, CaseResult
+from distbench.worker.rank.measure import Call, Samples
 
 
 class Traceable(Protocol):
@@ -28,6 +29,10 @@ class OpenedCase:
         after: fields of `counters` that are known only when the timed iterations are over.
         trace: traces what the case communicates; None where it has no parts.
         stays_open: whether it may be kept open between passes while other cases run.
+        held_bytes: memory that it takes while it is kept so, the same on every rank, where that is little and one
+            iteration warms it up; None: as much as its parameters do.
+        pause: called before other cases run while it is kept open.
+        resume: called before it runs again.
     """
 
     call: Call
@@ -37,14 +42,22 @@ class OpenedCase:
     after: Callable[[], dict[str, Any]] = dict
     trace: Traceable | None = None
     stays_open: bool = False
+    held_bytes: int | None = None
+    pause: Callable[[], None] = lambda: None
+    resume: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case, and what opens it for measuring; all ranks open it together."""
+    """One case, and what opens it for measuring; all ranks open it together.
+
+    Args:
+        group: cases of one group are compared with each other, so they take turns; "" for one compared with none.
+    """
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
+    group: str = ""
 
 
 def first_difference(got: Any, expected: Any) -> str | None:
@@ -61,3 +74,31 @@ def first_difference(got: Any, expected: Any) -> str | None:
         f"{wrong} of {got.numel()} elements are wrong; the first, at offset {offset}, "
         f"is {float(got.flatten()[offset])}, {float(expected.flatten()[offset])} was expected"
     )
+
+
+def result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
+    """The row of a case's first pass; `wrong` is what its check found, None where it is right."""
+    fields = dict(opened_case.fields)
+    counters = {
+        **fields.pop("counters", {}),
+        "entry_skew_s": samples.entry_skew_s,
+        "isolated_s": samples.isolated_s,
+        **opened_case.after(),
+    }
+    # JSON has no infinity: for an unbounded error there are the status and its sentence.
+    counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
+    return CaseResult(
+        case=case_spec.case,
+        status="wrong" if wrong else "ok",
+        error=wrong,
+        samples_s=samples.samples_s,
+        phases_s=samples.phases_s,
+        rank_median_s=samples.rank_median_s,
+        stop_reason=samples.stop_reason,
+        counters=counters,
+        **fields,
+    )
+
+
+def _unbounded(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

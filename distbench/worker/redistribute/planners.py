@@ -3,7 +3,8 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
 from distbench.worker.torch_internals import (
     BACKEND_OPS,
+    OwnPlans,
     PathStep,
     Unsupported,
     calibrated_planning,
@@ -30,6 +32,21 @@ from distbench.worker.torch_internals import (
 )
 
 WARM_PLANS = 20
+
+
+class Switch:
+    """Something that is on while a case runs, and off while it is kept for later and others run."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
+        self._make, self._entered = make, contextlib.ExitStack()
+
+    def on(self) -> None:
+        """Enter the context that `make` gives; it must be off."""
+        self._entered.enter_context(self._make())
+
+    def off(self) -> None:
+        """Leave it, if it is on."""
+        self._entered.close()
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,7 @@ class PlannedRedistribution:
     predicted_s: float | None = None  # by the profile; None without one, or where it lacks a line
     steps: tuple[PathStep, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)  # the executor's own counters
+    switch: Switch = field(default_factory=Switch)  # off: others may be planned and run in between
 
     def local_result(self) -> Any:
         """Run it; this rank's local tensor under the target."""
@@ -63,8 +81,19 @@ def planned_redistribution(
     all-to-alls as such on CPU. Unsupported where this planner cannot move this pair, or torch is not the one we know.
     """
     profile = context.profile.natively() if context.profile and native else context.profile
-    with _planning(name, profile, context), native_all_to_all(native):
-        yield _path(source, target, context, profile, native)
+    plans = OwnPlans()
+
+    @contextlib.contextmanager
+    def planning() -> Iterator[None]:
+        with _planning(name, profile, context), plans.used(), native_all_to_all(native):
+            yield
+
+    switch = Switch(planning)
+    switch.on()
+    try:
+        yield replace(_path(source, target, context, profile, native), switch=switch)
+    finally:
+        switch.off()
 
 
 @contextlib.contextmanager
@@ -79,7 +108,8 @@ def _planning(name: str, profile: Profile | None, context: RankContext) -> Itera
         measured_cost(profile, dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
     except UserError as error:
         raise Unsupported(str(error)) from error
-    with calibrated_planning(profile):
+    # A launch starts with one profile on all ranks (`session`).
+    with calibrated_planning(profile, check_ranks=False):
         yield
 
 

@@ -10,6 +10,7 @@ from distbench.worker.torch_internals.context_parallel import context_parallel, 
 from distbench.worker.torch_internals.dtensor_planners import (
     OrderedPlacements,
     OrderedTensor,
+    OwnPlans,
     PathStep,
     clear_redistribution_caches,
     partition,

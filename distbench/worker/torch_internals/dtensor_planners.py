@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from distbench.planning import NotHandled, State
 from distbench.planning.states import known_reduce_op
 from distbench.spec.planner_names import TORCH_PLANNERS
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import replaced, require
 
 
 class OrderedPlacements(tuple[Any, ...]):
@@ -78,6 +78,23 @@ def planner(name: str) -> Iterator[None]:
             yield
     finally:
         clear_redistribution_caches()
+
+
+class OwnPlans:
+    """Planned paths of one case: entered, DTensor looks them up here; they outlast what is planned in between."""
+
+    def __init__(self) -> None:
+        self._cached: Any = None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """DTensor's cache of paths is this one; to be entered inside of the planner's own context."""
+        from torch.distributed.tensor import _redistribute as module
+
+        # Without torch's cache, and not what stands under it: the context may have put another planner in its place.
+        self._cached = self._cached or cache(module._gen_transform_infos_non_cached)
+        with replaced(module, "_gen_transform_infos", self._cached):
+            yield
 
 
 @dataclass(frozen=True)

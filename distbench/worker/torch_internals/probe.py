@@ -62,6 +62,7 @@ PLANNER = "DTensorRedistributePlanner"
 NEEDED = (
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
+    ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos_non_cached"),
     ("redistribution planners", REDISTRIBUTE, "clear_redistribute_planner_cache"),
     ("redistribution planners", REDISTRIBUTE, "use_min_cost_redistribution_plan(enabled)"),
     (

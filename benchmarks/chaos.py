@@ -1,0 +1,186 @@
+"""`python -m benchmarks.chaos --runs N --seed S`: a launch, a fault at a random moment, and what became of the launch.
+
+By hand and nightly: a run takes about half a minute. After each it is looked whether every row that stood in the run
+file before the fault still does, whether `report` reads the file, whether a process of the launch still runs, and how
+the command ended. Where namespaces or mounts cannot be made, the faults that need them are left out, and that is said.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.chaos_faults import FAULTS, TOKEN, Fault, Launch
+
+SCENARIOS = (
+    ("collectives", "--mesh", "tp=2"),
+    ("tp_mlp", "--mesh", "tp=2"),
+    ("cp_attention", "--mesh", "cp=2"),
+    ("tp_mlp", "--mesh", "tp=2", "--trace-paths"),
+)
+TIMEOUT_S = 20  # of a launch; longer than ranks take to import torch on a loaded machine
+HANG_S = 240  # a command that has not ended by then hangs: two launches that are given up, and what they import
+END_S = 10  # how long what it started may take to end after it
+MAX_START_S = 8
+MAX_ROWS = 12
+POLL_S = 0.02
+
+
+@dataclass
+class Record:
+    """What became of the launches of one fault: how often each of WRONG was seen."""
+
+    num_runs: int = 0
+    num_late: int = 0
+    wrong: Counter[str] = field(default_factory=Counter)
+
+
+WRONG = ("lost rows", "orphans", "tracebacks", "hangs", "unreadable", "exit code 0", "no sentence")
+
+
+def judge(fault: Fault, before: list[str], after: list[str], exit_code: int, said: str, late: bool) -> Counter[str]:
+    """What of WRONG a launch shows by itself.
+
+    Args:
+        before: rows in the run file before the fault; `after`: when the command had ended.
+        said: what the command wrote to standard error.
+        late: the fault came when the command had ended already.
+    """
+    kept = set(after)
+    wrong = Counter({"lost rows": sum(row not in kept for row in before), "tracebacks": "Traceback" in said})
+    if late or fault.may_succeed:
+        return +wrong
+    sentences = [line for line in said.splitlines() if line.startswith("distbench:")]
+    wrong["exit code 0"] = int(exit_code == 0)
+    if fault.names:
+        wrong["no sentence"] = int(len(sentences) != 1 or not re.search(fault.names, sentences[0]))
+    return +wrong
+
+
+@contextmanager
+def _folder(fault: Fault) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="distbench-chaos-") as name:
+        if fault.needs != "mount":
+            yield Path(name)
+            return
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", name], check=True)
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", "--lazy", name], check=True)
+
+
+def _can(what: str) -> bool:
+    """Whether this user may make mounts or network namespaces here."""
+    tried = {
+        "mount": 'd=$(mktemp -d) && mount -t tmpfs tmpfs "$d" && umount "$d" && rmdir "$d"',
+        "net": "unshare --net ip link set lo up && command -v nsenter",
+    }
+    return not what or subprocess.run(["sh", "-c", tried[what]], capture_output=True, check=False).returncode == 0
+
+
+def _start(fault: Fault, scenario: tuple[str, ...], out: Path, token: str, stderr: Path) -> Launch:
+    command = [sys.executable, "-m", "distbench", "run", *scenario, "--quick", "--timeout", str(TIMEOUT_S)]
+    command += ["--out", str(out / "results")]
+    if fault.needs == "net":
+        command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command]
+    environment = {**os.environ, TOKEN: token}
+    with stderr.open("w") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True, text=True
+        )
+    return Launch(process, out, token)
+
+
+def _wait_for_moment(launch: Launch, draw: random.Random) -> None:
+    """Until some time after the start, or after some number of rows; ranks must be there, if only just."""
+    rows = draw.randrange(MAX_ROWS) if draw.random() < 0.75 else None
+    deadline = time.monotonic() + draw.uniform(0, MAX_START_S)
+    while not launch.is_over():
+        reached = len(launch.rows()) >= rows if rows is not None else time.monotonic() > deadline
+        if reached and launch.ranks:
+            break
+        time.sleep(POLL_S)
+    time.sleep(draw.uniform(0, 0.5))
+
+
+def run_one(fault: Fault, draw: random.Random, record: Record, say: Callable[[str], None]) -> None:
+    """One launch with one fault, counted in `record`."""
+    scenario = draw.choice(SCENARIOS)
+    random.seed(draw.random())
+    token = f"{os.getpid()}-{draw.randrange(1 << 30)}"
+    with _folder(fault) as out, tempfile.TemporaryDirectory() as apart:
+        said_file = Path(apart) / "stderr"
+        launch = _start(fault, scenario, out, token, said_file)
+        try:
+            _wait_for_moment(launch, draw)
+            before, late = launch.rows(), launch.is_over()
+            if not late:
+                fault.does(launch)
+            wrong = Counter[str]()
+            try:
+                exit_code = launch.process.wait(HANG_S)
+            except subprocess.TimeoutExpired:
+                wrong["hangs"], exit_code = 1, 1
+            deadline = time.monotonic() + END_S
+            while launch.pids and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            wrong["orphans"] = len(launch.pids) if not wrong["hangs"] else 0
+        finally:
+            for pid in launch.pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            launch.process.wait()
+        said = said_file.read_text(errors="replace")
+        wrong += judge(fault, before, launch.rows(), exit_code, said, late)
+        wrong["unreadable"] = sum(not _is_read(path) for path in launch.run_files)
+    record.num_runs, record.num_late = record.num_runs + 1, record.num_late + late
+    record.wrong += wrong
+    last = " | ".join(line for line in said.splitlines() if line.startswith("distbench:"))
+    what = ", ".join(f"{count} {name}" for name, count in (+wrong).items()) or "fine"
+    say(f"{fault.name}, {' '.join(scenario)}, {len(before)} rows{', too late' if late else ''}: {what}; "
+        f"exit code {exit_code}; {last[:300]}")  # fmt: skip
+
+
+def _is_read(run_file: Path) -> bool:
+    command = [sys.executable, "-m", "distbench", "report", str(run_file)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def main() -> int:
+    """Run and print a line a fault; 0 where nothing of WRONG was seen."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    draw = random.Random(asked.seed)
+    possible = [fault for fault in FAULTS if _can(fault.needs)]
+    for fault in FAULTS:
+        if fault not in possible:
+            print(f"left out, as this user may not make what it needs: {fault.name}", flush=True)
+    records: dict[str, Record] = {}
+    for number in range(asked.runs):
+        # In turn, so that few runs try each.
+        fault = possible[number % len(possible)]
+        run_one(fault, draw, records.setdefault(fault.name, Record()), lambda line: print(line, flush=True))
+    print(f"\n{'fault':<38} {'runs':>5} {'too late':>9} " + " ".join(f"{name:>12}" for name in WRONG))
+    for name, record in records.items():
+        counts = " ".join(f"{record.wrong[one]:>12}" for one in WRONG)
+        print(f"{name:<38} {record.num_runs:>5} {record.num_late:>9} {counts}")
+    print(json.dumps({"runs": asked.runs, "seed": asked.seed, "scenarios": len(SCENARIOS)}))
+    return int(any(record.wrong.total() for record in records.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

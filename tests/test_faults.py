@@ -1,0 +1,284 @@
+"""Faults round a launch: full disks, folders that vanish, signals, clocks that jump, partners that never come."""
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_relaunch import footer_in, job_in
+
+from benchmarks.chaos import judge
+from benchmarks.chaos_faults import FAULTS
+from distbench.launch import job_record, launch, run_job
+from distbench.launch.attempt import Attempt, ask_for_stacks
+from distbench.launch.display import Plain, Quiet, display_for
+from distbench.launch.explain import Cause, cause_of
+from distbench.launch.job_record import JobRecord
+from distbench.launch.ranks import joined_ranks
+from distbench.launch.storage import why_unwritable
+from distbench.render.plot_style import draw, new_figure
+from distbench.runs.progress import FILE_NAME, ProgressReader, ProgressWriter
+from distbench.runs.run_file import SCHEMA_VERSION, append
+from distbench.spec import UserError, find
+from distbench.spec.errors import StorageFailed
+from distbench.spec.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
+from distbench.spec.writing import write_whole
+from distbench.worker.__main__ import RankLog
+from distbench.worker.rank.failure import report_failure
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+HEADER = {"type": "run", "schema_version": SCHEMA_VERSION}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """What a file takes at most, as a disk that fills up: part of a record is written, then an OSError."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_an_append_that_the_disk_does_not_take_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    file, new = tmp_path / "run.jsonl", tmp_path / "new.jsonl"
+    append(file, HEADER)
+    before = file.read_bytes()
+    with largest_file(len(before) + 100):
+        with pytest.raises(OSError, match="File too large"):
+            append(file, {"type": "case", "text": "x" * 300})
+        with pytest.raises(OSError, match="File too large"):
+            append(new, {"type": "run", "text": "x" * 300})
+        append(file, {"type": "footer"})
+    assert file.read_bytes() == before + b'{"type":"footer"}\n' and not new.exists()
+
+
+def test_a_file_that_the_disk_does_not_take_is_what_it_was(tmp_path: Path) -> None:
+    file, link = tmp_path / "profile.json", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    with largest_file(100):
+        for path in (file, link, tmp_path / "new"):
+            with pytest.raises(OSError, match="File too large") as caught:
+                write_whole(path, "x" * 300)
+            assert caught.value.filename == str(path)
+        assert file.read_text() == "old"
+        write_whole(link, "new")
+    assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "profile.json"]
+    write_whole(Path("/dev/null"), "x")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(Path("/dev/full"), "x")
+
+
+def test_progress_that_cannot_be_written_is_a_fault_of_the_storage(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match=r"gone/.* cannot be written: No such file"):
+        ProgressWriter(tmp_path / "gone" / FILE_NAME)
+    with pytest.raises(StorageFailed, match="/dev/full cannot be written: No space left"):
+        ProgressWriter(Path("/dev/full")).tell("plan", num_cases=3)
+    file = tmp_path / FILE_NAME
+    with largest_file(10), pytest.raises(StorageFailed, match="No space left"):
+        ProgressWriter(file).tell("plan", num_cases=3)
+    assert file.stat().st_size == 10
+
+
+def test_progress_is_read_on_when_its_file_is_deleted_and_half_a_line_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / FILE_NAME
+    reader, writer = ProgressReader(file), ProgressWriter(file)
+    with contextlib.closing(reader), contextlib.closing(writer):
+        writer.tell("plan", num_cases=3)
+        assert [*reader.news()] == [{"event": "plan", "num_cases": 3}]
+        with file.open("a") as other:
+            other.write('{"event": "ca{"event": "case"}\n[1]\n')
+        file.unlink()
+        writer.tell("end")
+        assert [*reader.news()] == [{"event": "end"}]
+
+
+def test_a_rank_whose_log_folder_is_gone_fails_without_another_failure(tmp_path: Path) -> None:
+    report_failure(tmp_path / "gone", 0, "raised", "why")
+
+
+def test_what_a_rank_prints_on_a_full_disk_is_lost_and_no_reason_to_fail() -> None:
+    with Path("/dev/full").open("wb") as full, RankLog(full.fileno(), "w", closefd=False) as log:
+        assert log.write(b"lost") == 4
+
+
+def test_an_empty_pid_file_as_a_full_disk_leaves_it_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank0.pid").touch()
+    monkeypatch.setattr("distbench.launch.attempt.STACKS_WAIT_S", 0.0)
+    ask_for_stacks(tmp_path, os.getpid())
+
+
+def test_a_folder_that_takes_no_more_is_named(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    (tmp_path / "logs").mkdir()
+    assert why_unwritable(job) == ""
+    with largest_file(100):
+        assert why_unwritable(job) == f"{tmp_path} cannot be written: File too large"
+    (tmp_path / "logs").rmdir()
+    assert why_unwritable(job).endswith("cannot be written: No such file or directory")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_footer_takes_the_room_of_the_progress_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path)
+    (tmp_path / "logs").mkdir()
+    progress = tmp_path / "logs" / FILE_NAME
+    progress.write_text("x" * 5000)
+    append(tmp_path / "run.jsonl", HEADER)
+
+    def with_little_room(path: Path, *records: Any) -> None:
+        if progress.stat().st_size:
+            raise FULL
+        append(path, *records)
+
+    monkeypatch.setattr(job_record, "append", with_little_room)
+    JobRecord(job, None, Quiet()).close_run_file()
+    assert footer_in(tmp_path)["type"] == "footer"
+
+
+def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(tmp_path / "run.jsonl", HEADER)
+    record, now = JobRecord(job_in(tmp_path), None, Quiet()), time.time()
+    monkeypatch.setattr("time.time", lambda: now - 3600)
+    record.close_run_file()
+    footer = footer_in(tmp_path)
+    assert 0 <= footer["wall_s"] < 60 and 0 <= footer["spent_s"]["other"] < 60
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"RANK": "1"}, "WORLD_SIZE is missing"),
+        ({"WORLD_SIZE": "2"}, "RANK is missing"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is no rank of WORLD_SIZE=2, which has 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is no rank"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "not numbers"),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "RANK=2 is no rank"),
+    ],
+)
+def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        joined_ranks(variables)
+
+
+def test_noted_signals_interrupt_nothing_and_the_handlers_come_back() -> None:
+    before = [signal.getsignal(each) for each in STOPPING]
+    with noted_stop() as stop:
+        assert not stop.asked
+        for each in SIGNALS:
+            signal.raise_signal(each)
+        assert stop.asked
+    assert [signal.getsignal(each) for each in STOPPING] == before
+
+
+@pytest.mark.parametrize("first", STOPPING)
+def test_only_the_first_signal_interrupts_however_deep_the_clean_up_is(first: signal.Signals) -> None:
+    """A second one while the inner or the outer of two cleans up would leave things behind."""
+    cleaned = []
+    with pytest.raises(KeyboardInterrupt), stopped_as_interrupt():
+        try:
+            with stopped_as_interrupt():
+                try:
+                    signal.raise_signal(first)
+                finally:
+                    [signal.raise_signal(each) for each in SIGNALS]
+                    cleaned.append("inner")
+        finally:
+            [signal.raise_signal(each) for each in SIGNALS]
+            cleaned.append("outer")
+    assert cleaned == ["inner", "outer"]
+
+
+def stub(*ends: Any) -> Any:
+    """Stands in for `attempt`: ends as told, or raises it, and has asked for an end where it says "asked"."""
+    left = iter(ends)
+
+    def attempt(job: Any, joined: Any, display: Any, module: Any, stop: Stop) -> Attempt:
+        end = next(left)
+        if isinstance(end, Exception):
+            raise end
+        stop.asked = end == "asked"
+        append(Path(job.run_file), HEADER)
+        return Attempt(num_cases=0, reached_end=True)
+
+    return attempt
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "exit_code", "says"),
+    [
+        (FULL, "failed", 2, "logs cannot be written: No space left on device"),
+        (UserError("the ranks cannot be started"), "failed", 2, "the ranks cannot be started"),
+        ("asked", "interrupted", 130, "interrupted after its last case"),
+    ],
+)
+def test_what_ends_a_launch_between_its_ranks_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, status: str, exit_code: int, says: str
+) -> None:
+    monkeypatch.setattr(run_job, "attempt", stub(end))
+    outcome = launch(job_in(tmp_path), None, Quiet())
+    assert (outcome.status, outcome.exit_code) == (status, exit_code) and says in outcome.message
+    if end == "asked":
+        assert footer_in(tmp_path)["status"] == "complete"
+
+
+def test_a_signal_to_torchrun_is_named(tmp_path: Path) -> None:
+    (tmp_path / "launch.log").write_text("x.SignalException: Process 12 got signal: 15\n")
+    assert cause_of(tmp_path, 1) == Cause("killed", f"torchrun was killed by SIGTERM; see {tmp_path / 'launch.log'}")
+    log = tmp_path / "launch-rank3.log"
+    assert cause_of(tmp_path, -9, log) == Cause("killed", f"the rank was killed by SIGKILL; see {log}")
+
+
+def test_progress_shown_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w", buffering=1) as full:
+        Plain("demo", full).event({"event": "plan", "num_cases": 3})
+        with contextlib.suppress(OSError):
+            full.close()
+    monkeypatch.setattr("sys.stderr", None)
+    with display_for("demo", quiet=False) as shown:
+        assert isinstance(shown, Quiet)
+
+
+def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    for target, says in ((tmp_path, "is a folder; give one of its .py files"), (tmp_path / "folder.py", "is no file")):
+        with pytest.raises(UserError, match=says):
+            find(str(target))
+
+
+def test_plots_on_a_full_disk_are_a_sentence(tmp_path: Path) -> None:
+    figure, _ = new_figure(1, 4, 3)
+    with largest_file(2000), pytest.raises(UserError, match=r"plots cannot be written to .*File too large"):
+        draw([("one", figure)], tmp_path)
+
+
+def judged(name: str, said: str, exit_code: int = 1, after: tuple[str, ...] = ("a", "b")) -> dict[str, int]:
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    return dict(judge(fault, ["a", "b"], [*after], exit_code, said, late=False))
+
+
+def test_the_chaos_test_sees_what_goes_wrong() -> None:
+    assert judged("SIGKILL of a rank", "distbench: x: rank 1 was killed by SIGKILL\n") == {}
+    assert judged("SIGKILL of a rank", "distbench: x: rank 1 raised\n", 0, ("b",)) == {
+        "lost rows": 1,
+        "exit code 0": 1,
+        "no sentence": 1,
+    }
+    assert judged("SIGKILL of the command", "", -9) == {}
+    assert judged("disk full", "Traceback (most recent call last):\n") == {"tracebacks": 1, "no sentence": 1}
