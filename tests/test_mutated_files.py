@@ -64,7 +64,9 @@ def test_progress_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
         '{"event": "plan", "num_cases": 2}',
     ]
     (tmp_path / "progress.jsonl").write_text("\n".join(lines) + "\n")
-    assert list(ProgressReader(tmp_path / "progress.jsonl").news()) == [{"event": "plan", "num_cases": 2}]
+    reader = ProgressReader(tmp_path / "progress.jsonl")
+    assert list(reader.news()) == [{"event": "plan", "num_cases": 2}]
+    reader.close()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"settings": {}}', '{"settings": {"x": 1}}'])
