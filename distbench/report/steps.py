@@ -61,8 +61,8 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     the same: parameters by shape, global batch, loss function.
 
     Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare.passes`), `verdict`
-    ("baseline", "faster", "slower", "within noise", "too few passes"), and `peak_bytes`. `attrs["told"]`: what the
-    table could tell, as sentences.
+    ("baseline", "faster", "slower", "within noise", "too few passes"), and `peak_bytes`. `attrs`: `told`, what the
+    table could tell, as sentences, and `detectable`, the share by which a variant must be slower to be found.
     """
     kept = measured_of(frame, "step")
     kept["peak_bytes"] = kept["peak_bytes"].fillna(kept["peak_allocated_bytes"])
@@ -76,7 +76,7 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     told = found.told("a variant", "its baseline")
     if TOO_FEW not in found.verdict and told:
         told.append("speed-ups hold for all rows together, against the first row that computes the same")
-    kept.attrs = {"told": told}
+    kept.attrs = {"told": told, "detectable": found.detectable}
     return kept
 
 
