@@ -88,7 +88,7 @@ def gate(
     have called unchanged code slower, and how often it would have found slowdowns that are put into the samples.
 
     Exit code: 0 pass (what could not be told is warned about), 1 regression, 2 you can fix it, 3 inconclusive under
-    --strict, 4 not comparable, missing, failed, or nothing measured.
+    --strict, 4 not comparable, missing, failed, or nothing measured, 70 an error of distbench itself.
 
     \b
     Examples:

@@ -63,9 +63,8 @@ class Runner:
         self._stopwatch = stopwatch
         clock = clock_of(context.device)
         shared = clock.shared_between_ranks and len(set(context.gather(os.uname().nodename))) == 1
-        ranks = RankGroup(context.control, context.device)
         self._repeats = settings.iterations_per_sample
-        self._meter = Meter(ranks, clock, settings, shared, progress.tell_samples)
+        self._meter = Meter(RankGroup(context.control, context.device), clock, settings, shared, progress.tell_samples)
         self._plan = PassPlan(settings, 0, is_compared=False)
         self._turns: Sequence[Turn] = ()
         self._num_begun = 0
