@@ -78,7 +78,7 @@ def compare(op: str, size_bytes: int, context: RankContext) -> tuple[float, floa
 
 def main(out: Path) -> None:
     """Every op and size; rank 0 writes the rows."""
-    job = Job("", "", "", "", [], [], {"tp": int(os.environ["WORLD_SIZE"])}, "cpu", Settings(), "", "", 60.0, 0.0)
+    job = Job("", "", "", __file__, [], [], {"tp": int(os.environ["WORLD_SIZE"])}, "cpu", Settings(), "", "", 60.0, 0.0)
     calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
         rows = [(op, size_bytes, *compare(op, size_bytes, ranks.context)) for op in OPS for size_bytes in SIZES]

@@ -65,7 +65,12 @@ def ratios_through_dtensor(mesh_shape: tuple[int, ...], tensor_ndim: int, num_pa
     order = random.Random(SEED)
     found = []
     for pair in random_pairs(mesh_shape, tensor_ndim, num_pairs):
-        plan = partial(module._gen_transform_infos_non_cached, *specs_of(mesh, pair), True)
+        specs = specs_of(mesh, pair)
+
+        def plan(specs: Any = specs) -> object:
+            # Looked up anew: our context puts another in its place.
+            return module._gen_transform_infos_non_cached(*specs, True)
+
         sides = {"torch": partial(dtensor_plan, mesh, pair, plan), "ours": partial(our_hook, mesh, model, pair, plan)}
         gc.collect()
         seconds = {name: sides[name]() for name in order.sample(list(sides), len(sides))}

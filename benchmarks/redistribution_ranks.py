@@ -94,7 +94,7 @@ def main(mesh_text: str, out: Path) -> None:
     """Calibrate and compare; rank 0 writes the rows."""
     mesh = parse_mesh(mesh_text)
     assert math.prod(mesh.values()) == int(os.environ["WORLD_SIZE"])
-    job = Job("", "", "", "", [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
+    job = Job("", "", "", __file__, [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
     calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
         context = replace(ranks.context, profile=calibrated(ranks.context))

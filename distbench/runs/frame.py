@@ -79,7 +79,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
         **summarise(samples),
         **read_columns(records, AFTER_TIMES),
     }
-    columns[PASSES] = [_of_passes(record) for record in records]
+    columns[PASSES] = [_of_passes(*one) for one in zip(records, columns["median_s"], strict=True)]
     columns |= _intervals_of_passes(columns)
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
@@ -94,8 +94,10 @@ def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     return frame[(frame["kind"] == kind) & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
 
 
-def _of_passes(record: dict[str, Any]) -> Floats:
+def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
     passes = record.get("passes") or ()
+    if len(passes) == 1 and passes[0][0] == 0:
+        return np.array([median_s])
     return pass_medians(record.get("samples_s") or (), passes, 1 + max((number for number, _ in passes), default=-1))
 
 
