@@ -95,7 +95,7 @@ def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
 
 
 def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
-    passes = record.get("passes") or ()
+    passes: Sequence[tuple[int, int]] = record.get("passes") or ()
     if len(passes) == 1 and passes[0][0] == 0:
         return np.array([median_s])
     return pass_medians(record.get("samples_s") or (), passes, 1 + max((number for number, _ in passes), default=-1))
