@@ -100,7 +100,10 @@ class Profile:
 
 def load_profile(path: Path) -> Profile:
     """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
-    record: Any = read_json(path, "profile")
+    try:
+        record: Any = read_json(path, "profile")
+    except UserError as error:
+        raise UserError(f"{error}; write one with distbench calibrate") from error
     version = record.get("profile_version") if isinstance(record, dict) else None
     if type(version) is int and version > PROFILE_VERSION:
         raise UserError(f"profile {path} is newer than this distbench; update distbench")

@@ -24,6 +24,12 @@ NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTEST_XDIST")
 WORKER = ("-m", "distbench.worker")
 
 
+def heed_signals() -> None:
+    """No signal that ends a command is ignored from here on."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
+
+
 class Children:
     """Starts child processes.
 
@@ -49,11 +55,11 @@ class Children:
         return subprocess.run([str(word) for word in command], **{**usual, **self._surroundings(options)})
 
     def start(self, *command: object, **options: Any) -> subprocess.Popen[str]:
-        """`subprocess.Popen` with the same options; it may be sent SIGINT."""
+        """`subprocess.Popen` with the same options; it may be sent SIGINT and SIGHUP."""
         return subprocess.Popen(
             [str(word) for word in command],
-            # A suite started in the background hands an ignored SIGINT down; a person's terminal does not.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            # A suite started in the background, or by nohup, hands ignored signals down; a person's terminal does not.
+            preexec_fn=heed_signals,
             **self._surroundings(options),
         )
 
