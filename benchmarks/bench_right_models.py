@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.claims import Claim, Row
 
 RANKS = 4
-IS_LONG = True
 CLAIMS = (
     Claim(
         "right models that come out `wrong` (Llama, Qwen3, tied, ViT; TP or CP with FSDP; fp32, bf16; 5 seeds each)",

@@ -2,7 +2,7 @@
 interval beside a median holds it.
 
 Every rate rests on LAUNCHES launches of `benchmarks/variants_scenario.py`. They are kept in `build/variants`, by the
-version of the code, so that a benchmark broken off goes on where it was; all parts together take about 80 minutes of a
+version of the code, so that a benchmark broken off goes on where it was; all parts together take about an hour of a
 machine that does nothing else.
 """
 

@@ -172,6 +172,16 @@ def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, 
     assert code == 2 and says in output and "Traceback" not in output
 
 
+def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(repository: Path, tmp_path: Path) -> None:
+    fails = "\nif number == 1: sys.exit(print('distbench: an error that was not foreseen', file=sys.stderr) or 70)\n"
+    stand_in = STAND_IN.replace("lines = json", f"{fails}lines = json", 1)
+    (repository / "distbench" / "__main__.py").write_text(stand_in)
+    out = tmp_path / "out"
+    code, output = run_ab("base", ".", "--pairs", "3", "--out", str(out), "--", "x")
+    assert code == 2 and "b: the working tree: an error that was not foreseen" in output
+    assert (out / "b" / "0.jsonl").exists()
+
+
 def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp_path: Path) -> None:
     (repository / "distbench" / "__main__.py").write_text("import sys; sys.exit('distbench: no such scenario')")
     code, output = run_ab("base", ".", "--out", str(tmp_path / "out"), "--", "x")

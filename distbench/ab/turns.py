@@ -18,8 +18,8 @@ from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 from distbench.spec.signals import stopped_as_interrupt
 
-# Ends of a launch that leave nothing to compare: the user can fix it, or stopped it.
-USER_ERROR, INTERRUPTED = 2, 130
+# Ends of a launch that leave nothing to compare: the user can fix it, distbench itself failed, or the user stopped it.
+USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
 MAX_LOOKS = 4
 MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
 END_TIMEOUT_S = 15  # for a launch that was asked to end
@@ -181,7 +181,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     said = _wait(launch).decode(errors="replace").strip().splitlines()
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
-    if launch.returncode == USER_ERROR or not any(folder.rglob("*.jsonl")):
+    if launch.returncode in (USER_ERROR, UNFORESEEN) or not any(folder.rglob("*.jsonl")):
         last = (said or [f"it ended with {launch.returncode} and said nothing"])[-1]
         raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
     return time.monotonic() - began

@@ -37,7 +37,7 @@ class PassComparison:
 
     Args:
         ratio: of the row's time to its reference's: geometric mean over the passes that both have.
-        low: lower bound of the ratio, 95 % for all rows together, from the error that the verdict rests on.
+        low: lower bound of the ratio, at least 95 % for all rows together, from the error that the verdict rests on.
         high: upper bound.
         num_passes: passes that both have.
         verdict: "baseline" (its own reference or none), "faster", "slower", "within noise" or "too few passes".
