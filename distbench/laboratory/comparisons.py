@@ -179,7 +179,9 @@ def _references(table: PlannerTable) -> list[PlannerRun]:
         passes = np.where(is_one[:, None], one.passes, other.passes)
         of_pairs = (np.where(is_one, getattr(one, name), getattr(other, name)) for name in ("runs_as", "taken_from"))
         again = np.where(is_one[:, None], one.again, other.again)
-        found.append(PlannerRun(BETTER_OF_TORCH, np.where(is_one, one.times, other.times), passes, *of_pairs, again))
+        found.append(
+            PlannerRun(BETTER_OF_TORCH, np.where(is_one, one.times, other.times), passes, *of_pairs, again=again)
+        )
     return found
 
 
