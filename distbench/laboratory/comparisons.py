@@ -177,11 +177,11 @@ def _references(table: PlannerTable) -> list[PlannerRun]:
         one, other = (run_of(table, planner) for planner in TORCH_PLANNERS)
         is_one = (one.times <= other.times) | np.isnan(other.times)
         passes = np.where(is_one[:, None], one.passes, other.passes)
-        of_pairs = (np.where(is_one, getattr(one, name), getattr(other, name)) for name in ("runs_as", "taken_from"))
         again = np.where(is_one[:, None], one.again, other.again)
-        found.append(
-            PlannerRun(BETTER_OF_TORCH, np.where(is_one, one.times, other.times), passes, *of_pairs, again=again)
-        )
+        runs_as = np.where(is_one, one.runs_as, other.runs_as)
+        taken_from = np.where(is_one, one.taken_from, other.taken_from)
+        times = np.where(is_one, one.times, other.times)
+        found.append(PlannerRun(BETTER_OF_TORCH, times, passes, runs_as, taken_from, again))
     return found
 
 
