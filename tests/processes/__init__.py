@@ -123,7 +123,7 @@ class Ranks(Children):
             return [str(word) for word in self._forking(num_ranks, *arguments)]
 
         with super().forked(), pytest.MonkeyPatch.context() as patched:
-            patched.setattr("distbench.launch.attempt.torchrun_command", command)
+            patched.setattr("distbench.launch.processes.torchrun_command", command)
             yield
 
     def launch(self, job: Job, module: tuple[str, ...] = WORKER) -> JobOutcome:
