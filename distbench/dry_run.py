@@ -71,7 +71,7 @@ def estimate(job: Job, num_cases: int, out: Path) -> Estimate:
     if run is None or not run.footer:
         timed_s = min(job.settings.budget_s, num_cases * job.settings.max_case_s)
         return Estimate(
-            None, f"never run like this here: about {timed_s:.0f} s timed, besides what opening cases takes"
+            None, f"never run like this here: {timed_s:.0f} s timed, and what opening cases takes"
         )
     seconds = run.footer["wall_s"] * num_cases / len(run.cases)
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")

@@ -13,7 +13,7 @@ IDS = ("step/f32/tp_mlp/a=True", "step/f32/tp_mlp/a=False", "collective/bf16/all
     "text",
     [
         *("tp_mlp", "TP_MLP", "not tp_mlp", "step and True", "step or gather", "not step and not gather"),
-        *("step and (True or False)", "not (step or bf16)", "a=True or not f32 and tp", "not not step", "android"),
+        *("step and (True or False)", "not (step or bf16)", "True or not f32 and tp", "not not step", "android"),
     ],
 )
 def test_an_expression_means_what_pytest_makes_of_it(text: str) -> None:

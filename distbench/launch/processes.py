@@ -76,11 +76,11 @@ class RankProcesses:
             del self._expected[0]
             return
         self.stop()
-        self._expected = [Path(after.log_dir) / JOB_FILE for after in self._after(job)]
+        self._expected = [Path(after.log_dir) / JOB_FILE for after in self.after(job)]
         self._start(job, [path, *self._expected])
 
-    def _after(self, job: Job) -> list[Job]:
-        """The jobs after this one that fit into its launch."""
+    def after(self, job: Job) -> list[Job]:
+        """The jobs after this one that share its launch."""
         if self.joined or not CAN_SHARE:
             return []
         place = next(number for number, one in enumerate(self._jobs) if one.run_id == job.run_id)
