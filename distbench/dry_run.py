@@ -50,12 +50,15 @@ def lines_of(jobs: Sequence[Job], out: Path) -> list[str]:
     for (job, ids), one in zip(pairs, estimates, strict=True):
         lines.append(f"{_head(job)}: {_count(len(ids), 'case')}, {one.because}")
         lines += [f"  {case_id}" for case_id in ids]
+    return [*lines, *(_sum([len(ids) for _, ids in pairs], estimates) if len(pairs) > 1 else [])]
+
+
+def _sum(counts: Sequence[int], estimates: Sequence[Estimate]) -> list[str]:
     known = [one.seconds for one in estimates if one.seconds is not None]
-    if len(pairs) > 1:
-        rest = f" and {_count(len(pairs) - len(known), 'scenario')} of which none is known" if known else ""
-        total = f"about {sum(known):.0f} s{rest if len(known) < len(pairs) else ''}" if known else "no time is known"
-        lines.append(f"{_count(sum(len(ids) for _, ids in pairs), 'case')} of {len(pairs)} scenarios: {total}")
-    return lines
+    num_others = len(estimates) - len(known)
+    others = f", and {_count(num_others, 'scenario')} that never ran like this here" if num_others else ""
+    total = f"about {sum(known):.0f} s{others}" if known else "none of them ever ran like this here"
+    return [f"{_count(sum(counts), 'case')} of {len(counts)} scenarios: {total}"]
 
 
 def estimate(job: Job, num_cases: int, out: Path) -> Estimate:
@@ -70,9 +73,7 @@ def estimate(job: Job, num_cases: int, out: Path) -> Estimate:
     run = newest_finished(out, job.scenario, fits)
     if run is None or not run.footer:
         timed_s = min(job.settings.budget_s, num_cases * job.settings.max_case_s)
-        return Estimate(
-            None, f"never run like this here: {timed_s:.0f} s timed, and what opening cases takes"
-        )
+        return Estimate(None, f"never run like this here: {timed_s:.0f} s timed, and what opening cases takes")
     seconds = run.footer["wall_s"] * num_cases / len(run.cases)
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
     rate = "" if num_cases == len(run.cases) else f", {_count(len(run.cases), 'case')} then"

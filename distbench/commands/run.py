@@ -144,7 +144,9 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
 def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
         say(f"distbench: {job.scenario}: {cut(message)}", err=True)
-    if not silent and Path(job.run_file).exists():
+    if outcome.none_chosen and not silent:
+        say(f"{job.scenario}: no case matches -k", err=True)
+    elif not silent and Path(job.run_file).exists():
         counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
         say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
         if job.trace_paths:
