@@ -81,10 +81,11 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
 
 def test_list_tells_one_scenario_in_full(chosen: tuple[Path, str], children: Children) -> None:
     told = children.cli("list", "cp_attention", MISDEEDS, "--runs", chosen[0], COLUMNS="80").stdout
-    assert "rotate         = allgather, alltoall" in told and "dim      = " in told
+    assert "rotate         = allgather, alltoall" in told and "dim       = 512" in told
     assert "with --quick  dim=128, sequence=512" in told and "never run to its end on this machine" in told
     assert " s for 2 cases on dp_shard=2, at most 0.5 s of it timed (20" in told and '"before")' in told
-    assert find("cp_attention")[0].summary in told and max(map(len, told.splitlines())) <= max(80, len(str(DATA)) + 40)
+    assert find("cp_attention")[0].summary.split(",")[0] in told
+    assert all(len(line) <= 80 for line in told.splitlines() if "/" not in line)
 
 
 def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(
@@ -161,7 +162,8 @@ def test_a_scenario_that_was_edited_or_is_gone_is_not_gone_on_with(
         resume.job_left_of(file)
 
 
-def test_old_run_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_old_run_files_are_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "host_facts", lambda: dict(FACTS))
     old = tmp_path / "old.jsonl"
     append(old, {"type": "run", "schema_version": 1, "job": {"scenario": "s"}})
     with pytest.raises(UserError, match="measure anew"):

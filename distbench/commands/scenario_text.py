@@ -24,20 +24,22 @@ def lines_of(entry: Entry, out: Path) -> list[str]:
         rows.append(("with --quick", ", ".join(f"{name}={value!r}" for name, value in entry.quick.items())))
     rows += [("file", str(entry.file)), ("last time", _last_time(entry, out))]
     told = [line for label, text in rows for line in _wrapped(label, text)]
-    return [entry.name, *(f"  {line}".rstrip() for line in _docstring(entry).splitlines()), "", *told]
+    return [entry.name, *(line for text in _docstring(entry).splitlines() for line in _told(text)), "", *told]
 
 
 def _wrapped(label: str, text: str) -> list[str]:
     """One row, continued under itself where the terminal ends."""
-    width = max(shutil.get_terminal_size().columns, MIN_WIDTH)
     indent = " " * (LABEL_WIDTH + 4 + (text.find(" = ") + 3 if " = " in text else 0))
-    return textwrap.wrap(
-        f"  {label:<{LABEL_WIDTH}}  {text}",
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    row = f"  {label:<{LABEL_WIDTH}}  {text}"
+    return textwrap.wrap(row, _width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _told(line: str) -> list[str]:
+    return textwrap.wrap(line, _width(), initial_indent="  ", subsequent_indent="    ", break_long_words=False) or [""]
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size().columns, MIN_WIDTH)
 
 
 def _mesh(entry: Entry) -> str:
