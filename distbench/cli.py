@@ -4,6 +4,7 @@ Imports stand inside the commands: `--help` and `list` must not pay for what the
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -58,20 +59,31 @@ def main() -> None:
 
 
 @main.command("list")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a scenario.")
-def list_command(as_json: bool) -> None:
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Where runs were written.")
+def list_command(scenarios: tuple[str, ...], as_json: bool, runs: Path) -> None:
     """List the shipped scenarios: mesh, tags and what each measures.
 
-    \b
-    Example:
-      distbench list --json
-    """
-    from distbench.spec import format_mesh, list_entries
+    A SCENARIO, as `run` takes it, is told in full: its axes and their values, its parameters, what it measures, and how
+    long it took here the last time.
 
-    entries = list_entries()
+    \b
+    Examples:
+      distbench list
+      distbench list cp_attention
+    """
+    from distbench.spec import find, format_mesh, list_entries
+
+    entries = [entry for target in scenarios for entry in find(target)] if scenarios else list_entries()
     if as_json:
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
         _print_json([{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries])
+        return
+    if scenarios:
+        from distbench.commands.scenario_text import lines_of
+
+        say("\n\n".join("\n".join(lines_of(entry, runs)) for entry in entries))
         return
     width = max((len(entry.name) for entry in entries), default=0)
     meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)

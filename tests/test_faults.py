@@ -211,7 +211,7 @@ def stub(*ends: Any) -> Any:
     """Stands in for `attempt`: ends as told, or raises it, and has asked for an end where it says "asked"."""
     left = iter(ends)
 
-    def attempt(job: Any, joined: Any, display: Any, module: Any, stop: Stop) -> Attempt:
+    def attempt(job: Any, ranks: Any, display: Any, stop: Stop) -> Attempt:
         end = next(left)
         if isinstance(end, Exception):
             raise end

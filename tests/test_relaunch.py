@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from processes import Children
 
-from distbench.launch import JobOutcome, launch, run_job
+from distbench.launch import JobOutcome, RankProcesses, launch, run_job
 from distbench.launch.attempt import Attempt, attempt
 from distbench.launch.display import Quiet
 from distbench.launch.explain import Cause
-from distbench.launch.job_record import JobRecord
+from distbench.launch.job_record import JobRecord, left_of
 from distbench.launch.ranks import Joined
 from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, append, read_run
 from distbench.spec import Job, Settings
@@ -47,7 +47,7 @@ class Ranks:
     def __init__(self, misdeed: Misdeed) -> None:
         self.misdeed, self.jobs = misdeed, []
 
-    def __call__(self, job: Job, joined: object, watcher: Any, module: object, stop: Stop) -> Attempt:
+    def __call__(self, job: Job, ranks: object, watcher: Any, stop: Stop) -> Attempt:
         self.jobs.append(job)
         assert json.loads((Path(job.log_dir) / "job.json").read_text())["done_ids"] == job.done_ids
         seen = Attempt()
@@ -114,7 +114,7 @@ def test_a_case_that_breaks_a_later_pass_is_aborted_and_the_others_go_on_with_th
     ended.running, ended.pass_number = Case("b", "step"), 2
     record.add(ended)
     assert record.num_by_status == {"ok": 1, "aborted": 1} and record.goes_on()
-    left = record.left_of(job)
+    left = left_of(job)
     assert (left.done_ids, left.ended_ids, left.passes_done) == (["a", "b"], ["b"], {"a": 2, "b": 2})
     assert [case["status"] for case in read_run(run_file).cases] == ["ok", "aborted"]
 
@@ -198,6 +198,7 @@ def test_an_exit_code_of_0_counts_only_where_the_ranks_said_that_they_were_done(
     job = job_in(tmp_path)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    seen = attempt(job, Joined(0, 1, {}), Quiet(), ("-c", "pass"), Stop())
+    with RankProcesses([job], Joined(0, 1, {}), ("-c", "pass")) as ranks:
+        seen = attempt(job, ranks, Quiet(), Stop())
     assert seen.status == status and ("before they were done" in seen.cause.message) == (status == "failed")
     assert seen.lost_case == (Case("a", "step", {}) if status == "failed" and events else None)

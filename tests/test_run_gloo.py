@@ -23,17 +23,15 @@ SMALL = ("max_bytes=65536", "small=32", "large=32")
 def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("results")
     request = Request(targets=SCENARIOS, choices=SMALL, device="cpu", quick=True, out=folder, timeout_s=120)
-    runs = {}
+    jobs = []
     for job in jobs_of(request, None):
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
         passes = 2 if job.scenario == IN_PASSES else 1
-        few = replace(
-            job, settings=replace(job.settings, warmup_iterations=1, min_samples=5, budget_s=0.5, passes=passes)
-        )
-        outcome = ranks.launch(few)
-        assert outcome.exit_code == 0, outcome.message
-        runs[job.scenario] = read_run(Path(few.run_file))
-    return runs
+        settings = replace(job.settings, warmup_iterations=1, min_samples=5, budget_s=0.5, passes=passes)
+        jobs.append(replace(job, settings=settings))
+    outcomes = ranks.launch_all(jobs)
+    assert [outcome.exit_code for outcome in outcomes] == [0] * len(jobs), [outcome.message for outcome in outcomes]
+    return {job.scenario: read_run(Path(job.run_file)) for job in jobs}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

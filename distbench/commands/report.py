@@ -28,6 +28,7 @@ PATH = click.Path(path_type=Path)
     "--diff", nargs=2, type=PATH, metavar="A B", help="What a traced step A communicates more or less than B."
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
+@click.option("--label", default="", metavar="TEXT", help="Only runs that `run --label TEXT` made, of all times.")
 @click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
 def report(
     runs: tuple[Path, ...],
@@ -39,6 +40,7 @@ def report(
     chrome: Path | None,
     diff: tuple[Path, Path] | None,
     group_by: str | None,
+    label: str,
     out: Path,
 ) -> None:
     """Show measured runs; without RUN, every scenario of the latest `distbench run`.
@@ -61,8 +63,12 @@ def report(
     """
     _refuse(
         {"--diff": diff, "--paths": paths, "RUN": runs, "--page": page, "--plots": plots, "--chrome": chrome}
-        | {"--reproducers": reproducers, "--group-by": group_by}
+        | {"--reproducers": reproducers, "--group-by": group_by, "--label": label}
     )
+    if label:
+        from distbench.runs.find import labelled
+
+        runs = labelled(runs, out, label)
     by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if diff:
         from distbench.report.traced_steps import render_difference

@@ -11,6 +11,7 @@ from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
+from distbench.spec.errors import UserError
 from distbench.spec.job import CHECKS
 from distbench.spec.printable import clean, cut
 
@@ -18,7 +19,7 @@ MAX_REASON = 300  # characters
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.argument("scenarios", nargs=-1, metavar="SCENARIO...")
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
 @click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
@@ -53,18 +54,28 @@ MAX_REASON = 300  # characters
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
+@click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')
+@click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
+@click.option("--dry-run", is_flag=True, help="Start nothing: list the cases and about how long they take.")
+@click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with an interrupted run file.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any) -> None:
-    """Measure scenarios: one torchrun launch each, all cases of all their variants.
+def run(
+    scenarios: tuple[str, ...], mesh: str | None, dry_run: bool, resume: Path | None, quiet: bool, **asked: Any
+) -> None:
+    """Measure scenarios: all cases of all their variants. Those of one number of ranks share one torchrun launch.
 
     A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
     process joins as a rank instead of starting any.
+
+    With --resume, everything else stands in the interrupted run file: the cases that it lacks are measured and added.
 
     \b
     Examples:
       distbench run llama_2d --quick
       distbench run cp_attention --set rotate=alltoall --mesh cp=4
       distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
+      distbench run fsdp_knobs -k "plain or hsdp" --dry-run
+      distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
       torchrun --nnodes 2 --nproc-per-node 8 ... -m distbench run llama_2d --mesh dp_shard=4,tp=4
     """
     import os
@@ -74,36 +85,72 @@ def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any)
     from distbench.spec import parse_mesh
 
     joined = joined_ranks(os.environ)
+    is_first = joined is None or joined.rank == 0
+    if resume:
+        sys.exit(run_all([_resumed(resume, scenarios, joined)], joined, quiet))
+    if not scenarios:
+        raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh else None
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
-    is_first = joined is None or joined.rank == 0
     jobs = jobs_of(request, joined)
     for job in jobs:
         if job.note and is_first:
             say(f"{job.scenario}: {job.note}", err=True)
+    if dry_run:
+        from distbench.dry_run import lines_of
+
+        if is_first:
+            say("\n".join(lines_of(jobs, request.out)))
+        return
     sys.exit(run_all(jobs, joined, quiet or not is_first))
+
+
+def _resumed(file: Path, scenarios: tuple[str, ...], joined: Any) -> Any:
+    """The job that is left of an interrupted run, which says all there is to say."""
+    from click.core import ParameterSource
+
+    from distbench.launch.resume import job_left_of
+
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    others = [*scenarios, *(given_name for given_name in given if given_name not in ("resume", "quiet", "scenarios"))]
+    if others:
+        raise UserError(f"--resume goes on as {file} was begun, so it takes no {others[0]}; leave it out")
+    if joined:
+        raise UserError("--resume starts ranks itself, so it cannot join another launcher's; start it without one")
+    return job_left_of(file)
 
 
 def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
     """Launch jobs one after the other; the worst exit code. A mistake of the user's or Ctrl-C ends it."""
-    from distbench.launch import launch
+    from distbench.launch import MODULE, RankProcesses, launch_on
     from distbench.launch.display import display_for
 
-    exit_codes = []
-    for job in jobs:
-        with display_for(job.scenario, silent) as display:
-            outcome = launch(job, joined, display)
-        if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
-            say(f"distbench: {job.scenario}: {cut(message)}", err=True)
-        if not silent and Path(job.run_file).exists():
-            counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
-            say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
-            if job.trace_paths:
-                say(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
-        exit_codes.append(outcome.exit_code)
-        if outcome.exit_code in (2, 130):
-            break
+    exit_codes, left_out = [], []
+    with RankProcesses(jobs, joined, MODULE) as ranks:
+        for job in jobs:
+            with display_for(job.scenario, silent) as display:
+                outcome = launch_on(ranks, job, display)
+            _say_what_became(job, outcome, silent)
+            exit_codes.append(outcome.exit_code)
+            left_out.append(outcome.none_chosen)
+            if outcome.exit_code in (2, 130):
+                break
+    if all(left_out):
+        raise UserError(left_out[0])
     return max(exit_codes, default=0)
+
+
+def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
+    if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
+        say(f"distbench: {job.scenario}: {cut(message)}", err=True)
+    if outcome.none_chosen and not silent:
+        say(f"{job.scenario}: no case matches -k", err=True)
+    elif not silent and Path(job.run_file).exists():
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
+        say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
+        if job.trace_paths:
+            say(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
 
 
 def _why_not_ok(run_file: Path) -> str:

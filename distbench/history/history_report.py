@@ -31,7 +31,8 @@ def text(series: Sequence[Series], notes: Sequence[str]) -> str:
             first = one.points[level.start]
             change = f"{100 * changes[level.start][1]:+.0f} %" if level.start in changes else ""
             count = str(level.stop - level.start)
-            rows.append((_date(first), commit_text(first), count, time_text(level.seconds), change))
+            named = " ".join([commit_text(first), *([f'"{first.label}"'] if first.label else [])])
+            rows.append((_date(first), named, count, time_text(level.seconds), change))
         blocks.append(Table(f"{one.scenario}: {one.case_id}", COLUMNS, rows))
     if len(series) > MAX_CASES:
         blocks.append(Lines((f"... {len(series) - MAX_CASES} more cases: narrow the pattern",)))

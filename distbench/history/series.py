@@ -28,12 +28,14 @@ class Point:
         started_at: seconds since the epoch.
         dirty: whether files differed from that commit.
         seconds: the 10th percentile of its samples, which strays less between launches than their mean.
+        label: of its run, or "".
     """
 
     started_at: float
     commit: str | None
     dirty: bool
     seconds: float
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def _alike(launch: Launch, other: Launch) -> bool:
 
 def _point(launch: Launch, seconds: float) -> Point:
     commit = launch.facts.get("git_commit")
-    return Point(launch.started_at, str(commit) if commit else None, bool(launch.facts.get("git_dirty")), seconds)
+    is_dirty = bool(launch.facts.get("git_dirty"))
+    return Point(launch.started_at, str(commit) if commit else None, is_dirty, seconds, launch.label)
 
 
 def levels_of(seconds: Sequence[float]) -> tuple[Level, ...]:

@@ -1,10 +1,8 @@
-"""One launch of a job's ranks: start them, follow their progress, give up on a hang, stop them, say why it ended."""
+"""One attempt of a job: follow its ranks' progress, give up on a hang, say why it ended."""
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display
-from distbench.launch.explain import LAUNCH_LOG, Cause, cause_of
-from distbench.launch.ranks import Joined, rank_environment, torchrun_command
+from distbench.launch.explain import Cause, cause_of
+from distbench.launch.processes import RankProcesses
+from distbench.launch.ranks import Joined
 from distbench.launch.storage import why_unwritable
 from distbench.runs.progress import FILE_NAME, ProgressReader
 from distbench.runs.run_file import Case
-from distbench.spec import Job, UserError
+from distbench.spec import Job
 from distbench.spec.mesh import mesh_size
 from distbench.spec.signals import Stop
 
 POLL_S = 0.1
-TERMINATE_WAIT_S = 5.0
 STACKS_WAIT_S = 0.5
 
 
@@ -37,6 +35,8 @@ class Attempt:
         pass_number: the pass that the running case was in.
         spent_s: seconds of rank 0 by what they were spent on.
         last_event_s: when the last event came, seconds, monotonic.
+        none_chosen: where the user's choice leaves no case: how many there are, and a few of their ids.
+        num_left: ranks whose process of this job has ended well while their launch goes on.
     """
 
     status: str = "complete"
@@ -49,6 +49,8 @@ class Attempt:
     spent_s: dict[str, float] = field(default_factory=dict)
     last_event_s: float = field(default_factory=time.monotonic)
     reached_end: bool = False
+    num_left: int = 0
+    none_chosen: tuple[int, list[str]] | None = None
 
     @property
     def lost_case(self) -> Case | None:
@@ -61,7 +63,9 @@ class Attempt:
         self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
         self.is_meeting = event["event"] == "meeting"
-        if event["event"] == "plan":
+        if event["event"] == "none_chosen":
+            self.none_chosen = event["num_cases"], event["ids"]
+        elif event["event"] == "plan":
             self.num_cases = event["num_cases"]
         elif event["event"] == "case":
             self.running = Case(event["id"], event["kind"], event["params"])
@@ -73,39 +77,43 @@ class Attempt:
             self.running = None
         elif event["event"] == "end":
             self.reached_end = True
+        elif event["event"] == "left":
+            self.num_left += 1
 
 
-def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...], stop: Stop) -> Attempt:
-    """Launch the job's ranks and follow them to their end, whatever that is; none of them is left behind.
+def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Attempt:
+    """Have the ranks run a job and follow them to its end, whatever that is.
 
-    The arguments are those of `run_job.launch`, and what says that the user wants an end; the job's log folder holds
-    `job.json` and nothing of another launch.
+    After that no process runs on but those of a launch whose ranks wait for their next job. `stop` says that the user
+    wants an end; the job's log folder holds `job.json` and nothing of another launch.
 
     Raises:
         UserError: this machine starts no more processes.
         OSError: the log folder cannot be written.
     """
     log_dir = Path(job.log_dir)
-    process, log = _start(job, joined, log_dir, module)
+    ranks.begin(job)
     with contextlib.closing(ProgressReader(log_dir / FILE_NAME)) as reader:
-        seen = Attempt()
+        seen = Attempt("")
         try:
-            seen.status = _follow(process, reader, seen, display, job.timeout_s, stop)
+            seen.status = _follow(ranks, reader, seen, display, job, stop)
             if seen.status == "timeout":
-                ask_for_stacks(log_dir, process.pid)
-                seen.cause = Cause("hung", _why_hung(job, joined, seen))
+                ask_for_stacks(log_dir, ranks.pid)
+                seen.cause = Cause("hung", _why_hung(job, ranks.joined, seen))
             elif seen.status == "failed":
                 # First, for on a full disk a rank cannot say why it failed.
                 why = why_unwritable(job)
-                seen.cause = Cause("storage", why) if why else cause_of(log_dir, process.returncode, log)
+                seen.cause = Cause("storage", why) if why else cause_of(log_dir, ranks.exit_code or 0, ranks.log)
             elif seen.status == "interrupted":
                 seen.cause = Cause("", "interrupted")
         finally:
-            _stop(process)
+            if not (seen.status == "complete" and ranks.are_kept):
+                ranks.stop()
         # Events between the last look and the end say which case was running.
         _take_in(reader, seen, display)
     if seen.status == "complete" and not seen.reached_end:
-        # An exit code of 0 is no proof: a scenario that calls sys.exit leaves nothing measured and nobody alarmed.
+        # An exit code of 0 is no proof: a scenario that ends its process leaves nothing measured and nobody alarmed.
+        ranks.stop()
         message = f"the ranks ended with exit code 0 before they were done; their logs are in {log_dir}"
         seen.status, seen.cause = "failed", Cause("killed", message)
     return seen
@@ -117,47 +125,17 @@ def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
         display.event(event)
 
 
-def _start(
-    job: Job, joined: Joined | None, log_dir: Path, module: tuple[str, ...]
-) -> tuple[subprocess.Popen[bytes], Path]:
-    """torchrun, or the only rank here, and the file that has what it prints."""
-    arguments = [*module, str(log_dir / "job.json")]
-    num_ranks = mesh_size(job.mesh)
-    if joined:
-        command, here = [sys.executable, *arguments], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        log = log_dir / f"launch-rank{joined.rank}.log"
-    else:
-        command, here = torchrun_command(num_ranks, arguments, str(log_dir / "torchrun")), num_ranks
-        log = log_dir / LAUNCH_LOG
-    environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
-    with log.open("wb") as output:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-            )
-        except OSError as error:
-            raise UserError(
-                f"the ranks cannot be started ({error}); see `ulimit -a` for what this shell allows"
-            ) from error
-    return process, log
-
-
-def _follow(
-    process: subprocess.Popen[bytes],
-    reader: ProgressReader,
-    seen: Attempt,
-    display: Display,
-    timeout_s: float,
-    stop: Stop,
-) -> str:
+def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display: Display, job: Job, stop: Stop) -> str:
     while True:
-        ended = process.poll() is not None
+        exit_code = ranks.exit_code
         _take_in(reader, seen, display)
-        if ended:
-            return "complete" if process.returncode == 0 else "failed"
+        if exit_code is not None:
+            return "complete" if exit_code == 0 else "failed"
+        if ranks.are_kept and seen.num_left == mesh_size(job.mesh):
+            return "complete"
         if stop.asked:
             return "interrupted"
-        if time.monotonic() - seen.last_event_s > timeout_s:
+        if time.monotonic() - seen.last_event_s > job.timeout_s:
             return "timeout"
         time.sleep(POLL_S)
 
@@ -186,24 +164,11 @@ def ask_for_stacks(log_dir: Path, launcher: int) -> None:
 
 
 def _is_rank_of(launcher: int, pid: int) -> bool:
-    """Whether a process is our child or its child; the pid of a rank that ended may be anybody's by now."""
-    try:
-        # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return False
-    return launcher in (pid, parent)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(TERMINATE_WAIT_S)
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        # A process that waits for a device or a server's disk is not killed before that answers.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(TERMINATE_WAIT_S)
+    """Whether a process is our child or descends from it; the pid of a rank that ended may be anybody's by now."""
+    while pid not in (launcher, 0):
+        try:
+            # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid == launcher

@@ -31,7 +31,8 @@ class JobRecord:
         self.num_attempts = 0
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
-        self.num_by_status: Counter[str] = Counter()
+        # Of a run that is resumed, the rows that it has count too.
+        self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
 
     @property
@@ -108,13 +109,6 @@ class JobRecord:
                 self.lost.append((case, ended.cause.message))
                 self._display.event({"event": "done", "id": case.id, "status": status})
 
-    def left_of(self, job: Job) -> Job:
-        """The job without what earlier attempts have done of it."""
-        cases = read_run(self._run_file).cases if self._run_file.exists() else []
-        passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
-        ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
-        return replace(job, done_ids=list(passes), ended_ids=ended, passes_done=passes)
-
     def _rows(self) -> dict[str, str]:
         if not self._run_file.exists():
             return {}
@@ -157,6 +151,14 @@ class JobRecord:
             with contextlib.suppress(OSError):
                 os.truncate(Path(self._job.log_dir) / FILE_NAME, 0)
                 append(self._run_file, footer)
+
+
+def left_of(job: Job) -> Job:
+    """The job without what stands in its run file already."""
+    cases = read_run(Path(job.run_file)).cases if Path(job.run_file).exists() else []
+    passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
+    ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
+    return replace(job, done_ids=list(passes), ended_ids=ended, passes_done=passes)
 
 
 def _count(number: int, word: str, plural: str = "s") -> str:

@@ -10,8 +10,9 @@ from pathlib import Path
 from distbench.launch.ranks import Joined
 from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
+from distbench.spec.case_choice import CaseChoice
 from distbench.spec.devices import DEVICES
-from distbench.spec.job import axis_names, parse_choices, variants_of
+from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
@@ -33,7 +34,7 @@ class Request:
         pipelined: iterations timed back to back per sample, or 1.
         passes, budget_s, check: as Settings have them; budget_s is None for the default.
         log_dir: folder for ranks' logs, or None for one next to each run file.
-        timeout_s, started_at, trace_paths: as a Job has them.
+        timeout_s, started_at, trace_paths, label, chosen: as a Job has them.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
         full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, more of them cost nothing.
@@ -55,6 +56,8 @@ class Request:
     profile: Path | None = None
     trace_paths: bool = False
     full_mesh: bool = False
+    label: str = ""
+    chosen: str = ""
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
@@ -63,6 +66,8 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     Raises:
         UserError: an unknown scenario, axis or value, or a mesh or profile that does not fit.
     """
+    if request.chosen:
+        CaseChoice(request.chosen)
     named = {(entry.file, entry.name): entry for target in request.targets for entry in find(target)}
     return jobs_of_entries(request, [*named.values()], joined)
 
@@ -117,6 +122,9 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         profile=str(profile.resolve()) if profile else None,
         note=note,
         trace_paths=request.trace_paths,
+        label=request.label,
+        chosen=request.chosen,
+        file_digest=digest_of(entry.file),
     )
 
 

@@ -8,26 +8,30 @@ from typing import Any
 from distbench.launch.attempt import attempt
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause
-from distbench.launch.job_record import JobRecord
+from distbench.launch.job_record import JobRecord, left_of
+from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
 from distbench.launch.storage import cannot_be_written, make_folders
 from distbench.runs.machine import load_average
 from distbench.spec import Job, UserError
+from distbench.spec.case_choice import none_chosen
+from distbench.spec.job import JOB_FILE
 from distbench.spec.signals import noted_stop
 
-MODULE = "distbench.worker"
+MODULE = ("-m", "distbench.worker")
 
 
 @dataclass
 class JobOutcome:
     """What became of one job; `status` is "complete", "failed", "timeout" or "interrupted", `message` one sentence
-    or empty."""
+    or empty; `none_chosen` one where the user's choice of cases leaves none."""
 
     job: Job
     status: str
     message: str = ""
     user_can_fix: bool = False
     num_by_status: dict[str, int] = field(default_factory=dict)
+    none_chosen: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -40,7 +44,13 @@ class JobOutcome:
         return 0 if self.status == "complete" and fine else 1
 
 
-def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...] = ("-m", MODULE)) -> JobOutcome:
+def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...] = MODULE) -> JobOutcome:
+    """`launch_on` for a job on its own; the arguments are those of it and of `RankProcesses`."""
+    with RankProcesses([job], joined, module) as ranks:
+        return launch_on(ranks, job, display)
+
+
+def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     """Run one job to its end, whatever that is; the run file is closed with a footer.
 
     A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
@@ -49,10 +59,11 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     cannot be written.
 
     Args:
-        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
+        ranks: the processes of this job's ranks and those of others.
+        job: the next of theirs.
         display: is given every event.
-        module: what a rank runs, as Python's arguments (tests put a mutant here).
     """
+    joined = ranks.joined
     environment = {**job.environment, "load_at_start": load_average()}
     reporting_rank = joined.rank if joined else 0
     clock_s = time.monotonic()
@@ -67,9 +78,9 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     record = JobRecord(job, joined, display)
     with noted_stop() as stop:
         try:
-            record.add(attempt(job, joined, display, module, stop))
+            record.add(attempt(job, ranks, display, stop))
             while record.goes_on() and not stop.asked:
-                record.add(attempt(_relaunched(job, record), joined, _WithoutPlan(display), module, stop))
+                record.add(attempt(_relaunched(job, record), ranks, _WithoutPlan(display), stop))
         except OSError as error:
             record.end("failed", Cause("storage", cannot_be_written(error, Path(job.log_dir))))
         except UserError as error:
@@ -83,7 +94,8 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
     # Asked too late for this job, but no other one shall begin.
     status = "interrupted" if stop.asked else record.status
     message = record.message or ("interrupted after its last case" if stop.asked else "")
-    return JobOutcome(job, status, message, record.last.cause.user_can_fix, counts)
+    left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
+    return JobOutcome(job, status, message, record.last.cause.user_can_fix, counts, left_out)
 
 
 class _WithoutPlan(Display):
@@ -102,7 +114,7 @@ def _relaunched(job: Job, record: JobRecord) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
     clock_s = time.monotonic()
-    again = replace(record.left_of(job), log_dir=str(log_dir), started_at=time.time(), started_clock_s=clock_s)
+    again = replace(left_of(job), log_dir=str(log_dir), started_at=time.time(), started_clock_s=clock_s)
     log_dir.mkdir()
-    again.save(log_dir / "job.json")
+    again.save(log_dir / JOB_FILE)
     return again

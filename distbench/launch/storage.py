@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from distbench.spec import Job
+from distbench.spec.job import JOB_FILE
 
 # More than a rank needs to say why it failed.
 PROBE_BYTES = 8192
@@ -13,7 +14,7 @@ def make_folders(job: Job) -> None:
     """Make the folders of logs and of the run file, and write the job; an OSError where that cannot be."""
     log_dir, folder = Path(job.log_dir), Path(job.run_file).parent
     log_dir.mkdir(parents=True, exist_ok=True)
-    job.save(log_dir / "job.json")
+    job.save(log_dir / JOB_FILE)
     folder.mkdir(parents=True, exist_ok=True)
     _try_to_write(folder)
 

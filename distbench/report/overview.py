@@ -31,7 +31,7 @@ def overview(
 
     Redistributions of studied runs are shown elsewhere, those that are not ok too.
     """
-    cautions = (*dict.fromkeys(line for run in runs for line in _cautions(run)), *_busy_line(runs))
+    cautions = (*_labels(runs), *dict.fromkeys(line for run in runs for line in _cautions(run)), *_busy_line(runs))
     tables = (_cases_table("NOT OK", NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
     blocks: list[Block] = [
         Heading(f"distbench report: {len(runs)} {'run' if len(runs) == 1 else 'runs'}", 1),
@@ -109,6 +109,16 @@ def _cautions(run: Run) -> Iterator[str]:
             yield f"caution: {shared}, so every time includes waiting for a CPU{calm}"
     if known(repeats) and repeats > 1:
         yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
+
+
+def _labels(runs: Sequence[Run]) -> Iterator[str]:
+    """Each label that users gave, with the scenarios that have it."""
+    named: dict[str, list[str]] = {}
+    for run in runs:
+        if run.about.label:
+            named.setdefault(run.about.label, []).append(run.scenario)
+    for label, scenarios in named.items():
+        yield f'labelled "{label}": {", ".join(dict.fromkeys(scenarios))}'
 
 
 def _busy_line(runs: Sequence[Run]) -> Iterator[str]:

@@ -24,6 +24,22 @@ def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
     return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
 
 
+def labelled(named: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]:
+    """The run files with that label among those named and in folders named, or under the results folder `out`.
+
+    Raises:
+        UserError: there is none.
+    """
+    files = [path for one in named or (out,) for path in (run_files_in(one) if one.is_dir() else [one])]
+    heads = read_each(files, _head, [])
+    found = tuple(path for path, about in heads if about.label == label)
+    if not found:
+        known = sorted({about.label for _, about in heads if about.label})
+        there_are = f"there are {', '.join(map(repr, known))}" if known else "none has a label; `run --label` gives one"
+        raise UserError(f"--label {label!r}: no run here has it; {there_are}")
+    return found
+
+
 def run_files_in(folder: Path) -> list[Path]:
     """Every *.jsonl below the folder that can be a run file: the ranks' logs and progress files are not."""
     found = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())

@@ -48,6 +48,7 @@ class Launch:
         foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
         complete: whether it ran to its end.
         invocation_id: what the launches of one `distbench run` share, or None.
+        label: the user's own text for it, or "".
     """
 
     run_id: str
@@ -61,6 +62,7 @@ class Launch:
     complete: bool
     cases: dict[str, Value] = field(repr=False)
     invocation_id: str | None = None
+    label: str = ""
 
 
 def launch_of(run: Run) -> Launch:
@@ -84,6 +86,7 @@ def launch_of(run: Run) -> Launch:
         complete=run.footer is not None and run.footer.get("status") == "complete",
         cases=cases,
         invocation_id=about.invocation_id,
+        label=about.label or "",
     )
 
 

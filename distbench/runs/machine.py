@@ -1,5 +1,6 @@
 """What the machine is, as far as the standard library can tell; the worker adds what torch knows."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -85,7 +86,7 @@ def load_average() -> list[float] | None:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU seconds up to now: of all on this host, and of this process with its descendants that have ended."""
+    """CPU seconds up to now: of all on this host, and of this process with its descendants."""
 
     at_s: float
     busy_s: float
@@ -100,7 +101,8 @@ class CpuUse:
             ticks = user + nice + system + irq + softirq + steal
             own = os.times()
             own_s = own.user + own.system + own.children_user + own.children_system
-            return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own_s)
+            tick_s = 1 / os.sysconf("SC_CLK_TCK")
+            return cls(time.monotonic(), ticks * tick_s, own_s + _ticks_of_descendants() * tick_s)
         except (OSError, ValueError):
             return None
 
@@ -111,6 +113,21 @@ class CpuUse:
             return None
         busy_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
         return round(min(max(busy_s / (seconds * (os.cpu_count() or 1)), 0.0), 1.0), 4)
+
+
+def _ticks_of_descendants() -> int:
+    """CPU time of this process's descendants that still run, and of those that ended before them."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            # proc(5): "pid (name) state ppid ...", utime, stime, cutime and cstime from the 14th on.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    own = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(ticks[pid] for pid in own - {os.getpid()})
 
 
 def git_state() -> dict[str, Any]:

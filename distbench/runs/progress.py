@@ -1,8 +1,9 @@
 """What the ranks report to the parent while they work: one JSON line an event in the log folder.
 
-Events: meeting (before the ranks meet), connected, plan (num_cases), case (index, id, kind, params, number of the
-pass), samples (count), tracing, done (id, status, spent_s; of the first pass), pass (number, num_passes, num_cases),
-turn (id, status, spent_s; of a further pass), end (spent_s).
+Events: meeting (before the ranks meet), connected, none_chosen (num_cases, ids: a few), plan (num_cases), case (index,
+id, kind, params, number of the pass), samples (count), tracing, done (id, status, spent_s; of the first pass), pass
+(number, num_passes, num_cases), turn (id, status, spent_s; of a further pass), end (spent_s); and left, from every
+rank, where its process of this job has ended and others of the launch will follow.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distbench.spec.errors import StorageFailed
-from distbench.spec.fields import AMOUNT, COUNT, RECORD, TEXT, Kinds, mapping_of, wrong_field
+from distbench.spec.fields import AMOUNT, COUNT, RECORD, TEXT, Kinds, list_of, mapping_of, wrong_field
 from distbench.spec.reading import parse_json
 
 FILE_NAME = "progress.jsonl"
@@ -24,9 +25,11 @@ EVENT: Kinds = {
     **dict.fromkeys(("event", "id", "kind", "status"), TEXT),
     "params": RECORD,
     **dict.fromkeys(("index", "number", "count", "num_cases", "num_passes"), COUNT),
+    "ids": list_of(TEXT),
     "spent_s": mapping_of(AMOUNT),
 }
 NEEDED = {
+    "none_chosen": ("num_cases", "ids"),
     "plan": ("num_cases",),
     "case": ("id", "kind", "params"),
     "samples": ("count",),

@@ -36,7 +36,7 @@ HEADER: Kinds = {
     **dict.fromkeys(("job", "environment"), RECORD),
 }
 JOB: Kinds = {
-    **dict.fromkeys(("scenario", "device", "profile"), TEXT),
+    **dict.fromkeys(("scenario", "device", "profile", "label"), TEXT),
     "mesh": mapping_of(SIZE),
     "settings": RECORD,
     "started_at": DATE,

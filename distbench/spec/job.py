@@ -1,6 +1,7 @@
 """A job: everything one launch needs to know, in one JSON file. The parent writes it, every rank reads it."""
 
 import ast
+import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,13 @@ from typing import Any
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.reading import read_json
+from distbench.spec.writing import write_whole
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
 # The environment variable in which a process names itself to the processes that it starts.
 PARENT_PID = "DISTBENCH_PARENT_PID"
+JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is there
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,9 @@ class Job:
         passes_done: case id to the number of the pass that it goes on with once every case of its group has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
+        label: the user's own text for this run, or "".
+        chosen: which cases run, an expression as `CaseChoice` has it; "" for all.
+        file_digest: of the scenario file, as `digest_of` has it.
     """
 
     run_id: str
@@ -121,6 +127,9 @@ class Job:
     trace_paths: bool = False
     started_clock_s: float = 0.0
     reporting_rank: int = 0
+    label: str = ""
+    chosen: str = ""
+    file_digest: str = ""
 
     def to_record(self) -> dict[str, Any]:
         """As plain data for JSON, ordered as declared."""
@@ -140,8 +149,16 @@ class Job:
         return cls(**{**record, "settings": Settings(**record["settings"])})
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON."""
-        path.write_text(json.dumps(self.to_record(), indent=1), encoding="utf-8")
+        """Write the job as JSON, as a whole: ranks may be waiting for it."""
+        write_whole(path, json.dumps(self.to_record(), indent=1))
+
+
+def digest_of(file: Path) -> str:
+    """What tells two versions of a file apart; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:

@@ -25,6 +25,7 @@ MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
 # How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
 STRETCH = 4.0
+ENOUGH = 2  # passes of what cannot be compared: a sample alone may be any
 
 
 class PassPlan:
@@ -70,7 +71,8 @@ class PassPlan:
             return
         budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
         affordable = budget_s / max(pass_s, 1e-6)
-        least = MIN_PASSES if stretch * affordable >= MIN_PASSES else max(int(stretch * affordable), 1)
+        # What is taken beyond the budget, but is too little to compare anything, is taken for nothing.
+        least = MIN_PASSES if stretch * affordable >= MIN_PASSES else min(max(int(stretch * affordable), 1), ENOUGH)
         self.num_passes = min(max(int(affordable), least), MAX_PASSES)
 
     def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
@@ -124,6 +126,7 @@ class Turn:
         counters: of its row.
         held_bytes: memory that it takes while it is kept open, on this rank.
         opened_case: the case while it is open.
+        stays_open: whether it may be kept so between passes, known once it was open.
     """
 
     index: int
@@ -135,6 +138,7 @@ class Turn:
     held_bytes: int = 0
     opened_case: OpenedCase | None = None
     is_traced: bool = False
+    stays_open: bool = True
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
@@ -146,6 +150,7 @@ class Turn:
         """Open the case until `close`; it is closed first if it is open."""
         self.close()
         self.opened_case = self._opened.enter_context(self.case_spec.open())
+        self.stays_open = self.opened_case.stays_open
         return self.opened_case
 
     def close(self) -> None:

@@ -104,7 +104,8 @@ class Runner:
             spent = Counter(self._stopwatch.spent_s) - spent
             opening_s = spent["set-up"] + spent["warm-up"]
             pass_s = first_s - spent["checking"] - opening_s
-            pass_s += opening_s * (1 / REOPEN_EVERY if self._keeps_open else 1)
+            stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
+            pass_s += opening_s * (1 / REOPEN_EVERY if stay_open else 1)
             # Eight turns of one sample take no longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
@@ -271,10 +272,8 @@ class Runner:
         if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return
         turn.is_traced = True
-        opened_case = turn.opened_case or turn.open()
-        if opened_case.trace is None:
-            turn.close()
-            return
+        if (opened_case := turn.opened_case or turn.open()).trace is None:
+            return turn.close()
         self._progress.tell("tracing")
         record, what = {"type": "trace", "case_id": turn.id}, f"trace-{turn.index}"
         try:

@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.costmodel.profile import load_profile
+from distbench.costmodel.profile import Profile, load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
+from distbench.spec.case_choice import MAX_NAMED, CaseChoice
 from distbench.spec.devices import DEVICES, backend_for
 from distbench.spec.job import Variant
 from distbench.spec.planner_names import BASELINE, NATIVE
@@ -67,16 +68,17 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         context = ranks.context
         progress.tell("connected")
         with stopwatch.on("set-up"):
-            case_specs = all_cases(job, function, context)
-            if job.settings.passes != 1:
-                case_specs = with_baselines_again(case_specs, job.settings.seed)
+            found = all_cases(job, function, context)
+            case_specs = chosen_cases(job, found)
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
             run_file = Path(job.run_file)
             runner = Runner(context, agreement, settings, run_file, progress, stopwatch, job.trace_paths)
-            if not job.done_ids:
+            if not (case_specs or job.done_ids):
+                progress.tell("none_chosen", num_cases=len(found), ids=[one.case.id for one in found[:MAX_NAMED]])
+            elif not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
                 runner.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
@@ -119,7 +121,7 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     Raises:
         UserError: the ranks were not given the same job, or cannot meet.
     """
-    profile = load_profile(Path(job.profile)) if job.profile else None
+    profile = profile_of(job)
     device = select_device(job.device)
     timeout = datetime.timedelta(seconds=max(job.timeout_s, 1) * 4 + 60)
     try:
@@ -143,9 +145,14 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     dist.destroy_process_group()
 
 
+def profile_of(job: Job) -> Profile | None:
+    """The cost profile that the job names."""
+    return load_profile(Path(job.profile)) if job.profile else None
+
+
 def _must_agree(job: Job) -> dict[str, str]:
     """What decides which collectives a rank issues; under another launcher each rank has its own job and files."""
-    asked = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths)
+    asked = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
     return {
         "the scenario file": _digest(Path(job.file).read_bytes()),
         "the profile": _digest(Path(job.profile).read_bytes()) if job.profile else "",
@@ -185,6 +192,13 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
     return list(found.values())
+
+
+def chosen_cases(job: Job, case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
+    """The cases that the job asks for, with those that its passes add."""
+    choice = CaseChoice(job.chosen) if job.chosen else None
+    found = [case_spec for case_spec in case_specs if choice is None or choice.matches(case_spec.case.id)]
+    return with_baselines_again(found, job.settings.seed) if job.settings.passes != 1 else found
 
 
 def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:

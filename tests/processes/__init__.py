@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from distbench.cli import main
-from distbench.launch import JobOutcome, launch
+from distbench.launch import JobOutcome, RankProcesses, launch, launch_on
 from distbench.launch.display import Quiet
 from distbench.spec import Job
 
@@ -123,13 +123,18 @@ class Ranks(Children):
             return [str(word) for word in self._forking(num_ranks, *arguments)]
 
         with super().forked(), pytest.MonkeyPatch.context() as patched:
-            patched.setattr("distbench.launch.attempt.torchrun_command", command)
+            patched.setattr("distbench.launch.processes.torchrun_command", command)
             yield
 
     def launch(self, job: Job, module: tuple[str, ...] = WORKER) -> JobOutcome:
         """Launch the job's ranks, forked."""
         with self.forked():
             return launch(job, None, Quiet(), module)
+
+    def launch_all(self, jobs: list[Job]) -> list[JobOutcome]:
+        """Launch the jobs as one command does: those of one number of ranks share a launch."""
+        with self.forked(), RankProcesses(jobs, None, WORKER) as ranks:
+            return [launch_on(ranks, job, Quiet()) for job in jobs]
 
     def run_forked(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """So many ranks of a program (a file, or -m and a module; and its arguments), forked without torchrun."""

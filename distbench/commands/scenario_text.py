@@ -1,0 +1,74 @@
+"""One scenario in full, for `distbench list NAME`: what it declares, and how long it took here the last time."""
+
+import ast
+import datetime
+import shutil
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distbench.runs.earlier import newest_finished
+from distbench.spec import Entry, format_mesh
+
+LABEL_WIDTH, MIN_WIDTH = 12, 60
+
+
+def lines_of(entry: Entry, out: Path) -> list[str]:
+    """For a terminal; `out` is the results folder."""
+    rows: list[tuple[str, str]] = [("mesh", _mesh(entry)), ("tags", ", ".join(entry.tags) or "-")]
+    rows += [("axes" if not place else "", text) for place, text in enumerate(_values(entry.axes))]
+    others = {name: value for name, value in entry.params.items() if name not in entry.axes}
+    rows += [("parameters" if not place else "", text) for place, text in enumerate(_values(others))]
+    if entry.quick:
+        rows.append(("with --quick", ", ".join(f"{name}={value!r}" for name, value in entry.quick.items())))
+    rows += [("file", str(entry.file)), ("last time", _last_time(entry, out))]
+    told = [line for label, text in rows for line in _wrapped(label, text)]
+    return [entry.name, *(line for text in _docstring(entry).splitlines() for line in _told(text)), "", *told]
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    """One row, continued under itself where the terminal ends."""
+    indent = " " * (LABEL_WIDTH + 4 + (text.find(" = ") + 3 if " = " in text else 0))
+    row = f"  {label:<{LABEL_WIDTH}}  {text}"
+    return textwrap.wrap(row, _width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _told(line: str) -> list[str]:
+    return textwrap.wrap(line, _width(), initial_indent="  ", subsequent_indent="    ", break_long_words=False) or [""]
+
+
+def _width() -> int:
+    return max(shutil.get_terminal_size().columns, MIN_WIDTH)
+
+
+def _mesh(entry: Entry) -> str:
+    quick = f" (with --quick {format_mesh(entry.quick_mesh)})" if entry.quick_mesh else ""
+    return format_mesh(entry.mesh) + quick
+
+
+def _values(found: Mapping[str, Any]) -> list[str]:
+    """`name = value` for each; an axis has all of its values."""
+    width = max(map(len, found), default=0)
+    return [
+        f"{name:<{width}} = {', '.join(map(str, value)) if isinstance(value, tuple) else repr(value)}"
+        for name, value in found.items()
+    ]
+
+
+def _docstring(entry: Entry) -> str:
+    tree = ast.parse(entry.file.read_text(encoding="utf-8"))
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry.name)
+    return ast.get_docstring(function) or "(it has no docstring)"
+
+
+def _last_time(entry: Entry, out: Path) -> str:
+    run = newest_finished(out, entry.name)
+    if run is None or not run.footer:
+        return f"never run to its end on this machine (looked under {out})"
+    day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
+    budget = run.about.settings.get("budget_s")
+    timed = f", at most {budget:g} s of it timed" if isinstance(budget, int | float) else ""
+    mesh = format_mesh(run.about.mesh or {})
+    label = f' "{run.about.label}"' if run.about.label else ""
+    return f"{run.footer['wall_s']:.0f} s for {len(run.cases)} cases on {mesh}{timed} ({day}{label})"

@@ -1,0 +1,134 @@
+"""The processes that ranks run in: started for a job, kept for the jobs after it that fit, and never left behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+
+from distbench.launch.explain import LAUNCH_LOG
+from distbench.launch.ranks import Joined, rank_environment, torchrun_command
+from distbench.spec import Job, UserError
+from distbench.spec.job import JOB_FILE
+from distbench.spec.mesh import mesh_size
+
+TERMINATE_WAIT_S = 5.0
+# Elsewhere a rank's process is not ended by the kernel when the one that forked it is.
+CAN_SHARE = sys.platform == "linux"
+
+
+class RankProcesses:
+    """The processes of the ranks of some jobs, which are run in their order.
+
+    Jobs that follow one another and have as many ranks, on the same device, share a launch: torchrun is started for
+    the first of them, and its ranks begin each of the others as soon as its file is written. A launch that ends before
+    is started again with the jobs that are left.
+
+    Args:
+        jobs: all of them; their log folders must not change but for a relaunch.
+        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
+        module: what a rank runs, as Python's arguments (tests put a mutant here).
+    """
+
+    def __init__(self, jobs: Sequence[Job], joined: Joined | None, module: tuple[str, ...]) -> None:
+        self.joined = joined
+        self.log = Path()
+        self._jobs, self._module = list(jobs), module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._expected: list[Path] = []
+
+    def __enter__(self) -> "RankProcesses":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of torchrun, or of the only rank here."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the same; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether the ranks wait for another job when this one has ended."""
+        return bool(self._expected)
+
+    def begin(self, job: Job) -> None:
+        """Have a job run, whose file is written, by ranks that wait for it or new ones.
+
+        Raises:
+            UserError: this machine starts no more processes.
+            OSError: the log folder cannot be written.
+        """
+        path = Path(job.log_dir) / JOB_FILE
+        if self._process and self._process.poll() is None and self._expected[:1] == [path]:
+            del self._expected[0]
+            return
+        self.stop()
+        self._expected = [Path(after.log_dir) / JOB_FILE for after in self.after(job)]
+        self._start(job, [path, *self._expected])
+
+    def after(self, job: Job) -> list[Job]:
+        """The jobs after this one that share its launch."""
+        if self.joined or not CAN_SHARE:
+            return []
+        place = next(number for number, one in enumerate(self._jobs) if one.run_id == job.run_id)
+        return list(takewhile(lambda one: _needs(one) == _needs(job), self._jobs[place + 1 :]))
+
+    def _start(self, job: Job, paths: Sequence[Path]) -> None:
+        """torchrun, or the only rank here."""
+        arguments = [*self._module, *map(str, paths)]
+        num_ranks, log_dir, joined = mesh_size(job.mesh), Path(job.log_dir), self.joined
+        if joined:
+            command, here = [sys.executable, *arguments], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            self.log = log_dir / f"launch-rank{joined.rank}.log"
+        else:
+            command, here = torchrun_command(num_ranks, arguments, str(log_dir / "torchrun")), num_ranks
+            self.log = log_dir / LAUNCH_LOG
+        environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
+        with self.log.open("wb") as output:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise UserError(
+                    f"the ranks cannot be started ({error}); see `ulimit -a` for what this shell allows"
+                ) from error
+
+    def stop(self) -> None:
+        """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks."""
+        process, self._expected = self._process, []
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TERMINATE_WAIT_S)
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # A process that waits for a device or a server's disk is not killed before that answers.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TERMINATE_WAIT_S)
+
+
+def _needs(job: Job) -> tuple[int, str]:
+    """What jobs of one launch have in common."""
+    return mesh_size(job.mesh), job.device
