@@ -14,7 +14,7 @@ PATH = click.Path(path_type=Path)
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
-@click.option("--page", type=PATH, metavar="FILE", help="Also write one HTML page with figures.")
+@click.option("--page", type=PATH, metavar="FILE", help="Also write all of it as one HTML file.")
 @click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
 @click.option(
     "--reproducers",
@@ -67,7 +67,7 @@ def report(
     if diff:
         from distbench.report.traced_steps import render_difference
 
-        shown = render_difference(*diff, form)
+        shown = render_difference(*diff, form, page)
     elif paths:
         from distbench.report.traced_steps import render_paths
 
@@ -84,7 +84,7 @@ def report(
 def _refuse(given: dict[str, Any]) -> None:
     """Options that mean nothing together are refused before anything is read."""
     asked = [name for name, value in given.items() if value]
-    alone = {"--diff": set(given) - {"--diff"}, "--paths": {"--reproducers"}}
+    alone = {"--diff": set(given) - {"--diff", "--page"}, "--paths": {"--reproducers"}}
     for name, others in alone.items():
         clash = [other for other in asked if name in asked and other in others]
         if clash:

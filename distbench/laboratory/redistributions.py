@@ -61,19 +61,20 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
 def _table(comparison: Comparison) -> Table:
     planner = comparison.planner
     columns = ("<planner", "<path", "median", "coll.", "sent", f"<{planner} / {BASELINE}")
-    rows = [row for pair in comparison.rows[:MAX_PAIRS].tolist() for row in _rows(comparison, pair)]
+    rows = [row for pair in comparison.rows.tolist() for row in _rows(comparison, pair)]
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
     notes = [*_summary(comparison), "coll. = collectives on the path; sent = bytes one rank must send along it"]
     if len(comparison.rows) > MAX_PAIRS:
         notes.insert(0, f"... {len(comparison.rows) - MAX_PAIRS} more pairs: --format csv")
-    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)))
+    breaks, cap = frozenset(range(2, len(rows), 2)), 2 * MAX_PAIRS
+    return Table(title, columns, rows[:cap], notes, breaks, together=True, beyond=rows[cap:])
 
 
 def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
     table, ratio = comparison.table, comparison.ratios.ratio
     facts = table.pairs.iloc[pair]
-    last = (ratio_text(*(float(part[pair]) for part in ratio)), _verdict(comparison, pair))
+    last = (ratio_text(*(float(part[pair]) for part in ratio)), pair_verdict(comparison, pair))
     for planner, text in zip((BASELINE, comparison.planner), last, strict=True):
         at = table.at(planner), pair
         yield (
@@ -86,7 +87,7 @@ def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _verdict(comparison: Comparison, pair: int) -> str:
+def pair_verdict(comparison: Comparison, pair: int) -> str:
     """Who won a pair and by how much at least: "min_cost by 15 %+", "within noise", "same path", "too few passes".
 
     The number is how much less time the winner takes, at the end of the interval that is kindest to the loser.

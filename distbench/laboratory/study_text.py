@@ -146,7 +146,7 @@ def _largest_gains(study: Study) -> Table:
     notes = ["coll. = collectives; sent = bytes that one rank sends as executed; bound as above, none for Partial"]
     what = f"The {len(study.largest_gains)} most striking pairs {study.focus_text}"
     title = f"{what}: largest gains over greedy beyond noise"
-    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)))
+    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)), together=True)
 
 
 def _gain_rows(table: PlannerTable, gain: comparisons.LargestGain) -> Iterator[tuple[str, ...]]:

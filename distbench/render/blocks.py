@@ -41,6 +41,8 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     notes: list[str] = field(default_factory=list)
     breaks: frozenset[int] = frozenset()  # indexes of the rows that a blank line goes before
+    together: bool = False  # rows up to a break are one thing, led by its first row: whoever sorts moves it whole
+    beyond: Sequence[tuple[str, ...]] = ()  # rows that a cap took away, of which the first note tells; a page has them
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Tab
     """The table's first `cap` rows, with a note on how many were left out if there were more."""
     if len(table.rows) <= cap:
         return table
-    return replace(table, rows=table.rows[:cap], notes=[f"... {len(table.rows) - cap} {more}", *table.notes])
+    notes = [f"... {len(table.rows) - cap} {more}", *table.notes]
+    return replace(table, rows=table.rows[:cap], notes=notes, beyond=table.rows[cap:])
 
 
 def shown(blocks: Sequence[Block], form: str) -> str:

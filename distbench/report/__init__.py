@@ -6,8 +6,9 @@ from distbench.laboratory.reproducer import write_reproducers
 from distbench.render.plot_style import draw
 from distbench.report.contents import Contents
 from distbench.report.groups import grouped, table
-from distbench.report.output import DATA_FORMS, FORMS, Rendered, rendered, write_page
+from distbench.report.output import DATA_FORMS, FORMS, Rendered, rendered
 from distbench.report.overview import overview
+from distbench.report.page import page_blocks, write_page
 from distbench.report.plots import figures_in
 from distbench.report.sections import report_blocks
 from distbench.runs.find import collect
@@ -44,7 +45,7 @@ def render(
     is_data_alone = (groups is not None or form in DATA_FORMS) and not (plots or page or reproducers)
     contents = Contents.of(found, whole, with_studies=not is_data_alone)
     written = draw(figures_in(contents), plots) if plots else []
-    messages = [write_page(page, contents)] if page else []
+    messages = [write_page(page, page_blocks(contents))] if page else []
     if reproducers:
         messages += _write_reproducers(reproducers, contents)
     return rendered(

@@ -1,4 +1,4 @@
-"""How a report leaves: text, Markdown, CSV or JSON on standard output; a page and plots in files."""
+"""How a report leaves: text, Markdown, CSV or JSON on standard output."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.render.blocks import Block, Lines, shown
-from distbench.render.html import page_of
-from distbench.render.plot_style import styled
-from distbench.report.contents import Contents
-from distbench.report.sections import page_blocks
 from distbench.runs.frame import PASSES
-from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,15 +62,3 @@ def _json_cells(column: "pd.Series[Any]") -> list[str]:
     values[missing.to_numpy(bool)] = None
     # A line break between values is safe to cut at, for within one JSON writes it as backslash n.
     return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
-
-
-def write_page(page: Path, contents: Contents) -> str:
-    """Write the page; a sentence that says so."""
-    with styled():
-        blocks, title = page_blocks(contents)
-        text = page_of(title, blocks)
-    try:
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
-    return f"page written: {page}"

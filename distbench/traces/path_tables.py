@@ -1,6 +1,7 @@
 """What a trace says, as headings, sentences and tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
@@ -111,7 +112,8 @@ def _paths_table(trace: Trace) -> Table:
         ("<mesh dim", lambda row: str(row["mesh_dim"])),
         *COST_COLUMNS,
     )
-    return table_of(f"by path, {_per_step(trace)}", columns, rows, notes, [*breaks[1:], len(rows) - 1])
+    table = table_of(f"by path, {_per_step(trace)}", columns, rows, notes, [*breaks[1:], len(rows) - 1])
+    return replace(table, together=True)
 
 
 def _executed(trace: Trace) -> dict[tuple[str, str], str]:
