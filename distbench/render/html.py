@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.render.blocks import Block, Code, Heading, Lines, Table, clean_lines
 from distbench.render.page_svg import svg_of
@@ -26,9 +26,9 @@ LOOKS = {
     **dict.fromkeys(("slower", "wrong", "raised", "aborted", "timeout", "interrupted", "failed"), BAD),
     **dict.fromkeys(("-", "within noise", "same path", "too few passes", "skipped", "unsupported", "baseline"), FAINT),
 }
-# Where a name too long for its column may go on in the next line.
+# Where a text too long for its column may go on in the next line.
 _BREAK_AFTER = re.compile(r"(->|[,/=])(?=[^\s])")
-LONG_WORD = 24
+LONG_LINE = 28
 
 
 class Verdict(Lines):
@@ -69,6 +69,7 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     stand within it.
     """
     sections, heading = _sections(title, blocks)
+    _link(sections)
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("early.js", "page.js")]
     return _template("page.html").render(
         title=clean(title),
@@ -95,6 +96,14 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
     return [one for one in sections if one.shown or one.id != "s0"], heading
 
 
+def _link(sections: Sequence[PageSection]) -> None:
+    """In the first section's tables, a cell that is a section's title leads there."""
+    ids = {section.title: section.id for section in sections[1:]}
+    for block in sections[0].shown if sections else ():
+        for row in block.get("rows", ()):
+            row["cells"] = [cell._replace(link=ids.get(str(cell.text))) for cell in row["cells"]]
+
+
 def _shown(block: PageBlock, number: int) -> Iterator[dict[str, Any]]:
     """A block as the template takes it: its kind, and its parts."""
     if isinstance(block, Picture):
@@ -116,30 +125,40 @@ def _table(table: Table) -> dict[str, Any]:
     # A word that was cut for a narrow column is whole again.
     headings = [clean_lines(name.removeprefix("<").replace("-\n", "")).replace("\n", " ") for name in table.columns]
     rows = [
-        {"breaks": index in table.breaks, "cells": [_cell(cell) for cell in row]}
+        {"breaks": index in table.breaks, "cells": [*map(_cell, row, lefts)]}
         for index, row in enumerate([*table.rows, *table.beyond])
     ]
     return {
         "kind": "table",
         "title": clean(table.title),
         "columns": list(zip(headings, lefts, strict=True)),
-        "lefts": lefts,
         "rows": rows,
         "together": table.together,
         "notes": [clean(note) for note in table.notes[bool(table.beyond) :]],
     }
 
 
-def _cell(cell: str) -> tuple["str | Markup", str]:
-    """A cell's text, and how it is set."""
-    text = clean_lines(cell)
-    look = LOOKS.get(text.strip(), "")
-    if not any(len(word) > LONG_WORD for word in text.split()):
-        return text, look
+class PageCell(NamedTuple):
+    """A cell's text, its classes, and the section that it leads to."""
+
+    text: "str | Markup"
+    look: str
+    link: str | None = None
+
+
+def _cell(cell: str, is_left: bool) -> PageCell:
+    text, left = clean_lines(cell), "left" * is_left
+    look = f"{left} {LOOKS.get(text.strip(), '')}".strip()
+    if not is_left or max(map(len, text.split("\n"))) <= LONG_LINE:
+        return PageCell(text, look)
+    # An arrow would be broken after its dash.
     from markupsafe import Markup, escape
 
-    parts = _BREAK_AFTER.split(text)
-    return Markup("").join(Markup("{}<wbr>").format(p) if at % 2 else escape(p) for at, p in enumerate(parts)), look
+    whole = Markup("<span>{}</span><wbr>")
+    parts = enumerate(_BREAK_AFTER.split(text))
+    return PageCell(
+        Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts), f"{look} long"
+    )
 
 
 @cache

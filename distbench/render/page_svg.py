@@ -25,6 +25,7 @@ COLORS = {
     style.LIGHT: "light",
     style.GRID: "grid",
     style.NOTE: "soft",
+    style.WAITING: "light",
     "#ffffff": "paper",
 }
 VARIABLES = {color.lower(): f"var(--{name})" for color, name in COLORS.items()}

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 RED, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
 GREY, LIGHT = "#8C8C8C", "#D0D0D0"
-GRID, NOTE = "#E6E6E6", "#606060"
+GRID, NOTE, WAITING = "#E6E6E6", "#606060", "#DDDDDD"
 CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
 SETTINGS: Any = {
     "font.size": 10,
@@ -60,7 +61,9 @@ def styled() -> Iterator[None]:
     """Figures made and saved inside look like all of ours."""
     import matplotlib as mpl
 
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        # A name may hold any character: one that a font lacks is a box, and nothing to tell a user.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
 
 

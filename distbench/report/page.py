@@ -1,7 +1,9 @@
 """The report as a page: a summary, the laboratory's story, a section a run with its plots, traced steps."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from distbench.laboratory.study import Study
@@ -16,7 +18,7 @@ from distbench.report.calibrations import calibration_blocks
 from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, overview, spent_line
 from distbench.report.plots import figures_of
-from distbench.report.sections import short, tables_of
+from distbench.report.sections import tables_of
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
 from distbench.traces.path_tables import trace_blocks
@@ -67,7 +69,7 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         yield from tables_of(frame, is_studied)
         yield from calibration_blocks(run)
         traces, failed = traces_of([run])
-        yield Lines((*failed, f"run file: {short(run.path)}", *([spent] if spent else [])))
+        yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
         for trace in traces:
             yield from traced_blocks(trace)
 
@@ -98,7 +100,15 @@ def _title(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(run.scenario for run in runs))
     machines = ", ".join(dict.fromkeys(run.about.environment.machine or "unknown machine" for run in runs))
     what = names[0] if len(names) == 1 else f"{len(names)} scenarios"
-    return f"distbench: {what} on {machines}"
+    return ", ".join(filter(None, (f"distbench: {what} on {machines}", _day(runs))))
+
+
+def _day(runs: Sequence[Run]) -> str:
+    """When the first run began (UTC): "2026-11-22"; empty where a header says nothing, or nonsense."""
+    started_at = min((run.about.started_at for run in runs), default=0.0)
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(started_at, UTC).date().isoformat() if started_at > 0 else ""
+    return ""
 
 
 def _mark(runs: Sequence[Run]) -> str:

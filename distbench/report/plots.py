@@ -129,7 +129,7 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
     scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
-    ends, names = [0.0] * len(steps), [str(name) for name in steps["variant"]]
+    ends, names = [0.0] * len(steps), [_spaced(name) for name in steps["variant"]]
     for phase, color in zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True):
         widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
         if any(widths):
@@ -139,7 +139,7 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
                 hover(axes, [Spot(end, at - BAR / 2, said, width, BAR)] if width else [])
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
-    style.name_bars(axes, [textwrap.fill(name.replace(",", ", "), LABEL_WIDTH) for name in names])
+    style.name_bars(axes, [textwrap.fill(name, LABEL_WIDTH) for name in names])
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     style.title(figure, f"{name}: where a step's time goes")
@@ -166,6 +166,11 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
     axes.set_xlim(0, max(reached) * 1.12)
 
 
+def _spaced(variant: object) -> str:
+    """A variant's name with room to be broken in."""
+    return str(variant).replace(",", ", ")
+
+
 def _step_said(row: Row) -> str:
     taken = f"whole step: {brief_time_text(row['median_s'])}"
     interval = time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
@@ -173,7 +178,7 @@ def _step_said(row: Row) -> str:
     against = f"{ratio} times as fast as its baseline: {row['verdict']}"
     if row["verdict"] == "baseline":
         against = "the baseline of the others"
-    return f"{row['variant']}\n{taken}{'' if interval == NOTHING else f' {interval}'}\n{against}"
+    return f"{_spaced(row['variant'])}\n{taken}{'' if interval == NOTHING else f' {interval}'}\n{against}"
 
 
 def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:

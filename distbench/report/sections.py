@@ -34,10 +34,10 @@ def _section(run: Run, frame: "pd.DataFrame", is_studied: bool) -> list[Block]:
     spent = spent_line(run)
     return [
         Heading(run.scenario),
-        Lines((f"run file: {short(run.path)}", *([EVERY_CASE] if is_studied else []))),
+        Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
         *tables_of(frame, is_studied),
         *([Lines((spent,))] if spent else []),
-        *([Lines((PATHS.format(short(run.path)),))] if run.traces else []),
+        *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
     ]
 
 
@@ -47,6 +47,6 @@ def tables_of(frame: "pd.DataFrame", is_studied: bool) -> list[Table]:
     return [*collectives.tables(frame), *steps.tables(frame), *calls.tables(frame), *others]
 
 
-def short(path: Path) -> Path:
+def _short(path: Path) -> Path:
     """Relative to the working folder, where it lies below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

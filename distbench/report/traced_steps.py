@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distbench.render.blocks import Block, Lines
-from distbench.render.html import PageBlock
+from distbench.render.html import PageBlock, Verdict
 from distbench.render.plot_style import draw
 from distbench.report.contents import Contents
 from distbench.report.output import DATA_FORMS, Rendered, rendered
@@ -64,7 +64,8 @@ def render_difference(one: Path, other: Path, form: str, page: Path | None = Non
     (one_side, warnings), (other_side, other_warnings) = one_trace(one), one_trace(other)
 
     def on_page() -> Iterator[PageBlock]:
-        yield from comparison_blocks(one_side, other_side)
+        heading, verdict, *others = comparison_blocks(one_side, other_side)
+        yield from (heading, Verdict(verdict.texts) if isinstance(verdict, Lines) else verdict, *others)
         yield from (block for side in (one_side, other_side) for block in traced_blocks(side))
 
     return rendered(

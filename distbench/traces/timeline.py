@@ -30,7 +30,6 @@ KIND_COLORS = {
     "all_to_all": style.BLACK,
     "broadcast": "#F0E442",
 }
-WAITING = "#DDDDDD"
 
 
 def median_step(trace: Trace) -> int:
@@ -87,7 +86,7 @@ def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Se
     for (mesh_dim, kind), found in timed.groupby(["mesh_dim", "kind"], sort=False):
         place = names.index(str(mesh_dim))
         waiting, own = waiting_and_own(found)
-        _bars(axes, place, waiting, WAITING, scale)
+        _bars(axes, place, waiting, style.WAITING, scale)
         _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
         hover(axes, [_collective_spot(place, row, scale) for row in found.to_dict("records")])
     axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
@@ -147,7 +146,7 @@ def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
     shown = set(rows["kind"].astype(str))
     own = {f"{COMPUTE}: {phase}": color for phase, color in PHASE_COLORS.items()}
     if (rows["straggler_s"] > 0).any():
-        own["waiting for the group's slowest rank"] = WAITING
+        own["waiting for the group's slowest rank"] = style.WAITING
     kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown}
     kinds |= dict.fromkeys(sorted(shown - set(KIND_COLORS)), style.GREY)
     # A legend is filled by column.

@@ -105,6 +105,15 @@ tip.setAttribute("role", "status");
 document.body.append(tip);
 let marked = null;
 
+const place = () => {
+  if (!marked) return;
+  const box = marked.getBoundingClientRect();
+  const [width, height] = [tip.offsetWidth, tip.offsetHeight];
+  const left = Math.min(Math.max(box.left + box.width / 2 - width / 2, 4), innerWidth - width - 4);
+  tip.style.left = `${left}px`;
+  tip.style.top = `${box.top > height + 8 ? box.top - height - 6 : box.bottom + 6}px`;
+};
+
 const show = (spot) => {
   marked?.classList.remove("marked");
   marked = spot;
@@ -112,11 +121,7 @@ const show = (spot) => {
   if (!spot) return;
   spot.classList.add("marked");
   tip.textContent = spot.dataset.tip;
-  const place = spot.getBoundingClientRect();
-  const [width, height] = [tip.offsetWidth, tip.offsetHeight];
-  const left = Math.min(Math.max(place.left + place.width / 2 - width / 2, 4), innerWidth - width - 4);
-  tip.style.left = `${left}px`;
-  tip.style.top = `${place.top > height + 8 ? place.top - height - 6 : place.bottom + 6}px`;
+  place();
 };
 
 for (const spot of all(".spot")) {
@@ -124,7 +129,7 @@ for (const spot of all(".spot")) {
   spot.replaceChildren();
 }
 document.addEventListener("pointerover", (event) => show(event.target.closest?.(".spot")));
-document.addEventListener("scroll", () => show(null), { capture: true, passive: true });
+document.addEventListener("scroll", place, { capture: true, passive: true });
 for (const figure of all("figure.box")) {
   const spots = all(".spot", figure);
   figure.addEventListener("keydown", (event) => {
@@ -134,6 +139,7 @@ for (const figure of all("figure.box")) {
     event.preventDefault();
     const at = spots.indexOf(marked);
     show(spots[(at < 0 && step < 0 ? spots.length - 1 : at + step + spots.length) % spots.length]);
+    marked.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
   figure.addEventListener("blur", () => show(null));
 }
