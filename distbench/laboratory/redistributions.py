@@ -53,21 +53,24 @@ def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
         yield Comparison(table, planner, str(shape), str(dtype), size, rows, found)
 
 
-def tables(frame: "pd.DataFrame") -> list[Table]:
-    """One table a planner, shape and dtype, of one run's frame."""
-    return [_table(comparison) for comparison in comparisons(frame)]
+def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
+    """One table a planner, shape and dtype, of one run's frame; where not `full`, of differences beyond noise alone."""
+    return [_table(comparison, full) for comparison in comparisons(frame)]
 
 
-def _table(comparison: Comparison) -> Table:
-    planner = comparison.planner
+def _table(comparison: Comparison, full: bool) -> Table:
+    planner, found = comparison.planner, comparison.ratios
     columns = ("<planner", "<path", "median", "coll.", "sent", f"<{planner} / {BASELINE}")
-    rows = [row for pair in comparison.rows[:MAX_PAIRS].tolist() for row in _rows(comparison, pair)]
+    told = comparison.rows[full | (found.side[comparison.rows] != 0)]
+    rows = [row for pair in told[:MAX_PAIRS].tolist() for row in _rows(comparison, pair)]
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
     notes = [*_summary(comparison), "coll. = collectives on the path; sent = bytes one rank must send along it"]
-    if len(comparison.rows) > MAX_PAIRS:
-        notes.insert(0, f"... {len(comparison.rows) - MAX_PAIRS} more pairs: --format csv")
-    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)))
+    if len(told) > MAX_PAIRS:
+        notes.insert(0, f"... {len(told) - MAX_PAIRS} more pairs: --format csv")
+    if num_left_out := len(comparison.rows) - len(told):
+        notes.insert(0, f"{num_left_out} more pairs without a difference beyond noise: --full lists them")
+    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)), ("coll.", "sent"))
 
 
 def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
