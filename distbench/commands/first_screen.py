@@ -39,12 +39,17 @@ def told(job: Job, message: str) -> str:
     if PLAN_PROBLEMS not in message:
         return message
     from distbench.check_plans import check_jobs
+    from distbench.render.screen import width_here
+    from distbench.render.terminal import wrap
 
     try:
         found = check_jobs([job])
     except UserError:
         return message
-    return "\n".join([f"{PLAN_PROBLEMS}, so nothing was measured:", *found.lines]) if found.num_problems else message
+    if not found.num_problems:
+        return message
+    lines = [line for text in found.lines for line in wrap(text, width_here(), "    ")]
+    return "\n".join([f"{PLAN_PROBLEMS}, so nothing was measured", *lines])
 
 
 def show_summary(jobs: Sequence[Job]) -> None:

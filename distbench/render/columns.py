@@ -1,4 +1,4 @@
-"""Which columns of a table fit a screen: what rows share is said once, then the least important columns are left out."""
+"""Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _LAST_PIECE = re.compile(r"[^ ,/>=]*$")
 
 
 @dataclass(frozen=True)
-class Column:
+class ScreenColumn:
     """One column: its heading's lines, a line a row, and whether it is text, which is left-aligned and may be cut."""
 
     heading: tuple[str, ...]
@@ -38,9 +38,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A table's columns as they fit; sentences that belong above and below; and what goes below each row, if anything."""
+    """A table's columns as they fit, sentences for above and below it, and what goes below each row, if anything."""
 
-    columns: list[Column]
+    columns: list[ScreenColumn]
     above: list[str]
     below: list[str]
     prose: tuple[str, ...] = ()
@@ -49,7 +49,8 @@ class Fitted:
 def fitted(table: Table, width: int) -> Fitted:
     """The table's columns within so many characters; numbers are never cut."""
     columns = [_column(heading, index, table) for index, heading in enumerate(table.columns)]
-    above, prose = [], ()
+    above: list[str] = []
+    prose: tuple[str, ...] = ()
     if _total(columns) > width:
         columns = [_narrow_heading(column) for column in columns]
     if _total(columns) > width and table.prose:
@@ -68,17 +69,17 @@ def fitted(table: Table, width: int) -> Fitted:
     return Fitted(columns, above, _told(left_out, wanted), prose)
 
 
-def _column(heading: str, index: int, table: Table) -> Column:
+def _column(heading: str, index: int, table: Table) -> ScreenColumn:
     lines = tuple(clean(line) for line in heading.removeprefix("<").split("\n"))
     cells = tuple(clean(cut(row[index]).replace("\n", " ")) for row in table.rows)
-    return Column(lines, cells, heading.startswith("<"))
+    return ScreenColumn(lines, cells, heading.startswith("<"))
 
 
-def _total(columns: Sequence[Column]) -> int:
+def _total(columns: Sequence[ScreenColumn]) -> int:
     return sum(column.width for column in columns) + GAP * (len(columns) - 1)
 
 
-def _narrow_heading(column: Column) -> Column:
+def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
     """The heading over several lines, broken at spaces where its cells are narrower."""
     room = max(map(len, (*column.cells, *column.name.split())), default=0)
     lines = [""]
@@ -88,7 +89,7 @@ def _narrow_heading(column: Column) -> Column:
     return replace(column, heading=tuple(lines))
 
 
-def _said_once(columns: Sequence[Column]) -> tuple[list[Column], list[str]]:
+def _said_once(columns: Sequence[ScreenColumn]) -> tuple[list[ScreenColumn], list[str]]:
     """Texts without the parts that all rows have, and a sentence on those parts."""
     shorter, above = [], []
     for column in columns:
@@ -128,7 +129,7 @@ def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
     return "".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept))
 
 
-def _cut(columns: Sequence[Column], width: int) -> list[Column]:
+def _cut(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
     """The widest texts cut, as far as that is needed."""
     widths = {index: column.width for index, column in enumerate(columns) if column.is_text}
     excess = _total(columns) - width
@@ -141,7 +142,7 @@ def _cut(columns: Sequence[Column], width: int) -> list[Column]:
     return [_cut_to(column, widths[index]) if index in widths else column for index, column in enumerate(columns)]
 
 
-def _cut_to(column: Column, width: int) -> Column:
+def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
     if column.width <= width:
         return column
     heading = _narrow_heading(replace(column, cells=("x" * width,))).heading

@@ -32,8 +32,13 @@ def _text_block(block: Block, width: int) -> str:
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text, width) for text in block.texts)
     if isinstance(block, Code):
-        return "\n".join(f"    {clean(line)}"[:width] for line in block.lines)
+        # A line to paste is never cut.
+        return "\n".join(_code_line(clean(line), width) for line in block.lines)
     return "\n".join(table_lines(block, width))
+
+
+def _code_line(line: str, width: int) -> str:
+    return f"{PROSE_INDENT}{line}" if len(PROSE_INDENT + line) <= width else line
 
 
 def _paragraph(text: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""The first screen: a few lines a scenario, verdicts first: what ran, what was found, how sure that is, what is next."""
+"""The first screen, a few lines a scenario, verdicts first: what ran, what was found, how sure that is, what next."""
 
 from collections import Counter
 from collections.abc import Sequence

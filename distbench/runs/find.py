@@ -72,10 +72,10 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> l
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
     chosen: dict[Path, None] = {}
-    for name in names or [None]:
-        own = [head for head in heads if name in (None, head[1].scenario)]
+    for name in names or [""]:
+        own = [head for head in heads if name in ("", head[1].scenario)]
         if not own:
-            raise _unknown(str(name), f"the runs under {out}", (about.scenario or "" for _, about in heads))
+            raise _unknown(name, f"the runs under {out}", (about.scenario or "" for _, about in heads))
         chosen |= dict.fromkeys(_latest_of(own))
     runs = read_each(chosen, read_run, warnings)
     if not runs:

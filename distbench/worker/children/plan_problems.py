@@ -6,6 +6,7 @@ For each job it answers with one entry a variant.
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import load_scenario, variant_label
 from distbench.worker.torch_internals import Skipped, fake_ranks
 
-# What looking for meshes that work may take, all variants of a scenario together.
+# Of this process, for looking for meshes that work, all variants of a scenario together.
 SEARCH_S = 15.0
 MANY = 16  # ranks along a mesh dim of which every size is tried
 
@@ -30,13 +31,15 @@ def answers(job: Job) -> Iterator[dict[str, Any]]:
     """For each variant: `label` and `problems`. Where there are some, `works`: a mesh that has been tried and has none,
     or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, and `not_tried`:
     why no step was tried, or null."""
-    until = time.monotonic() + SEARCH_S
+    find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
-        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job, until)}
+        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job, find)}
 
 
-def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job, until: float) -> dict[str, Any]:
+def _of_variant(
+    function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
+) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = function(**variant)
@@ -47,7 +50,7 @@ def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job, u
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
             may_fit = step_fails or all("mesh dim" in problem for problem in found)
-            answer["works"] = _mesh_that_works(scenario, job, until) if may_fit else None
+            answer["works"] = find(scenario) if may_fit else None
         return answer
     except UserError as error:
         return {"problems": [str(error)]}
@@ -74,19 +77,25 @@ def _answer(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     return {"problems": [], "not_tried": tried.why_not, **sizes}
 
 
-def _mesh_that_works(scenario: Scenario, job: Job, until: float) -> dict[str, int] | None:
-    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out."""
-    for other in smaller_meshes(job.mesh):
-        if time.monotonic() > until:
+def _mesh_that_works(
+    job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
+) -> Mapping[str, int] | None:
+    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out.
+
+    Those that worked for other variants are tried first.
+    """
+    for other in [*worked, *smaller_meshes(job.mesh)]:
+        if time.process_time() > until:
             break
         with fake_ranks(other) as mesh:
             if not _answer(scenario, rank_0_of(mesh, job, job.device))["problems"]:
+                worked[:] = [other]
                 return other
     return None
 
 
 def smaller_meshes(given: Mapping[str, int]) -> list[dict[str, int]]:
-    """Meshes whose mesh dims are no larger, the most ranks first; of long mesh dims only sizes that are likely to do."""
+    """Meshes whose mesh dims are no larger, the most ranks first; of long mesh dims only sizes that may well do."""
     sizes = [
         [size for size in range(1, most + 1) if most <= MANY or most % size == 0 or size & (size - 1) == 0]
         for most in given.values()

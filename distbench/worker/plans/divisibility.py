@@ -1,6 +1,7 @@
 """What does not divide evenly, as a sentence with the sizes that would do; and problems of many layers told once."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,23 +22,37 @@ class Undivided:
     Args:
         name: the parameter's, or empty.
         what: the half that names it, such as "parameter w of shape [3, 4] cannot be sharded on tensor dim 0".
-        why: the half that other parameters may have as well.
+        where: the mesh dims with their size.
+        number: what they do not divide.
+        size: ranks along them.
     """
 
     name: str
     what: str
-    why: str
+    where: str
+    number: int
+    size: int
 
     def __str__(self) -> str:
-        return f"{self.what} {self.why}"
+        why = f"{self.number} is not a multiple of {self.size}; {self.works}"
+        return f"{self.what} over {self.where}: {why}"
+
+    @property
+    def works(self) -> str:
+        """The sizes that divide it."""
+        most = min(self.number, LARGEST_SIZE)
+        return "sizes that work: " + ", ".join(str(size) for size in range(1, most + 1) if self.number % size == 0)
+
+    @property
+    def reason(self) -> str:
+        """What other parameters may share with it."""
+        return f"{self.where} does not divide {self.number} ({self.works})"
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext, name: str = "") -> Undivided:
     """That the mesh dims do not shard a tensor dim (or batch) of `number` evenly, as a sentence that begins `what`."""
     _, size = context.index(tuple(mesh_dims))
-    where = f"mesh dim {'x'.join(mesh_dims)!r} of size {size}"
-    sizes = ", ".join(str(size) for size in range(1, min(number, LARGEST_SIZE) + 1) if number % size == 0)
-    return Undivided(name, what, f"over {where}: {number} is not a multiple of {size}; sizes that work: {sizes}")
+    return Undivided(name, what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size)
 
 
 def grouped(problems: Iterable[str | Undivided]) -> list[str]:
@@ -45,7 +60,7 @@ def grouped(problems: Iterable[str | Undivided]) -> list[str]:
     by_reason: dict[str, list[str | Undivided]] = {}
     for problem in problems:
         is_named = isinstance(problem, Undivided) and problem.name
-        reason = problem.why if is_named else _without_layers(str(problem))  # type: ignore[union-attr]
+        reason = problem.reason if is_named else _without_layers(str(problem))  # type: ignore[union-attr]
         by_reason.setdefault(reason, []).append(problem)
     return [_sentence(reason, alike) for reason, alike in by_reason.items()]
 
@@ -56,12 +71,25 @@ def _sentence(reason: str, alike: Sequence[str | Undivided]) -> str:
     names = [problem.name for problem in alike if isinstance(problem, Undivided)]
     if not any(names):
         return f"{reason}: {len(alike)} layers"
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[folded(name)] = counts.get(folded(name), 0) + 1
-    listed = [name if count == 1 else f"{name}: {count} layers" for name, count in counts.items()]
+    listed = _listed(names)
     more = f"; {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
-    return f"{len(names)} parameters cannot be sharded {reason}; they are {'; '.join(listed[:MAX_NAMED])}{more}"
+    return f"{reason}, as these need: {'; '.join(listed[:MAX_NAMED])}{more}"
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    """`layers.*.attention.{wq,wk}.weight: 8 layers`: layers counted, and modules beside each other on one line."""
+    beside: dict[tuple[str, str, int], list[str]] = {}
+    for name, count in Counter(map(folded, names)).items():
+        module, _, parameter = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        beside.setdefault((parent, parameter, count), []).append(last)
+    return [_brief(*key, lasts) for key, lasts in beside.items()]
+
+
+def _brief(parent: str, parameter: str, count: int, lasts: Sequence[str]) -> str:
+    module = lasts[0] if len(lasts) == 1 else f"{{{','.join(lasts)}}}"
+    name = ".".join(filter(None, (parent, module, parameter)))
+    return name if count == 1 else f"{name}: {count} layers"
 
 
 def _without_layers(sentence: str) -> str:
