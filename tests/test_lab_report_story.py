@@ -1,4 +1,4 @@
-"""What a person reads of the laboratory: the verdict, tables within 100 columns, one page, the line of code."""
+"""What a person reads of the laboratory: the verdict, tables within 120 columns, one page, the line of code."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def many_pairs(calibrated: float, direct: float) -> list[Row]:
 
 
 def text_of(path: Path, **more: Path) -> str:
-    return render((path,), NOWHERE, "table", None, (), more.get("page"), more.get("reproducers")).text
+    return render((path,), NOWHERE, "table", None, (), more.get("page"), more.get("reproducers"), full=True).text
 
 
 def joined(text: str) -> str:
@@ -110,7 +110,7 @@ def test_our_own_wrong_values_are_said_as_loudly(tmp_path: Path) -> None:
     assert "OURS TOO: calibrated on 1 cases" in joined(text_of(write(tmp_path / "lab.jsonl", rows)))
 
 
-def test_no_line_is_longer_than_100_characters(tmp_path: Path) -> None:
+def test_no_line_is_longer_than_120_characters(tmp_path: Path) -> None:
     rows = [*four_pairs(), *failing()]
     natives = [{**row, "case": {**row["case"], "params": dict(row["case"]["params"])}} for row in four_pairs()]
     for row in natives:
@@ -120,7 +120,7 @@ def test_no_line_is_longer_than_100_characters(tmp_path: Path) -> None:
         row["error"] = "element of a word " * 40
         rows.append(row)
     text = text_of(write(tmp_path / "lab.jsonl", [*rows, *natives]))
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_the_page_begins_with_the_verdict_and_the_line_of_code(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_real_runs_story(tmp_path: Path) -> None:
     """A dozen pairs and every failure of a laboratory on 4 gloo ranks, --quick: all of it comes out and fits."""
     page = tmp_path / "page.html"
     text = text_of(GOLDEN / "laboratory.jsonl", page=page)
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 120
     assert "Time over greedy's, by mesh and size" in text and "The line of code" in text
     assert page_at(page).num_pictures == 3
     # Worked out from the file's lines alone: what was not ok, and direct's mean time over greedy's.

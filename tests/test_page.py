@@ -58,6 +58,7 @@ def test_every_section_is_in_the_contents_and_what_is_not_well_is_marked(whole: 
         "collectives",
         "toy (steps)",
         "moves",
+        "Runs",
     ]
     assert re.findall(r'class="mark">([^<]*)', contents) == [
         "6 wrong, 2 raised, 1 interrupted",
@@ -87,7 +88,7 @@ def test_a_page_has_the_rows_that_text_leaves_out(tmp_path: Path) -> None:
         pair = f"S({number})->R"
         rows += [moved(pair, "greedy", 10.0, f"{pair} by greedy"), moved(pair, "min_cost", 5.0, f"{pair} otherwise")]
     path = write(tmp_path / "moves.jsonl", rows)
-    assert "... 10 more pairs" in render((path,), NOWHERE, "table", None, ()).text
+    assert "... 10 more pairs" in render((path,), NOWHERE, "table", None, (), full=True).text
     page = page_of_runs(tmp_path, path)
     (table,) = (table for title, table in zip(page.titles, page.tables, strict=True) if "most striking" in title)
     assert len(table) == 1 + 2 * 30 and "more pairs" not in page.shown

@@ -12,9 +12,10 @@ from page_reader import SeenPage
 
 from distbench.cli import main
 from distbench.launch.display import Plain
-from distbench.render.blocks import Code, Heading, Lines, Table, code_span, markdown_of, markdown_text, text_of
+from distbench.render.blocks import Code, Heading, Lines, Table, code_span, markdown_of, markdown_text
 from distbench.render.ci import CiOutcome, annotation, junit_xml
 from distbench.render.html import page_of
+from distbench.render.terminal import text_of
 from distbench.spec.printable import MAX_TEXT, clean, printable
 
 GOLDEN = Path(__file__).parent / "golden"

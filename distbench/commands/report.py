@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 
 PATH = click.Path(path_type=Path)
@@ -28,7 +29,9 @@ PATH = click.Path(path_type=Path)
     "--diff", nargs=2, type=PATH, metavar="A B", help="What a traced step A communicates more or less than B."
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
+@click.option("--full", is_flag=True, help="Every table of every scenario instead of the summary.")
 @click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
+@width_option
 def report(
     runs: tuple[Path, ...],
     form: str,
@@ -39,19 +42,23 @@ def report(
     chrome: Path | None,
     diff: tuple[Path, Path] | None,
     group_by: str | None,
+    full: bool,
     out: Path,
 ) -> None:
-    """Show measured runs; without RUN, every scenario of the latest `distbench run`.
+    """Show measured runs: a summary first; without RUN, of every scenario of the latest `distbench run`.
 
-    A RUN is a run file or a folder of run files. Redistributions by more than torch's two planners, such as
-    redistribute_lab's, are told as a story: what greedy wastes, what min_cost mispredicts, what to use instead.
+    A RUN is a run file, a folder of run files, or the name of a scenario, whose own tables are shown then; --full shows
+    those of all. Redistributions by more than torch's two planners, such as redistribute_lab's, are told as a story:
+    what greedy wastes, what min_cost mispredicts, what to use instead.
 
     With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. So may A and B
     of --diff, which are two runs or two variants of one: + is what A has more than B.
 
     \b
     Examples:
-      distbench report --page report.html
+      distbench report
+      distbench report llama_2d
+      distbench report --full --page report.html
       distbench report results --format csv
       distbench report --group-by kind,status
       distbench report --reproducers upstream
@@ -75,7 +82,7 @@ def report(
     else:
         from distbench.report import render
 
-        shown = render(runs, out, form, plots, by, page, reproducers)
+        shown = render(runs, out, form, plots, by, page, reproducers, full)
     for sentence in shown.warnings:
         say(f"distbench: {sentence}", err=True)
     say(shown.text)

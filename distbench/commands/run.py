@@ -8,7 +8,9 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.finite import MONTH_S, FiniteRange
+from distbench.commands.first_screen import confirm_ranks, show_summary, told
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.job import CHECKS
@@ -53,8 +55,10 @@ MAX_REASON = 300  # characters
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the ranks' logs.")
 @click.option("--profile", type=click.Path(path_type=Path), metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any) -> None:
+@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+@click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+@width_option
+def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, yes: bool, **asked: Any) -> None:
     """Measure scenarios: one torchrun launch each, all cases of all their variants.
 
     A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
@@ -81,7 +85,12 @@ def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any)
     for job in jobs:
         if job.note and is_first:
             say(f"{job.scenario}: {job.note}", err=True)
-    sys.exit(run_all(jobs, joined, quiet or not is_first))
+    if joined is None:
+        confirm_ranks(jobs, yes)
+    exit_code = run_all(jobs, joined, quiet or not is_first)
+    if is_first and not quiet:
+        show_summary(jobs)
+    sys.exit(exit_code)
 
 
 def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
@@ -94,7 +103,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
         with display_for(job.scenario, silent) as display:
             outcome = launch(job, joined, display)
         if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
-            say(f"distbench: {job.scenario}: {cut(message)}", err=True)
+            say(f"distbench: {job.scenario}: {cut(told(job, message))}", err=True)
         if not silent and Path(job.run_file).exists():
             counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
             say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)

@@ -97,11 +97,13 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
 
 
 def _link(sections: Sequence[PageSection]) -> None:
-    """In the first section's tables, a cell that is a section's title leads there."""
+    """In the first and in the last section a section's title leads there, as a cell and where a sentence begins so."""
     ids = {section.title: section.id for section in sections[1:]}
-    for block in sections[0].shown if sections else ():
+    for block in (block for section in (*sections[:1], *sections[-1:]) for block in section.shown):
         for row in block.get("rows", ()):
             row["cells"] = [cell._replace(link=ids.get(str(cell.text))) for cell in row["cells"]]
+        if "texts" in block:
+            block["texts"] = [text._replace(link=ids.get(text.text.partition(" (")[0])) for text in block["texts"]]
 
 
 def _shown(block: PageBlock, number: int) -> Iterator[dict[str, Any]]:
@@ -115,7 +117,7 @@ def _shown(block: PageBlock, number: int) -> Iterator[dict[str, Any]]:
     elif isinstance(block, Lines):
         if block.texts:
             kind = "verdict" if isinstance(block, Verdict) else "lines"
-            yield {"kind": kind, "texts": [*map(clean, block.texts)]}
+            yield {"kind": kind, "texts": [*map(_paragraph, block.texts)]}
     else:
         yield _table(block)
 
@@ -138,25 +140,33 @@ def _table(table: Table) -> dict[str, Any]:
     }
 
 
-class PageCell(NamedTuple):
-    """A cell's text, its classes, and the section that it leads to."""
+class PageText(NamedTuple):
+    """A cell or a sentence: its text, its classes, and the section that it (a sentence: its first words) leads to."""
 
     text: "str | Markup"
     look: str
     link: str | None = None
 
 
-def _cell(cell: str, is_left: bool) -> PageCell:
+def _paragraph(text: str) -> PageText:
+    """A sentence; one that begins with a space says more of the one before it."""
+    text = clean(text)
+    said = text.strip()
+    look = BAD if said.startswith("NOT ") else FAINT if said.startswith("caution") else ""
+    return PageText(said, f"{'more' * text.startswith(' ')} {look}".strip())
+
+
+def _cell(cell: str, is_left: bool) -> PageText:
     text, left = clean_lines(cell), "left" * is_left
     look = f"{left} {LOOKS.get(text.strip(), '')}".strip()
     if not is_left or max(map(len, text.split("\n"))) <= LONG_LINE:
-        return PageCell(text, look)
+        return PageText(text, look)
     # An arrow would be broken after its dash.
     from markupsafe import Markup, escape
 
     whole = Markup("<span>{}</span><wbr>")
     parts = enumerate(_BREAK_AFTER.split(text))
-    return PageCell(
+    return PageText(
         Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts), f"{look} long"
     )
 

@@ -10,15 +10,16 @@ from distbench.laboratory.study import Study
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
-from distbench.render.blocks import Block, Heading, Lines
+from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.render.html import PageBlock, Picture, SectionHeading, Verdict, page_of
 from distbench.render.plot_style import styled
 from distbench.render.units import counts_text
 from distbench.report.calibrations import calibration_blocks
 from distbench.report.contents import Contents
-from distbench.report.overview import NOT_OK, overview, spent_line
+from distbench.report.overview import NOT_OK, NOT_OK_TITLE, overview, spent_line
 from distbench.report.plots import figures_of
 from distbench.report.sections import tables_of
+from distbench.report.summary import summary
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
 from distbench.traces.path_tables import trace_blocks
@@ -56,7 +57,9 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
     for study in contents.studies:
         yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
         yield Verdict(opening(study).texts)
-    yield from summary_blocks(contents)
+    yield from _summary_blocks(contents)
+    others = [block for block in overview(contents.runs, (), contents.is_studied) if isinstance(block, Table)]
+    yield from (table for table in others if _is_bad(table))
     for study in contents.studies:
         yield from (*code_blocks(study), *_with_figures(story(study), study))
     names = [run.scenario for run in contents.runs]
@@ -72,11 +75,19 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
         for trace in traces:
             yield from traced_blocks(trace)
+    yield from (Heading("Runs"), *(table for table in others if not _is_bad(table)))
 
 
-def summary_blocks(contents: Contents) -> Sequence[Block]:
-    """What stands first."""
-    return overview(contents.runs, (), contents.is_studied)[1:]
+def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
+    """The first screen as a page has it: what was found first, and no commands to go on with."""
+    heading, where, found, then = summary(contents)
+    if isinstance(heading, Heading) and isinstance(then, Lines):
+        yield Verdict((heading.text.removeprefix("distbench: "),))
+        yield from (found, Lines(tuple(text for text in then.texts if not text.startswith("next:"))), where)
+
+
+def _is_bad(table: Table) -> bool:
+    return table.title.startswith(NOT_OK_TITLE)
 
 
 def traced_blocks(trace: Trace) -> Iterable[PageBlock]:

@@ -19,32 +19,35 @@ PATHS = "which path costs what in its traced steps: distbench report --paths {}"
 EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 
 
-def report_blocks(contents: Contents) -> list[Block]:
-    """The report as text has it."""
+def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
+    """The report as text has it; where not `full`, without what confirms rather than tells."""
     studies = contents.studies
     blocks = overview(contents.runs, [opening(study) for study in studies], contents.is_studied)
     blocks += [block for study in studies for block in story(study)]
     for run, frame in zip(contents.runs, contents.frames, strict=True):
-        blocks += _section(run, frame, contents.is_studied(run))
+        blocks += _section(run, frame, contents.is_studied(run), full)
     return [*blocks, *(block for study in studies for block in code_blocks(study))]
 
 
-def _section(run: Run, frame: "pd.DataFrame", is_studied: bool) -> list[Block]:
-    """One run's own tables, and where to find more."""
-    spent = spent_line(run)
+def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> list[Block]:
+    """One run's own tables, and where to find more; where not `full`, time spent is left out."""
+    spent = spent_line(run) if full else None
     return [
         Heading(run.scenario),
         Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
-        *tables_of(frame, is_studied),
+        *tables_of(frame, is_studied, full),
         *([Lines((spent,))] if spent else []),
         *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
     ]
 
 
-def tables_of(frame: "pd.DataFrame", is_studied: bool) -> list[Table]:
-    """One run's tables; those of its redistributions are left out where a study covers them."""
-    others = [] if is_studied else redistributions.tables(frame)
-    return [*collectives.tables(frame), *steps.tables(frame), *calls.tables(frame), *others]
+def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> list[Table]:
+    """One run's tables; those of its redistributions are left out where a study covers them.
+
+    Where not `full`, what is within noise is counted alone, and agreement with one device is left out.
+    """
+    others = [] if is_studied else redistributions.tables(frame, full)
+    return [*collectives.tables(frame), *steps.tables(frame, full), *calls.tables(frame), *others]
 
 
 def _short(path: Path) -> Path:
