@@ -16,9 +16,9 @@ def calibration_blocks(run: Run) -> Iterable[PageBlock]:
     if not any(case["case"].get("kind") == "calibrate" for case in run.cases):
         return []
     try:
-        profile, measured = profile_of(run), measured_in(run)
-    except (UserError, KeyError, TypeError) as error:
+        profile = profile_of(run)
+        pictures = [Picture(figure) for _, figure in calibration_figures(profile, measured_in(run))]
+    except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A run file may be anybody's, or one that was cut short.
         return [Lines((f"no profile: {error}",))]
-    pictures = [Picture(figure) for _, figure in calibration_figures(profile, measured)]
     return [*pictures, profile_table(profile)]

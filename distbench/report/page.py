@@ -75,7 +75,8 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
         for trace in traces:
             yield from traced_blocks(trace)
-    yield from (Heading("Runs"), *(table for table in others if not _is_bad(table)))
+    yield Heading("Runs")
+    yield from (table for table in others if not _is_bad(table))
 
 
 def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
