@@ -1,7 +1,7 @@
 """Whether plans can work on a mesh of any size, in seconds and without ranks: one child process asks torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distbench.ask_child import ask_child
 from distbench.launch import Request, jobs_of
@@ -9,6 +9,8 @@ from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
 
 TIMEOUT_S = 600.0
+MAX_PROBLEMS = 8
+MAX_TRIED = 3
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,14 @@ class Checked:
 def check_plans(request: Request) -> Checked:
     """Check every variant of the scenarios that the request names; no rank is started. `UserError` where that cannot
     be done."""
-    jobs = jobs_of(request, None)
+    return check_jobs(jobs_of(request, None))
+
+
+def check_jobs(jobs: Sequence[Job]) -> Checked:
+    """The same of jobs."""
     answers = ask_child(
         "distbench.worker.children.plan_problems",
-        given=[job.to_record() for job in jobs],
+        given=[replace(job, device="cpu").to_record() for job in jobs],
         timeout_s=TIMEOUT_S,
         failure="the plans cannot be checked: {why}; try `distbench doctor`",
     )
@@ -36,11 +42,14 @@ def check_plans(request: Request) -> Checked:
 def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str], int]:
     head = f"{job.scenario} on {format_mesh(job.mesh)} ({mesh_size(job.mesh)} ranks)"
     found: dict[str, list[str]] = {}
+    works: dict[str, list[str]] = {}
     lines = []
     for answer in answers:
         label = str(answer["label"])
         for problem in answer["problems"]:  # type: ignore[attr-defined]
             found.setdefault(problem, []).append(label)
+        if other := answer.get("works"):
+            works.setdefault(format_mesh(other), []).append(label)  # type: ignore[arg-type]
         if "skipped" in answer:
             lines.append(f"  {label}: skipped: {answer['skipped']}")
         elif "parameter_bytes" in answer:
@@ -48,7 +57,10 @@ def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str]
     if found:
         head += f": {len(found)} problem" + ("s" if len(found) > 1 else "")
     problems = [f"  - {problem}{_whose(labels, len(answers))}" for problem, labels in found.items()]
-    return [head, *problems, *lines], len(found)
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS - 1 :] = [f"  ... {len(problems) - MAX_PROBLEMS + 1} more problems"]
+    tried = [f"  --mesh {mesh} works: tried{_whose(labels, len(answers))}" for mesh, labels in works.items()]
+    return [head, *problems, *tried[:MAX_TRIED], *lines], len(found)
 
 
 def _size(answer: dict[str, object]) -> str:

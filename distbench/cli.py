@@ -22,6 +22,7 @@ from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say
 from distbench.commands.signature import signature
+from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
 from distbench.spec.signals import stopped_as_interrupt
@@ -62,6 +63,7 @@ def main() -> None:
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a scenario.")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Where runs were written.")
+@width_option
 def list_command(scenarios: tuple[str, ...], as_json: bool, runs: Path) -> None:
     """List the shipped scenarios: mesh, tags and what each measures.
 
@@ -101,6 +103,7 @@ def _print_json(value: Any) -> None:
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]")
 @click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@width_option
 def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
     """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
 

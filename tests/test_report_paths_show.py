@@ -106,7 +106,9 @@ def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
         assert said in drawing
     page = (tmp_path / "page.html").read_text()
     assert "toy: which path costs what" in page and page.count("<svg") == 2
-    assert f"distbench report --paths {path}" in render((path,), OUT, "table", None, ()).text.replace("\n  ", "")
+    assert f"distbench report --paths {path}" in render((path,), OUT, "table", None, (), full=True).text.replace(
+        "\n ", ""
+    )
 
 
 def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def rows_of(text: str) -> dict[str, str]:
 
 
 def test_each_variant_is_held_against_the_first_that_computes_the_same(tmp_path: Path) -> None:
-    text = render((run_file(tmp_path, 10),), tmp_path, "table", None, ()).text
+    text = render((run_file(tmp_path, 10),), tmp_path, "table", None, (), full=True).text
     rows = rows_of(text)
     assert rows["a=1"].endswith("baseline") and rows["b=1"].endswith("baseline")
     assert rows["a=2"].endswith("faster") and rows["b=2"].endswith("slower")
@@ -54,7 +54,7 @@ def test_each_variant_is_held_against_the_first_that_computes_the_same(tmp_path:
 
 
 def test_below_8_passes_the_table_says_what_it_takes(tmp_path: Path) -> None:
-    text = render((run_file(tmp_path, 7),), tmp_path, "table", None, ()).text
+    text = render((run_file(tmp_path, 7),), tmp_path, "table", None, (), full=True).text
     assert "faster" not in text.replace("would", "") and rows_of(text)["a=2"].endswith("too few passes")
     assert "give --passes 8 or a larger --budget" in text
 
@@ -66,7 +66,7 @@ def test_a_launch_that_was_stopped_keeps_the_passes_it_has(tmp_path: Path) -> No
     run = read_run(path)
     assert [len(case["passes"]) for case in run.cases] == [9, 9, 9, 8, 8]
     assert [len(case["samples_s"]) for case in run.cases] == [27, 27, 27, 24, 24]
-    assert rows_of(render((path,), tmp_path, "table", None, ()).text)["a=2"].endswith("faster")
+    assert rows_of(render((path,), tmp_path, "table", None, (), full=True).text)["a=2"].endswith("faster")
 
 
 def test_a_case_that_failed_in_a_later_pass_has_failed(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp
         cases = [step(f"v={number}", [0.1], counters=counters) for number, counters in enumerate(many)]
         lines = [{"type": "run", "schema_version": 2, "job": {"scenario": "mine"}}, *cases]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        text = render((path,), tmp_path, "table", None, ()).text
+        text = render((path,), tmp_path, "table", None, (), full=True).text
         assert all(word in text for word in wanted) and not any(word in text for word in absent), text
 
 

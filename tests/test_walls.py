@@ -11,7 +11,7 @@ from conftest import ROOT
 from processes import Children
 
 PACKAGE = ROOT / "distbench"
-HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures")
+HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures", "jinja2")
 # Room to the rooms of distbench it may import, itself apart. A room is a folder of distbench/, a folder of
 # distbench/worker/, or a file that lies in neither. A new one is named in docs/architecture.md too.
 MAY_IMPORT = {
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "planning": {"spec", "costmodel"},
     "pytest_plugin": {"spec", "runs", "compare", "launch"},
     "render": {"spec"},
-    "report": {"spec", "runs", "compare", "render", "traces", "laboratory"},
+    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory"},
     "runs": {"spec", "compare"},
     "signature": {"spec", "render", "ask_child"},
     "spec": set(),

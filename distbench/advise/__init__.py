@@ -14,7 +14,8 @@ from distbench.advise.plans import advise
 from distbench.advise.question import Setting, every_pair, pair_of
 from distbench.advise.tensor_blocks import MAX_TEXT_RANKS, diagram_of
 from distbench.advise.torch_paths import ask_torch
-from distbench.render.blocks import MAX_WIDTH, wrap
+from distbench.render.screen import width_here
+from distbench.render.terminal import wrap
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
@@ -28,7 +29,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
         check_picture(picture)
     torch = ask_torch(setting, [pair])
     advice = advise(setting, *pair, torch)
-    drawn = wrap(save_picture(setting, advice, picture), MAX_WIDTH, "  ") if picture else []
+    drawn = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
     if form == "json":
         return pair_json(setting, advice, torch)
     drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)

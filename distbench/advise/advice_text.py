@@ -1,4 +1,4 @@
-"""What was found, as text of at most 100 columns and as JSON."""
+"""What was found, as text and as JSON."""
 
 import json
 from typing import Any
@@ -9,7 +9,8 @@ from distbench.advise.question import Setting
 from distbench.advise.recommendation import verdict
 from distbench.advise.torch_paths import TorchAnswers
 from distbench.planning import State
-from distbench.render.blocks import Block, Heading, Lines, Table, text_of
+from distbench.render.blocks import Block, Heading, Lines, Table
+from distbench.render.terminal import text_of
 from distbench.render.units import percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
 from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
@@ -27,7 +28,7 @@ UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own cons
 
 
 def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
-    """One pair's plans and steps, which planner to use, and the diagram, whose lines have at most 100 characters."""
+    """One pair's plans and steps, which planner to use, and the diagram."""
     least = "not known for this pair"
     if advice.least_bytes is not None:
         least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)"
@@ -62,7 +63,7 @@ def _summary(setting: Setting, advice: Advice) -> Table:
     if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
         notes.append(ORDER_NOTE)
     columns = ("<planner", "time", "collectives", "sent by a rank", "peak", "received/bound", "<")
-    return Table("Plans", columns, rows, notes)
+    return Table("Plans", columns, rows, notes, optional=("peak", "received/bound", "sent by a rank"))
 
 
 def _summary_row(advice: Advice, planner: str) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def _steps(advice: Advice) -> Table:
         breaks.add(len(rows))
         rows += _step_rows(plan)
     columns = ("<planner", "<step", "<layout", "sent by a rank", "time", "peak")
-    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}))
+    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}), ("peak", "sent by a rank"))
 
 
 def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -123,28 +124,30 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
         reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
         lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
     rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
-    notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes are what a rank sends."]
+    notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes sent are those of one rank."]
     if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
         notes.append(DIRECT_NOTE)
     if setting.profile is None:
         notes.append(UNMEASURED_NOTE)
     if (more := count - MAX_ROWS) > 0:
         notes.insert(0, f"... {more} more rows: --format json")
-    columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use")
-    return text_of([Heading("All pairs", 1), Lines(tuple(lines)), Table("Most striking first", columns, rows, notes)])
+    sent = tuple(f"{planner} sends" for planner in PLANNERS)
+    columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use", *sent)
+    table = Table("Most striking first", columns, rows, notes, optional=(*reversed(sent), "bound", "greedy/best"))
+    return text_of([Heading("All pairs", 1), Lines(tuple(lines)), table])
 
 
 def _ranking_row(advice: Advice) -> tuple[str, ...]:
     plans = [advice.plans.get(planner) for planner in PLANNERS]
-    cells = [f"{_time(plan.seconds, None)}\n{size_text(plan.sent_bytes)}" if plan else "-" for plan in plans]
     longer = times_longer(advice)
     return (
         str(advice.source),
         str(advice.target),
         "-" if advice.least_bytes is None else size_text(advice.least_bytes),
-        *cells,
+        *(_time(plan.seconds, None) if plan else "-" for plan in plans),
         f"{longer:.2f}" if longer else "-",
         advice.use.planner,
+        *(size_text(plan.sent_bytes) if plan else "-" for plan in plans),
     )
 
 

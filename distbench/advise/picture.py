@@ -13,8 +13,8 @@ from distbench.advise.question import Setting
 from distbench.advise.recommendation import time_words
 from distbench.planning import Box
 from distbench.planning.direct_exchange import overlap, volume
-from distbench.render.blocks import wrap
 from distbench.render.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SKY, styled
+from distbench.render.terminal import wrap
 from distbench.render.units import size_text
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh

@@ -7,7 +7,8 @@ from itertools import pairwise
 from distbench.advise.drawing import Drawing, Scene
 from distbench.planning import Box
 from distbench.planning.direct_exchange import overlap
-from distbench.render.blocks import MAX_WIDTH, wrap
+from distbench.render.screen import width_here
+from distbench.render.terminal import wrap
 
 MAX_TEXT_RANKS = 16
 GAP = "  "
@@ -15,10 +16,10 @@ Lines = list[str]
 
 
 def diagram_of(drawing: Drawing) -> str:
-    """The diagram, lines of at most 100 characters, below which plan it is of."""
+    """The diagram, within the screen's width, below which plan it is of."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
     arrows = [_arrow(step.text) for step in drawing.plan.steps]
-    head = wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", MAX_WIDTH)
+    head = wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", width_here())
     return "\n".join([*head, "", *_side_by_side(panels, arrows)])
 
 
@@ -76,12 +77,12 @@ def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
     rows: list[list[Lines]] = [[panels[0]]]
     for arrow, panel in zip(arrows, panels[1:], strict=True):
         width = sum(len(part[0]) + len(GAP) for part in (*rows[-1], arrow, panel)) - len(GAP)
-        if width > MAX_WIDTH:
+        if width > width_here():
             rows.append([])
         rows[-1] += [arrow, panel]
     lines: Lines = []
     for row in rows:
         height = max(map(len, row))
         filled = [_padded(part + [""] * (height - len(part))) for part in row]
-        lines += ["", *(GAP.join(pieces).rstrip()[:MAX_WIDTH] for pieces in zip(*filled, strict=True))]
+        lines += ["", *(GAP.join(pieces).rstrip()[: width_here()] for pieces in zip(*filled, strict=True))]
     return lines[1:]

@@ -9,6 +9,7 @@ from distbench.commands import gate_terms
 from distbench.commands.files import new_folder
 from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -29,6 +30,7 @@ from distbench.commands.say import say
 @gate_terms.allow_different
 @gate_terms.strict
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for both sides' runs. [results/ab/<time>]")
+@width_option
 @click.pass_context
 def ab(
     ctx: click.Context,

@@ -6,6 +6,7 @@ import click
 
 from distbench.commands.files import expanded
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 
 
 @click.group()
@@ -41,6 +42,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 @baseline.command("list")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@width_option
 def list_baselines(out: Path) -> None:
     """List stored baselines.
 
@@ -48,7 +50,8 @@ def list_baselines(out: Path) -> None:
     Example:
       distbench baseline list
     """
-    from distbench.render.blocks import Table, text_of
+    from distbench.render.blocks import Table
+    from distbench.render.terminal import text_of
     from distbench.runs.baselines import FOLDER, describe
 
     rows = describe(out)
@@ -56,11 +59,12 @@ def list_baselines(out: Path) -> None:
         say(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
         return
     columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
-    say(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows)]))
+    say(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows, optional=("saved at", "commit", "cases"))]))
 
 
 @baseline.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@width_option
 def show(file: Path) -> None:
     """Show one stored baseline: where it comes from, and each case's spread between launches.
 

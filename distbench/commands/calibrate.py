@@ -12,6 +12,7 @@ from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.run import run_all
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
 
@@ -27,6 +28,7 @@ from distbench.spec.errors import UserError
     "--timeout", type=FiniteRange(1, MONTH_S), default=300.0, metavar="S", help="Give up after S s of no progress."
 )
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@width_option
 def calibrate(mesh: str | None, output: Path, plots: Path | None, timeout: float, quiet: bool, **asked: Any) -> None:
     """Measure what each step of a redistribution costs on this machine, and fit a profile to plan by.
 

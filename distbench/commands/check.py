@@ -6,6 +6,7 @@ import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 
 
 @click.command()
@@ -13,6 +14,7 @@ from distbench.commands.say import say
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")
+@width_option
 def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool) -> None:
     """Say whether plans can work on a mesh of any size, every problem at once; no ranks are started.
 
@@ -25,9 +27,11 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
     """
     from distbench.check_plans import check_plans
     from distbench.launch import Request
+    from distbench.render.screen import width_here
+    from distbench.render.terminal import wrap
     from distbench.spec import parse_mesh
 
     asked = parse_mesh(mesh) if mesh else None
     found = check_plans(Request(scenarios, choices, mesh=asked, device="cpu", quick=quick, started_at=STARTED_AT))
-    say("\n".join(found.lines))
+    say("\n".join(line for text in found.lines for line in wrap(text, width_here(), "    ")))
     sys.exit(2 if found.num_problems else 0)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 
 
@@ -12,6 +13,7 @@ from distbench.spec.errors import UserError
 @click.argument("case", default="*", metavar="[CASE_GLOB]")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Folder of run files. [results]")
 @click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw each case's series there.")
+@width_option
 def history(case: str, runs: Path, plots: Path | None) -> None:
     """Show how cases' times went over launches and commits, and where their level changed.
 

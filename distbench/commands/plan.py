@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MAX_RANKS
 
@@ -28,6 +29,7 @@ from distbench.spec.mesh import MAX_RANKS
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
 @click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
+@width_option
 def plan(
     source: str | None,
     target: str | None,

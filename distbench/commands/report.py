@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 
 PATH = click.Path(path_type=Path)
@@ -14,7 +15,7 @@ PATH = click.Path(path_type=Path)
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
-@click.option("--page", type=PATH, metavar="FILE", help="Also write one HTML page with figures.")
+@click.option("--page", type=PATH, metavar="FILE", help="Also write all of it as one HTML file.")
 @click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
 @click.option(
     "--reproducers",
@@ -29,7 +30,9 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
 @click.option("--label", default="", metavar="TEXT", help="Only runs that `run --label TEXT` made, of all times.")
+@click.option("--full", is_flag=True, help="Every table of every scenario instead of the summary.")
 @click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
+@width_option
 def report(
     runs: tuple[Path, ...],
     form: str,
@@ -41,19 +44,23 @@ def report(
     diff: tuple[Path, Path] | None,
     group_by: str | None,
     label: str,
+    full: bool,
     out: Path,
 ) -> None:
-    """Show measured runs; without RUN, every scenario of the latest `distbench run`.
+    """Show measured runs: a summary first; without RUN, of every scenario of the latest `distbench run`.
 
-    A RUN is a run file or a folder of run files. Redistributions by more than torch's two planners, such as
-    redistribute_lab's, are told as a story: what greedy wastes, what min_cost mispredicts, what to use instead.
+    A RUN is a run file, a folder of run files, or the name of a scenario, whose own tables are shown then; --full shows
+    those of all. Redistributions by more than torch's two planners, such as redistribute_lab's, are told as a story:
+    what greedy wastes, what min_cost mispredicts, what to use instead.
 
     With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. So may A and B
     of --diff, which are two runs or two variants of one: + is what A has more than B.
 
     \b
     Examples:
-      distbench report --page report.html
+      distbench report
+      distbench report llama_2d
+      distbench report --full --page report.html
       distbench report results --format csv
       distbench report --group-by kind,status
       distbench report --reproducers upstream
@@ -73,7 +80,7 @@ def report(
     if diff:
         from distbench.report.traced_steps import render_difference
 
-        shown = render_difference(*diff, form)
+        shown = render_difference(*diff, form, page)
     elif paths:
         from distbench.report.traced_steps import render_paths
 
@@ -81,7 +88,7 @@ def report(
     else:
         from distbench.report import render
 
-        shown = render(runs, out, form, plots, by, page, reproducers)
+        shown = render(runs, out, form, plots, by, page, reproducers, full)
     for sentence in shown.warnings:
         say(f"distbench: {sentence}", err=True)
     say(shown.text)
@@ -90,7 +97,7 @@ def report(
 def _refuse(given: dict[str, Any]) -> None:
     """Options that mean nothing together are refused before anything is read."""
     asked = [name for name, value in given.items() if value]
-    alone = {"--diff": set(given) - {"--diff"}, "--paths": {"--reproducers"}}
+    alone = {"--diff": set(given) - {"--diff", "--page"}, "--paths": {"--reproducers"}}
     for name, others in alone.items():
         clash = [other for other in asked if name in asked and other in others]
         if clash:

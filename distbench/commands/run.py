@@ -2,13 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from distbench.commands import STARTED_AT
 from distbench.commands.finite import MONTH_S, FiniteRange
+from distbench.commands.first_screen import confirm_ranks, show_summary, told
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
@@ -16,6 +18,8 @@ from distbench.spec.job import CHECKS
 from distbench.spec.printable import clean, cut
 
 MAX_REASON = 300  # characters
+# Parameters of the command that say nothing of what is measured.
+NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes")
 
 
 @click.command()
@@ -58,9 +62,17 @@ MAX_REASON = 300  # characters
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @click.option("--dry-run", is_flag=True, help="Start nothing: list the cases and about how long they take.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with an interrupted run file.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+@click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+@width_option
 def run(
-    scenarios: tuple[str, ...], mesh: str | None, dry_run: bool, resume: Path | None, quiet: bool, **asked: Any
+    scenarios: tuple[str, ...],
+    mesh: str | None,
+    dry_run: bool,
+    resume: Path | None,
+    quiet: bool,
+    yes: bool,
+    **asked: Any,
 ) -> None:
     """Measure scenarios: all cases of all their variants. Those of one number of ranks share one torchrun launch.
 
@@ -87,7 +99,7 @@ def run(
     joined = joined_ranks(os.environ)
     is_first = joined is None or joined.rank == 0
     if resume:
-        sys.exit(run_all([_resumed(resume, scenarios, joined)], joined, quiet))
+        _measure([_resumed(resume, scenarios, joined)], joined, quiet)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh else None
@@ -102,7 +114,17 @@ def run(
         if is_first:
             say("\n".join(lines_of(jobs, request.out)))
         return
-    sys.exit(run_all(jobs, joined, quiet or not is_first))
+    if joined is None:
+        confirm_ranks(jobs, yes)
+    _measure(jobs, joined, quiet or not is_first)
+
+
+def _measure(jobs: list[Any], joined: Any, silent: bool) -> NoReturn:
+    """Launch the jobs, show what was found, and end with their exit code."""
+    exit_code = run_all(jobs, joined, silent)
+    if not silent:
+        show_summary(jobs)
+    sys.exit(exit_code)
 
 
 def _resumed(file: Path, scenarios: tuple[str, ...], joined: Any) -> Any:
@@ -113,7 +135,7 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: Any) -> Any:
 
     context = click.get_current_context()
     given = [name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    others = [*scenarios, *(given_name for given_name in given if given_name not in ("resume", "quiet", "scenarios"))]
+    others = [*scenarios, *(given_name for given_name in given if given_name not in NOT_OF_A_RUN)]
     if others:
         raise UserError(f"--resume goes on as {file} was begun, so it takes no {others[0]}; leave it out")
     if joined:
@@ -143,7 +165,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
 
 def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
-        say(f"distbench: {job.scenario}: {cut(message)}", err=True)
+        say(f"distbench: {job.scenario}: {cut(told(job, message))}", err=True)
     if outcome.none_chosen and not silent:
         say(f"{job.scenario}: no case matches -k", err=True)
     elif not silent and Path(job.run_file).exists():

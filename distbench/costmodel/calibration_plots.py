@@ -1,16 +1,17 @@
 """What a calibration measured, drawn as points on the lines that were fitted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distbench.costmodel.calibration_run import MeasuredSteps
-from distbench.costmodel.lines import DIRECT, Line
+from distbench.costmodel.lines import DIRECT, Line, Sample
 from distbench.costmodel.profile import Profile
 from distbench.render import plot_style as style
-from distbench.render.units import percent_text
+from distbench.render.hover import Spot, hover
+from distbench.render.units import brief_time_text, percent_text, size_text
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,12 +33,17 @@ def draw(profile: Profile, measured: Sequence[MeasuredSteps], folder: Path) -> l
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with style.styled():
-            for mesh_dim in dict.fromkeys(one.mesh_dim for one in measured):
-                figure = _figure(profile, [one for one in measured if one.mesh_dim == mesh_dim])
-                written += style.save(figure, folder, f"calibration-{mesh_dim}")
+            for name, figure in calibration_figures(profile, measured):
+                written += style.save(figure, folder, name)
     except OSError as error:
         raise UserError(f"plots cannot be written to {folder}: {error.strerror}; give another --plots") from error
     return written
+
+
+def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Iterator[tuple[str, Figure]]":
+    """(name, figure) of each mesh dim: measured points on the profile's lines, one panel an op."""
+    for mesh_dim in dict.fromkeys(one.mesh_dim for one in measured):
+        yield f"calibration-{mesh_dim}", _figure(profile, [one for one in measured if one.mesh_dim == mesh_dim])
 
 
 def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
@@ -73,6 +79,7 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
             here = [sample for sample in points if round(sample.num_copies, 1) == number]
             places = [sample.payload_bytes for sample in here], [sample.seconds for sample in here]
             axes.plot(*places, "o", color=color, markerfacecolor=face, markersize=5, linestyle="none")
+            hover(axes, [_spot(one, line) for one in here])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, sizes)
@@ -83,3 +90,9 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
     axes.set_title(f"{TITLES.get(line.op, line.op)}\noff by {percent_text(line.expected_error)}", fontsize=10)
     if len(copies) > 1:
         axes.legend(fontsize=8, loc="upper left", handlelength=1.2, borderaxespad=0.1)
+
+
+def _spot(sample: Sample, line: Line) -> Spot:
+    fitted = brief_time_text(line.seconds(sample.payload_bytes, sample.num_copies))
+    text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
+    return Spot(sample.payload_bytes, sample.seconds, text)

@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 from distbench.costmodel.profile import Profile
-from distbench.render.blocks import TableColumns, table_of, text_of
+from distbench.render.blocks import Table, TableColumns, table_of
+from distbench.render.terminal import text_of
 from distbench.render.units import NOTHING, bandwidth_text, percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
 
@@ -23,7 +24,12 @@ COLUMNS: TableColumns = (
 
 
 def profile_text(profile: Profile) -> str:
-    """The profile as a table of at most 100 columns."""
+    """The profile as a table."""
+    return text_of([profile_table(profile)])
+
+
+def profile_table(profile: Profile) -> Table:
+    """One row a line, those of a mesh dim together."""
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
     notes = [
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
@@ -32,7 +38,7 @@ def profile_text(profile: Profile) -> str:
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
     breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
-    return text_of([table_of(title, COLUMNS, profile.lines, notes, breaks)])
+    return table_of(title, COLUMNS, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
 
 
 def _rate_text(per_byte_s: float) -> str:

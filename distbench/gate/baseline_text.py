@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean, stdev
 
-from distbench.render.blocks import Heading, Lines, Table, text_of
+from distbench.render.blocks import Heading, Lines, Table
+from distbench.render.terminal import text_of
 from distbench.render.units import NOTHING, time_text
 from distbench.runs.baselines import load_record, read_baseline
 from distbench.runs.header import MUST_AGREE
@@ -27,7 +28,13 @@ def baseline_page(path: Path) -> str:
         "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
     ]
     title = f"{len(rows)} cases:"
-    return text_of([Heading(f"baseline {record['scenario']}", 1), Lines(lines), Table(title, columns, rows, notes)])
+    return text_of(
+        [
+            Heading(f"baseline {record['scenario']}", 1),
+            Lines(lines),
+            Table(title, columns, rows, notes, optional=("launches",)),
+        ]
+    )
 
 
 def _row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A comparison as a person reads it: text of at most 100 columns, and Markdown for a step summary. The worst first."""
+"""A comparison as a person reads it: text, and Markdown for a step summary. The worst first."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from itertools import accumulate
 from distbench.compare.options import METRICS
 from distbench.compare.verdicts import INCONCLUSIVE, JUDGED, PASS
 from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
-from distbench.render.blocks import Block, Heading, Lines, Table, markdown_of, text_of
+from distbench.render.blocks import Block, Heading, Lines, Table, markdown_of
+from distbench.render.terminal import text_of
 from distbench.render.units import NOTHING, time_text
 from distbench.spec.printable import clean
 
@@ -15,6 +16,8 @@ MAX_ROWS = 40
 MAX_PASSES = 10  # where all is well
 MAX_NAMED = 20
 MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
+SCENARIO = ("<scenario",)  # where there are several
+OPTIONAL = ("more", "finds", "scenario", "of", "baseline")
 COLUMNS = ("<verdict", "<case", "<of", "baseline", "change", "95 % interval", "finds", "more")
 NOTES = (
     "change: of the geometric mean over launches; finds: the smallest slowdown that these launches would have found "
@@ -23,7 +26,7 @@ NOTES = (
 
 
 def text(gated: Gated, strict: bool = False) -> str:
-    """The comparison as text, no line longer than 100 characters."""
+    """The comparison as text."""
     return text_of(_blocks(gated, strict))
 
 
@@ -70,16 +73,18 @@ def _tables(gated: Gated) -> list[Block]:
     several = len({case.scenario for case in gated.cases}) > 1
     untimed = [case for case in gated.cases if case.verdict not in JUDGED]
     if untimed:
-        reasons = [(case.verdict, _name(case, several), case.reason) for case in untimed[:MAX_ROWS]]
+        reasons = [(case.verdict, *_names(case, several), case.reason) for case in untimed[:MAX_ROWS]]
         left_out = _left_out(untimed, MAX_ROWS)
-        blocks.append(Table("cases without a comparison:", ("<verdict", "<case", "<why"), reasons, left_out))
+        columns = ("<verdict", "<case", *SCENARIO[:several], "<why")
+        blocks.append(Table("cases without a comparison:", columns, reasons, left_out, prose="why"))
     timed = [case for case in gated.cases if case.metrics]
     worth = [case for case in timed if case.verdict != PASS] or timed
     if worth:
         cap = MAX_PASSES if worth[0].verdict == PASS else MAX_ROWS
         rows = [_row(case, several) for case in worth[:cap]]
         title = f"{len(worth)} of {len(timed)} compared cases:"
-        blocks.append(Table(title, COLUMNS, rows, [*_left_out(worth, cap), NOTES]))
+        columns = (*COLUMNS[:2], *SCENARIO[:several], *COLUMNS[2:])
+        blocks.append(Table(title, columns, rows, [*_left_out(worth, cap), NOTES], optional=OPTIONAL))
     return blocks
 
 
@@ -87,16 +92,17 @@ def _left_out(cases: Sequence[CaseVerdict], cap: int) -> list[str]:
     return [f"... {len(cases) - cap} more: --format json"] if len(cases) > cap else []
 
 
-def _name(case: CaseVerdict, several: bool) -> str:
-    return f"{case.case_id}\n({case.scenario})" if several else case.case_id
+def _names(case: CaseVerdict, several: bool) -> tuple[str, ...]:
+    return (case.case_id, case.scenario) if several else (case.case_id,)
 
 
 def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
     first = case.metrics[0]
-    verdict = f"{case.verdict}\n({case.suspected}?)" if case.suspected else case.verdict
+    verdict = f"{case.verdict} ({case.suspected}?)" if case.suspected else case.verdict
     finds = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
     change = change_text(first.change), interval_text(first)
-    return verdict, _name(case, several), first.metric, time_text(first.baseline_s), *change, finds, _more_text(first)
+    names = _names(case, several)
+    return verdict, *names, first.metric, time_text(first.baseline_s), *change, finds, _more_text(first)
 
 
 def change_text(share: float | None) -> str:

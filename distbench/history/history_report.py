@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbench.history.series import Point, Series
-from distbench.render.blocks import Block, Heading, Lines, Table, text_of
+from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.render.plot_style import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
+from distbench.render.terminal import text_of
 from distbench.render.units import time_text
 
 if TYPE_CHECKING:

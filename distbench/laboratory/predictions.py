@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distbench.compare.intervals import Floats
+from distbench.compare.intervals import Floats, Ints
 from distbench.laboratory.planner_table import Bools, PlannerTable
 
 # Plans predicted further apart than this are expected to be ranked right.
@@ -50,10 +50,11 @@ def _predicted_and_measured(table: PlannerTable) -> tuple[Floats, Floats]:
     return np.where(known, predicted, np.nan), np.where(known, measured, np.nan)
 
 
-def predicted_and_measured(table: PlannerTable, planner: str) -> tuple[Floats, Floats]:
-    """Seconds of the non-trivial pairs on which a planner has both."""
+def predicted_pairs(table: PlannerTable, planner: str) -> tuple[Ints, Floats, Floats]:
+    """The non-trivial pairs on which a planner has both: their indexes, seconds predicted, seconds measured."""
     predicted, measured = (values[table.at(planner)] for values in _predicted_and_measured(table))
-    return predicted[np.isfinite(predicted)], measured[np.isfinite(measured)]
+    pairs = np.flatnonzero(np.isfinite(predicted))
+    return pairs, predicted[pairs], measured[pairs]
 
 
 def ranking(table: PlannerTable, focus: Bools) -> PredictionRanking:

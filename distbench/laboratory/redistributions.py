@@ -53,27 +53,31 @@ def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
         yield Comparison(table, planner, str(shape), str(dtype), size, rows, found)
 
 
-def tables(frame: "pd.DataFrame") -> list[Table]:
-    """One table a planner, shape and dtype, of one run's frame."""
-    return [_table(comparison) for comparison in comparisons(frame)]
+def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
+    """One table a planner, shape and dtype, of one run's frame; where not `full`, of differences beyond noise alone."""
+    return [_table(comparison, full) for comparison in comparisons(frame)]
 
 
-def _table(comparison: Comparison) -> Table:
-    planner = comparison.planner
+def _table(comparison: Comparison, full: bool) -> Table:
+    planner, found = comparison.planner, comparison.ratios
     columns = ("<planner", "<path", "median", "coll.", "sent", f"<{planner} / {BASELINE}")
-    rows = [row for pair in comparison.rows[:MAX_PAIRS].tolist() for row in _rows(comparison, pair)]
+    told = comparison.rows[full | (found.side[comparison.rows] != 0)]
+    rows = [row for pair in told.tolist() for row in _rows(comparison, pair)]
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
     notes = [*_summary(comparison), "coll. = collectives on the path; sent = bytes one rank must send along it"]
-    if len(comparison.rows) > MAX_PAIRS:
-        notes.insert(0, f"... {len(comparison.rows) - MAX_PAIRS} more pairs: --format csv")
-    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)))
+    if num_left_out := len(comparison.rows) - len(told):
+        notes.insert(0, f"{num_left_out} more pairs without a difference beyond noise: --full lists them")
+    if len(told) > MAX_PAIRS:
+        notes.insert(0, f"... {len(told) - MAX_PAIRS} more pairs: --format csv")
+    breaks, cap = frozenset(range(2, len(rows), 2)), 2 * MAX_PAIRS
+    return Table(title, columns, rows[:cap], notes, breaks, ("coll.", "sent"), together=True, beyond=rows[cap:])
 
 
 def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
     table, ratio = comparison.table, comparison.ratios.ratio
     facts = table.pairs.iloc[pair]
-    last = (ratio_text(*(float(part[pair]) for part in ratio)), _verdict(comparison, pair))
+    last = (ratio_text(*(float(part[pair]) for part in ratio)), pair_verdict(comparison, pair))
     for planner, text in zip((BASELINE, comparison.planner), last, strict=True):
         at = table.at(planner), pair
         yield (
@@ -86,7 +90,7 @@ def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _verdict(comparison: Comparison, pair: int) -> str:
+def pair_verdict(comparison: Comparison, pair: int) -> str:
     """Who won a pair and by how much at least: "min_cost by 15 %+", "within noise", "same path", "too few passes".
 
     The number is how much less time the winner takes, at the end of the interval that is kindest to the loser.

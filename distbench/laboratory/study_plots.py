@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.compare.intervals import Floats
-from distbench.laboratory.comparisons import CHOSEN
-from distbench.laboratory.predictions import predicted_and_measured
+from distbench.laboratory.comparisons import CHOSEN, NEAR_BEST, Regret
+from distbench.laboratory.planner_table import PlannerTable
+from distbench.laboratory.predictions import predicted_pairs
 from distbench.laboratory.study import Study
 from distbench.render import plot_style as style
-from distbench.render.units import percent_text
+from distbench.render.hover import Spot, hover
+from distbench.render.units import brief_time_text, percent_text, ratio_text
 from distbench.spec.planner_names import BASELINE
 
 if TYPE_CHECKING:
@@ -57,12 +59,19 @@ def cost_figure(study: Study) -> "Figure | None":
     for place, ((_, regret), value) in enumerate(zip(regrets, extra, strict=True)):
         few = f"  (on {regret.num_pairs} of the {most} pairs)" if regret.num_pairs < most else ""
         axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
+    said = [_regret_said(*one) for one in regrets]
+    hover(axes, [Spot(0, at - 0.33, said[at], value, 0.66) for at, value in enumerate(extra)])
     style.name_bars(axes, [planner for planner, _ in regrets])
     axes.set_xlim(0, max(*extra, 5) * 1.3)
     style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
     axes.set_xlabel(f"time over the best planner of each pair (geometric mean over {most} pairs)")
     style.title(figure, f"What each choice costs, pairs {study.focus_text}: shorter is better")
     return figure
+
+
+def _regret_said(planner: str, regret: Regret) -> str:
+    near = f"within {percent_text(NEAR_BEST)} of it on {percent_text(regret.share_near)} of {regret.num_pairs} pairs"
+    return f"{planner}: {regret.mean:.2f} times the best's time, at worst {regret.worst:.2f} times\n{near}"
 
 
 def ratio_figure(study: Study) -> "Figure | None":
@@ -113,6 +122,9 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
             color=COLORS.get(planner, style.BLACK), marker=MARKERS.get(planner, "o"), markersize=6, linewidth=1.4,
             capsize=2,
         )  # fmt: skip
+        said = [f"{planner} over {BASELINE}, {sizes[place]} on {mesh}\n{ratio_text(*mean)}" for place, mean in points]
+        spots = zip(points, said, strict=True)
+        hover(axes, [Spot(place + shift, mean[0], text) for (place, mean), text in spots])
     axes.set_xticks(range(len(sizes)), [size.replace(" to ", " to\n") for size in sizes])
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.grid(visible=True, axis="y")
@@ -123,17 +135,20 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
 
 def prediction_figure(study: Study) -> "Figure | None":
     """Measured against predicted, one dot a plan, one panel a planner."""
-    known = {planner: predicted_and_measured(study.table, planner) for planner in study.table.planners}
-    shown = [planner for planner, (predicted, _) in known.items() if predicted.size][:MAX_SCATTERS]
+    known = {planner: predicted_pairs(study.table, planner) for planner in study.table.planners}
+    shown = [planner for planner, (pairs, _, _) in known.items() if pairs.size][:MAX_SCATTERS]
     if not shown:
         return None
     columns = min(len(shown), PER_ROW)
     rows = -(-len(shown) // columns)
     figure, axes = style.new_figure(columns, 0.8 + 3.1 * columns, 0.8 + 3.5 * rows, num_rows=rows)
-    both = np.concatenate([part for planner in shown for part in known[planner]])
+    both = np.concatenate([part for planner in shown for part in known[planner][1:]])
     low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
     for panel, planner in zip(axes, shown, strict=False):
-        _scatter(panel, planner, *known[planner], low, high)
+        pairs, predicted, measured = known[planner]
+        _scatter(panel, planner, predicted, measured, low, high)
+        places = zip(pairs.tolist(), predicted.tolist(), measured.tolist(), strict=True)
+        hover(panel, [Spot(x, y, _prediction_said(study.table, planner, pair, x, y)) for pair, x, y in places])
         panel.set_xlabel("predicted")
     for row in range(rows):
         axes[row * columns].set_ylabel("measured")
@@ -142,6 +157,13 @@ def prediction_figure(study: Study) -> "Figure | None":
     style.caption(figure, "grey band: within 20 %; pairs of all sizes that communicate")
     style.title(figure, "Predicted against measured, one dot a pair: on the line the prediction is right")
     return figure
+
+
+def _prediction_said(table: PlannerTable, planner: str, pair: int, predicted_s: float, measured_s: float) -> str:
+    facts, path = table.pairs.iloc[pair], table.paths[table.at(planner), pair]
+    lines = [f"{facts['source']} -> {facts['target']}", path, f"predicted {brief_time_text(predicted_s)}"]
+    where = f"{facts['dtype']}[{facts['shape'].replace('x', ',')}] on {facts['mesh_shape']}"
+    return "\n".join(filter(None, [f"{planner}, {where}", *lines, f"measured {brief_time_text(measured_s)}"]))
 
 
 def _scatter(axes: "Axes", planner: str, predicted: Floats, measured: Floats, low: float, high: float) -> None:
@@ -153,6 +175,6 @@ def _scatter(axes: "Axes", planner: str, predicted: Floats, measured: Floats, lo
     axes.set_box_aspect(1)
     error = float(np.median(np.abs(predicted / measured - 1)))
     axes.set_title(f"{planner}: off by {percent_text(error)}", fontweight="normal")
-    look: Any = {"xycoords": "axes fraction", "fontsize": 8, "color": "#606060"}
+    look: Any = {"xycoords": "axes fraction", "fontsize": 8, "color": style.NOTE}
     axes.annotate("slower than\npredicted", (0.05, 0.95), va="top", **look)
     axes.annotate("faster than\npredicted", (0.95, 0.05), ha="right", **look)

@@ -16,6 +16,7 @@ from distbench.spec.planner_names import BASELINE
 
 MAX_FAILURES = 30
 MAX_ERROR = 160
+MEAN_CI = "95 % CI"
 STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
 
 
@@ -46,15 +47,21 @@ def _means(study: Study) -> Table:
     rows = []
     for mesh, size, found in _by_group(study, study.tallies, [(planner, BASELINE) for planner in planners]):
         pairs = max(tally.num_pairs for tally in found if tally)
-        cells = [units.ratio_text(*tally.mean).replace(" ", "\n", 1) if tally else units.NOTHING for tally in found]
-        rows.append((mesh, size, str(pairs), *cells))
+        cells = [_mean_cells(tally) for tally in found]
+        rows.append((mesh, size, str(pairs), *(cell for pair in cells for cell in pair)))
     notes = [
         "geometric mean over the pairs that communicate, [95 % CI over pairs]; below 1 is faster than greedy",
         "direct makes no Partial: its mean is over the pairs that it moved",
     ]
     title = "Time over greedy's, by mesh and size of the whole tensor"
-    columns = ("<mesh", "<size", "pairs", *(planner.replace("+", "\n+") for planner in planners))
-    return Table(title, columns, rows, notes[: 2 if "direct" in planners else 1], frozenset(range(1, len(rows))))
+    columns = ("<mesh", "<size", "pairs", *(name for planner in planners for name in (planner, f"<{MEAN_CI}")))
+    return Table(title, columns, rows, notes[: 2 if "direct" in planners else 1], optional=(MEAN_CI, "pairs"))
+
+
+def _mean_cells(tally: comparisons.Tally | None) -> tuple[str, str]:
+    """A mean ratio and its interval."""
+    mean, _, interval = (units.ratio_text(*tally.mean) if tally else units.NOTHING).partition(" ")
+    return mean, interval
 
 
 def _wins(study: Study) -> Table:
@@ -76,7 +83,8 @@ def _wins(study: Study) -> Table:
         *dict.fromkeys(line for found in study.ratios.values() for line in found.told if "nothing" in line),
         *comparisons.proof_lines([found for (_, other), found in study.ratios.items() if other == BASELINE]),
     ]
-    return Table(f"Wins and losses beyond noise, pairs {study.focus_text}", columns, rows, notes)
+    title = f"Wins and losses beyond noise, pairs {study.focus_text}"
+    return Table(title, columns, rows, notes, optional=("not as greedy", columns[-1].replace("\n", " "), "pairs"))
 
 
 def _regrets(study: Study) -> Table:
@@ -107,7 +115,9 @@ def _regrets(study: Study) -> Table:
     ]
     if BASELINE in cold and (left_out := int((~study.table.measured[study.table.at(BASELINE)]).sum())):
         notes.append(f"left out: {left_out} pairs that greedy did not move rightly in the same run")
-    return Table(f"What each choice costs over the best, pairs {study.focus_text}", columns, rows, notes)
+    title = f"What each choice costs over the best, pairs {study.focus_text}"
+    optional = ("planning, empty caches", "pairs", "sent over the bound", near.replace("\n", " "))
+    return Table(title, columns, rows, notes, optional=optional)
 
 
 def _paths(study: Study) -> Table:
@@ -146,7 +156,8 @@ def _largest_gains(study: Study) -> Table:
     notes = ["coll. = collectives; sent = bytes that one rank sends as executed; bound as above, none for Partial"]
     what = f"The {len(study.largest_gains)} most striking pairs {study.focus_text}"
     title = f"{what}: largest gains over greedy beyond noise"
-    return Table(title, columns, rows, notes, frozenset(range(2, len(rows), 2)))
+    breaks = frozenset(range(2, len(rows), 2))
+    return Table(title, columns, rows, notes, breaks, ("coll.", "over bound", "sent"), together=True)
 
 
 def _gain_rows(table: PlannerTable, gain: comparisons.LargestGain) -> Iterator[tuple[str, ...]]:
@@ -185,19 +196,22 @@ def _failures(study: Study) -> Table:
     columns = ("<status", "<planner", "cases", "<what they share", "<smallest of them", "<ours on the same")
     title = f"Wrong or broken, by cause: {sum(failure.num_cases for failure in study.failures)} cases"
     notes = ["one stand-alone script each: distbench report --reproducers DIR"]
-    return capped(Table(title, columns, rows, notes, frozenset(range(1, len(rows)))), MAX_FAILURES)
+    found = Table(
+        title, columns, rows, notes, frozenset(range(1, len(rows))), ("ours on the same",), "smallest of them"
+    )
+    return capped(found, MAX_FAILURES)
 
 
 def _failure_row(failure: Failure) -> tuple[str, ...]:
     record = failure.example
     error = shorten(str(record["error"] or "-"), MAX_ERROR)
-    # `calibrated: 3 ok` a line: what our planners did on the same pairs.
+    # What our planners did on the same pairs.
     ours = [f"{name}: {units.counts_text(counts)}" for name, counts in failure.ours.items()]
     return (
         failure.status,
-        failure.planner.replace("+", "\n+"),
+        failure.planner,
         str(failure.num_cases),
         f"{failure.suite}: {failure.pattern}" if failure.suite else failure.pattern,
-        f"{record['source']} -> {record['target']}\n{_tensor_text(record)}\n{error}",
-        "\n".join(ours) or "not run",
+        f"{record['source']} -> {record['target']}, {_tensor_text(record)}: {error}",
+        "; ".join(ours) or "not run",
     )

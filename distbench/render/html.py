@@ -1,56 +1,45 @@
-"""The report as one HTML page: no network, styles and figures within. Blocks and figures in, text out."""
+"""The report as one HTML page that needs nothing else: styles, script and figures within. Blocks in, text out."""
 
-import html
-import io
+import base64
+import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.render.blocks import Block, Code, Heading, Lines, Table, clean_lines
+from distbench.render.page_svg import svg_of
 from distbench.spec.printable import clean
 
 if TYPE_CHECKING:
+    from jinja2 import Template
+    from markupsafe import Markup
     from matplotlib.figure import Figure
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; color: #1c1c1c;
-  background: #fff; max-width: 62rem; margin: 2.2rem auto 4rem; padding: 0 1.2rem; }
-h1 { font-size: 1.65rem; line-height: 1.25; margin: 0 0 1rem; }
-h2 { font-size: 1.2rem; margin: 2.8rem 0 .6rem; padding-top: 1rem; border-top: 1px solid #ddd; }
-p { margin: .45rem 0; overflow-wrap: anywhere; }
-.verdict { background: #f2f7fb; border-left: 5px solid #0072b2; padding: .7rem 1.1rem; margin: 1rem 0 1.6rem; }
-.verdict p:first-child { font-size: 1.14rem; font-weight: 600; }
-figure { margin: 1.7rem 0; }
-figure svg { width: 100%; height: auto; display: block; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-.title { font-weight: 600; }
-th { font-weight: 600; color: #555; vertical-align: bottom; border-bottom: 1.5px solid #888; }
-th, td { text-align: right; padding: .24rem .95rem .24rem 0; white-space: pre-line; vertical-align: top; }
-th.left, td.left { text-align: left; overflow-wrap: anywhere; }
-tr.break td { border-top: 1px solid #ddd; }
-tbody tr:hover { background: #f6f6f6; }
-.note { color: #666; font-size: .84rem; margin: .15rem 0; }
-pre { background: #f5f5f3; border: 1px solid #e2e2de; padding: .8rem 1rem; overflow-x: auto; font-size: .9rem; }
-@media print { body { max-width: none; margin: 0; } }
-"""
-
-
-def page_of(title: str, blocks: Sequence["Block | Verdict | Picture"]) -> str:
-    """The whole page; the title is for the browser's tab."""
-    body = "\n".join(filter(None, (_html(block, number) for number, block in enumerate(blocks))))
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>{head}\n<title>{_text(title)}</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+TEMPLATES = Path(__file__).parent / "templates"
+# Words that a table's reader looks for first, and how they are set.
+GOOD, BAD, FAINT = "good", "bad", "faint"
+LOOKS = {
+    **dict.fromkeys(("ok", "faster", "complete"), GOOD),
+    **dict.fromkeys(("slower", "wrong", "raised", "aborted", "timeout", "interrupted", "failed"), BAD),
+    **dict.fromkeys(("-", "within noise", "same path", "too few passes", "skipped", "unsupported", "baseline"), FAINT),
+}
+# Where a text too long for its column may go on in the next line.
+_BREAK_AFTER = re.compile(r"(->|[,/=])(?=[^\s])")
+LONG_LINE = 28
 
 
 class Verdict(Lines):
     """Lines that stand out: what the page is for."""
+
+
+@dataclass(frozen=True)
+class SectionHeading(Heading):
+    """A heading with what is not well below it, in a word or two: it stands in the contents too."""
+
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,52 +49,148 @@ class Picture:
     figure: "Figure"
 
 
-def _html(block: "Block | Picture", number: int) -> str:
+PageBlock = Block | Picture
+
+
+@dataclass
+class PageSection:
+    """What stands under one entry of the contents; `shown` are parts as the template takes them."""
+
+    id: str
+    title: str
+    mark: str = ""
+    shown: list[dict[str, Any]] = field(default_factory=list)
+
+
+def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
+    """The whole page; `title` is for the browser's tab.
+
+    The first heading of level 1 is the page's own, every further one of level 1 or 2 begins a section, all others
+    stand within it.
+    """
+    sections, heading = _sections(title, blocks)
+    _link(sections)
+    scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("early.js", "page.js")]
+    return _template("page.html").render(
+        title=clean(title),
+        heading=heading,
+        sections=sections,
+        style=_raw(_template("page.css").render()),
+        scripts=[*map(_raw, scripts)],
+        hashes=_raw(" ".join(map(_hash, scripts))),
+    )
+
+
+def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection], str]:
+    first = next((block for block in blocks if isinstance(block, Heading) and block.level == 1), None)
+    sections = [PageSection("s0", "Summary")]
+    for number, block in enumerate(blocks):
+        if block is first:
+            continue
+        if isinstance(block, Heading) and block.level <= 2:
+            mark = clean(block.mark) if isinstance(block, SectionHeading) else ""
+            sections.append(PageSection(f"s{number}", clean(block.text), mark))
+        else:
+            sections[-1].shown += _shown(block, number)
+    heading = clean(first.text if first else title)
+    return [one for one in sections if one.shown or one.id != "s0"], heading
+
+
+def _link(sections: Sequence[PageSection]) -> None:
+    """In the first and in the last section a section's title leads there, as a cell and where a sentence begins so."""
+    ids = {section.title: section.id for section in sections[1:]}
+    for block in (block for section in (*sections[:1], *sections[-1:]) for block in section.shown):
+        for row in block.get("rows", ()):
+            row["cells"] = [cell._replace(link=ids.get(str(cell.text))) for cell in row["cells"]]
+        if "texts" in block:
+            block["texts"] = [text._replace(link=ids.get(text.text.partition(" (")[0])) for text in block["texts"]]
+
+
+def _shown(block: PageBlock, number: int) -> Iterator[dict[str, Any]]:
+    """A block as the template takes it: its kind, and its parts."""
     if isinstance(block, Picture):
-        return f"<figure>{svg_of(block.figure, f'f{number}-')}</figure>"
-    if isinstance(block, Heading):
-        return f"<h{block.level}>{_text(block.text)}</h{block.level}>"
-    if isinstance(block, Code):
-        return "<pre><code>" + "\n".join(map(_text, block.lines)) + "</code></pre>"
-    if isinstance(block, Lines):
-        paragraphs = "\n".join(f"<p>{_text(text)}</p>" for text in block.texts)
-        return f'<div class="verdict">{paragraphs}</div>' if isinstance(block, Verdict) else paragraphs
-    return _table(block)
+        yield {"kind": "picture", "svg": _raw(svg_of(block.figure, f"f{number}-"))}
+    elif isinstance(block, Heading):
+        yield {"kind": "heading", "text": clean(block.text)}
+    elif isinstance(block, Code):
+        yield {"kind": "code", "text": "\n".join(map(clean, block.lines))}
+    elif isinstance(block, Lines):
+        if block.texts:
+            kind = "verdict" if isinstance(block, Verdict) else "lines"
+            yield {"kind": kind, "texts": [*map(_paragraph, block.texts)]}
+    else:
+        yield _table(block)
 
 
-def _table(table: Table) -> str:
-    lefts = [' class="left"' if heading.startswith("<") else "" for heading in table.columns]
-    headings = "".join(
-        f"<th{left}>{html.escape(clean_lines(heading.removeprefix('<')))}</th>"
-        for heading, left in zip(table.columns, lefts, strict=True)
+def _table(table: Table) -> dict[str, Any]:
+    lefts = [heading.startswith("<") for heading in table.columns]
+    # A word that was cut for a narrow column is whole again.
+    headings = [clean_lines(name.removeprefix("<").replace("-\n", "")).replace("\n", " ") for name in table.columns]
+    rows = [
+        {"breaks": index in table.breaks, "cells": [*map(_cell, row, lefts)]}
+        for index, row in enumerate([*table.rows, *table.beyond])
+    ]
+    return {
+        "kind": "table",
+        "title": clean(table.title),
+        "columns": list(zip(headings, lefts, strict=True)),
+        "rows": rows,
+        "together": table.together,
+        "notes": [clean(note) for note in table.notes[bool(table.beyond) :]],
+    }
+
+
+class PageText(NamedTuple):
+    """A cell or a sentence: its text, its classes, and the section that it (a sentence: its first words) leads to."""
+
+    text: "str | Markup"
+    look: str
+    link: str | None = None
+
+
+def _paragraph(text: str) -> PageText:
+    """A sentence; one that begins with a space says more of the one before it."""
+    text = clean(text)
+    said = text.strip()
+    look = BAD if said.startswith("NOT ") else FAINT if said.startswith("caution") else ""
+    return PageText(said, f"{'more' * text.startswith(' ')} {look}".strip())
+
+
+def _cell(cell: str, is_left: bool) -> PageText:
+    text, left = clean_lines(cell), "left" * is_left
+    look = f"{left} {LOOKS.get(text.strip(), '')}".strip()
+    if not is_left or max(map(len, text.split("\n"))) <= LONG_LINE:
+        return PageText(text, look)
+    # An arrow would be broken after its dash.
+    from markupsafe import Markup, escape
+
+    whole = Markup("<span>{}</span><wbr>")
+    parts = enumerate(_BREAK_AFTER.split(text))
+    return PageText(
+        Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts), f"{look} long"
     )
-    rows = []
-    for index, row in enumerate(table.rows):
-        cells = "".join(
-            f"<td{left}>{html.escape(clean_lines(cell))}</td>" for cell, left in zip(row, lefts, strict=True)
-        )
-        rows.append(f"<tr{' class=break' if index in table.breaks else ''}>{cells}</tr>")
-    notes = "".join(f'<p class="note">{_text(note)}</p>' for note in table.notes)
-    return (
-        f'<figure><p class="title">{_text(table.title)}</p><div class="scroll"><table>'
-        f"<thead><tr>{headings}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}</figure>"
+
+
+@cache
+def _template(name: str) -> "Template":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    return environment.get_template(name)
 
 
-def _text(text: str) -> str:
-    return html.escape(clean(text))
+def _raw(text: str) -> "Markup":
+    from markupsafe import Markup
+
+    return Markup(text)
 
 
-def svg_of(figure: "Figure", prefix: str) -> str:
-    """The figure as an <svg> element that can stand in a page: text as outlines, ids that begin with `prefix`."""
-    import matplotlib as mpl
-
-    written = io.StringIO()
-    # The reader may have none of our fonts: outlines keep labels where they were put.
-    with mpl.rc_context({"svg.fonttype": "path"}):
-        figure.savefig(written, format="svg", metadata={"Date": None})
-    text = written.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\1{prefix}", svg)
-    label = _text(figure.get_suptitle() or "figure")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+def _hash(script: str) -> str:
+    """What the page's security policy calls this script, and lets nobody else's run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 RED, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
 GREY, LIGHT = "#8C8C8C", "#D0D0D0"
+GRID, NOTE, WAITING = "#E6E6E6", "#606060", "#DDDDDD"
 CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
 SETTINGS: Any = {
     "font.size": 10,
@@ -30,10 +32,11 @@ SETTINGS: Any = {
     "axes.spines.right": False,
     "axes.edgecolor": GREY,
     "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "legend.frameon": False,
-    # Text stays text, and the same data gives the same file.
+    # Text stays text, a $ in a name too, and the same data gives the same file.
+    "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "distbench",
 }
@@ -58,7 +61,9 @@ def styled() -> Iterator[None]:
     """Figures made and saved inside look like all of ours."""
     import matplotlib as mpl
 
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        # A name may hold any character: one that a font lacks is a box, and nothing to tell a user.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
 
 
@@ -88,7 +93,7 @@ def title(figure: "Figure", text: str) -> None:
 
 def caption(figure: "Figure", text: str) -> None:
     """One small line below a figure."""
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#606060")
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color=NOTE)
 
 
 def label_axis(axis: Any, text: Callable[[float], str]) -> None:

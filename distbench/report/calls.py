@@ -28,4 +28,5 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     rows = measured.to_dict("records")
     spread, text = spread_of(rows)
     columns = (*COLUMNS[:3], (f"<{spread}", text), *COLUMNS[3:])
-    return [capped(table_of("calls", columns, rows, p95_notes(rows)), MAX_ROWS)]
+    optional = ("stopped by", "samples", "ranks", "p95", spread)
+    return [capped(table_of("calls", columns, rows, p95_notes(rows), (), optional), MAX_ROWS)]

@@ -62,7 +62,8 @@ def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
         for op, backend_op, backend in run_as_another(measured)
     ]
     rows: list[Row] = measured.to_dict("records")
-    return capped(table_of(title, COLUMNS, rows, notes + units.p95_notes(rows), breaks), MAX_ROWS)
+    optional = ("p95", units.QUARTILES, "algbw GB/s", "dtype")
+    return capped(table_of(title, COLUMNS, rows, notes + units.p95_notes(rows), breaks, optional), MAX_ROWS)
 
 
 def group_sizes_text(measured: "pd.DataFrame") -> str:

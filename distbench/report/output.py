@@ -1,17 +1,13 @@
-"""How a report leaves: text, Markdown, CSV or JSON on standard output; a page and plots in files."""
+"""How a report leaves: text, Markdown, CSV or JSON on standard output."""
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distbench.render.blocks import Block, Lines, shown
-from distbench.render.html import page_of
-from distbench.render.plot_style import styled
-from distbench.report.contents import Contents
-from distbench.report.sections import page_blocks
+from distbench.render.blocks import Block, Lines, markdown_of
+from distbench.render.terminal import text_of
 from distbench.runs.frame import PASSES
-from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +37,8 @@ def rendered(
         return Rendered(data_text(data(), form), [*warnings, *(f"plot written: {path}" for path in plots), *messages])
     # The folder apart from the names: a whole path may be longer than a line.
     names = (f"plots written to {plots[0].parent}:", *(f"  {path.name}" for path in plots)) if plots else ()
-    return Rendered(shown([*blocks(), Lines(names)], form), [*warnings, *messages])
+    as_text = text_of if form == "table" else markdown_of
+    return Rendered(as_text([*blocks(), Lines(names)]), [*warnings, *messages])
 
 
 def data_text(frame: "pd.DataFrame", form: str) -> str:
@@ -67,15 +64,3 @@ def _json_cells(column: "pd.Series[Any]") -> list[str]:
     values[missing.to_numpy(bool)] = None
     # A line break between values is safe to cut at, for within one JSON writes it as backslash n.
     return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
-
-
-def write_page(page: Path, contents: Contents) -> str:
-    """Write the page; a sentence that says so."""
-    with styled():
-        blocks, title = page_blocks(contents)
-        text = page_of(title, blocks)
-    try:
-        page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
-    return f"page written: {page}"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
 from distbench.render.units import brief_time_text, counts_text, known, percent_text, size_text
@@ -14,6 +15,7 @@ MAX_CASES = 40
 # Cases that cannot work here and say so beforehand: `distbench run` exits with 0 for them.
 SKIPPED = ("skipped",)
 NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
+NOT_OK_TITLE = "NOT OK"
 MAX_ERROR = 400
 # Above this many runnable processes a CPU before the run began, somebody else was measured too.
 BUSY_PER_CPU = 0.5
@@ -31,13 +33,13 @@ def overview(
 
     Redistributions of studied runs are shown elsewhere, those that are not ok too.
     """
-    cautions = (*_labels(runs), *dict.fromkeys(line for run in runs for line in _cautions(run)), *_busy_line(runs))
-    tables = (_cases_table("NOT OK", NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
+    cautions = (*_labels(runs), *dict.fromkeys(line for run in runs for line in cautions_of(run)), *busy_line(runs))
+    tables = (_cases_table(NOT_OK_TITLE, NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
     blocks: list[Block] = [
         Heading(f"distbench report: {len(runs)} {'run' if len(runs) == 1 else 'runs'}", 1),
         *opening,
-        Lines(tuple(dict.fromkeys(map(_machine_line, runs)))),
-        Table("runs", RUN_COLUMNS, [*map(_run_row, runs)]),
+        Lines(tuple(dict.fromkeys(map(machine_line, runs)))),
+        Table("runs", RUN_COLUMNS, [*map(_run_row, runs)], optional=("wall", "device", "ranks")),
         *([Lines(cautions)] if cautions else []),
     ]
     return [*blocks, *(table for table in tables if table.rows)]
@@ -53,7 +55,7 @@ def _cases_table(name: str, statuses: Sequence[str], runs: Sequence[Run], is_stu
     ]
     found.sort(key=lambda case: STATUSES.index(case["status"]))
     title = f"{name}: {len(found)} of {sum(len(run.cases) for run in runs)} cases"
-    return capped(table_of(title, CASE_COLUMNS, found), MAX_CASES)
+    return capped(replace(table_of(title, CASE_COLUMNS, found), prose="error"), MAX_CASES)
 
 
 def spent_line(run: Run) -> str | None:
@@ -84,7 +86,8 @@ def _run_row(run: Run) -> tuple[str, ...]:
     )
 
 
-def _machine_line(run: Run) -> str:
+def machine_line(run: Run) -> str:
+    """What it ran on."""
     facts = run.about.environment
     commit = (facts.git_commit or "unknown")[:8] + (" (dirty)" if facts.git_dirty else "")
     parts = (
@@ -99,7 +102,8 @@ def _machine_line(run: Run) -> str:
     return f"{facts.machine or 'unknown machine'}: " + ", ".join(part for part in parts if part)
 
 
-def _cautions(run: Run) -> Iterator[str]:
+def cautions_of(run: Run) -> Iterator[str]:
+    """What every time of the run includes besides its own."""
     facts, repeats = run.about.environment, run.about.settings.get("iterations_per_sample", 1)
     if facts.device == "cpu" and facts.num_cpus and facts.world_size:
         on_each = facts.world_size / (facts.num_hosts or 1)
@@ -121,7 +125,7 @@ def _labels(runs: Sequence[Run]) -> Iterator[str]:
         yield f'labelled "{label}": {", ".join(dict.fromkeys(scenarios))}'
 
 
-def _busy_line(runs: Sequence[Run]) -> Iterator[str]:
+def busy_line(runs: Sequence[Run]) -> Iterator[str]:
     """On the runs that began while the machine was at other work."""
     loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]

@@ -7,14 +7,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.laboratory.planner_table import Bools
-from distbench.laboratory.redistributions import Comparison, comparisons
+from distbench.laboratory.redistributions import Comparison, comparisons, pair_verdict
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.render import plot_style as style
-from distbench.render.units import CONFIDENCE, QUARTILES, brief_time_text, size_text
+from distbench.render.hover import Spot, hover
+from distbench.render.units import (
+    CONFIDENCE,
+    NOTHING,
+    QUARTILES,
+    brief_time_text,
+    quartiles_text,
+    ratio_text,
+    size_text,
+    time_ci_text,
+)
 from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
 from distbench.report.contents import Contents
 from distbench.report.steps import steps_of
-from distbench.runs.frame import PHASES
+from distbench.runs.frame import PHASES, Row
 from distbench.spec.planner_names import BASELINE
 from distbench.traces.records import traces_of
 from distbench.traces.timeline import timeline_figures
@@ -28,7 +38,9 @@ Drawn = Iterator[tuple[str, "Figure"]]
 LABEL_WIDTH = 40
 MAX_BARS = 24
 MAX_PANELS = 4
+PER_ROW = 2
 PANEL_WIDTH = 5.2
+BAR = 0.62  # of the room that a bar has
 
 
 def figures_in(contents: Contents) -> Drawn:
@@ -56,7 +68,7 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     for dtype, of_dtype in measured.groupby("dtype", sort=False):
         panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
         colors = dict(zip(sorted(of_dtype["op"].unique()), style.CYCLE * 3, strict=False))
-        figure, axes = style.new_figure(len(panels), 1.2 + PANEL_WIDTH * len(panels), 4.6)
+        figure, axes = _panels(len(panels), 1.2, 4.6)
         ends = [
             _busbw_panel(panel, str(mesh_dim), of_dim, colors)
             for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True)
@@ -64,11 +76,21 @@ def busbw_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         # Panels share their y axis, whose limits stand when all lines are drawn.
         for panel, of_panel in zip(axes, ends, strict=True):
             style.label_ends(panel, of_panel, colors)
-        axes[0].set_ylabel("busbw (GB/s)")
+        for panel in axes[::PER_ROW]:
+            panel.set_ylabel("busbw (GB/s)")
         style.title(figure, f"{name}: bus bandwidth by message size, {dtype}")
         notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in run_as_another(of_dtype)]
         style.caption(figure, "; ".join(["bands: quartiles", *notes]))
         yield f"busbw-{dtype}", figure
+
+
+def _panels(number: int, more_width: float, height: float, share: bool = True) -> "tuple[Figure, list[Axes]]":
+    """A figure with that many panels, PER_ROW side by side; sizes are inches, `height` that of a row."""
+    columns, rows = min(number, PER_ROW), -(-number // PER_ROW)
+    figure, axes = style.new_figure(columns, more_width + PANEL_WIDTH * columns, height * rows, share, rows)
+    for unused in axes[number:]:
+        unused.set_axis_off()
+    return figure, axes[:number]
 
 
 def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> dict[str, float]:
@@ -81,6 +103,7 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
         axes.fill_between(sizes, low, high, color=colors[str(op)], alpha=0.15, linewidth=0)
         axes.plot(sizes, busbw, color=colors[str(op)], marker="o", markersize=4, linewidth=1.8)
         ends[str(op)] = float(busbw[-1])
+        hover(axes, map(_busbw_spot, points.to_dict("records")))
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, measured["payload_bytes"].tolist())
@@ -91,6 +114,14 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
     return ends
 
 
+def _busbw_spot(row: Row) -> Spot:
+    low, high = (f"{row[f'busbw_{end}_gb_per_s']:.3g}" for end in ("low", "high"))
+    text = f"{row['op']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}\n"
+    text += f"busbw {row['busbw_gb_per_s']:.3g} GB/s [{low}, {high}]\n"
+    text += f"median {brief_time_text(row['median_s'])} {quartiles_text(row)}"
+    return Spot(row["payload_bytes"], row["busbw_gb_per_s"], text)
+
+
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     """Step time by variant: phases stacked, the whole step's median and interval over them."""
     steps = steps_of(frame).head(MAX_BARS)
@@ -98,15 +129,17 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
     scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
-    ends = [0.0] * len(steps)
+    ends, names = [0.0] * len(steps), [_spaced(name) for name in steps["variant"]]
     for phase, color in zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True):
         widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
         if any(widths):
-            axes.barh(range(len(steps)), widths, left=ends, color=color, height=0.62, label=phase)
+            axes.barh(range(len(steps)), widths, left=ends, color=color, height=BAR, label=phase)
+            for at, (variant, end, width) in enumerate(zip(names, ends, widths, strict=True)):
+                said = f"{variant}\n{phase}: {brief_time_text(width * scale)}"
+                hover(axes, [Spot(end, at - BAR / 2, said, width, BAR)] if width else [])
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
-    labels = [textwrap.fill(str(variant).replace(",", ", "), LABEL_WIDTH) for variant in steps["variant"]]
-    style.name_bars(axes, labels)
+    style.name_bars(axes, [textwrap.fill(name, LABEL_WIDTH) for name in names])
     axes.set_xlabel(f"time a step ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     style.title(figure, f"{name}: where a step's time goes")
@@ -116,7 +149,7 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
 
 
 def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
-    medians = (steps["median_s"] / scale).to_numpy(float)
+    medians, rows = (steps["median_s"] / scale).to_numpy(float), steps.to_dict("records")
     spread, ends = (CONFIDENCE, "ci_low_s ci_high_s") if steps["ci_low_s"].notna().any() else (QUARTILES, "q1_s q3_s")
     low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends.split())
     below, above = medians - low, high - medians
@@ -124,6 +157,7 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
         medians, range(len(steps)), xerr=[below, above], fmt="D", color=style.BLACK, markersize=4.5, capsize=3,
         linewidth=1.2, label=f"whole step, median and {spread}",
     )  # fmt: skip
+    hover(axes, [Spot(median, at, _step_said(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
     stacked = steps[[f"{phase}_s" for phase in PHASES]].sum(axis=1).to_numpy(float) / scale
     reached = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
     for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
@@ -132,15 +166,31 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
     axes.set_xlim(0, max(reached) * 1.12)
 
 
+def _spaced(variant: object) -> str:
+    """A variant's name with room to be broken in."""
+    return str(variant).replace(",", ", ")
+
+
+def _step_said(row: Row) -> str:
+    taken = f"whole step: {brief_time_text(row['median_s'])}"
+    interval = time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
+    ratio = ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
+    against = f"{ratio} times as fast as its baseline: {row['verdict']}"
+    if row["verdict"] == "baseline":
+        against = "the baseline of the others"
+    return f"{_spaced(row['variant'])}\n{taken}{'' if interval == NOTHING else f' {interval}'}\n{against}"
+
+
 def planner_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     """Each planner's median against greedy's on the same pair, one figure a planner, one panel a shape."""
     found = comparisons(frame)
     for planner in dict.fromkeys(comparison.planner for comparison in found):
         panels = [comparison for comparison in found if comparison.planner == planner][:MAX_PANELS]
-        figure, axes = style.new_figure(len(panels), 0.6 + PANEL_WIDTH * len(panels), 6.4, share=False)
+        figure, axes = _panels(len(panels), 0.6, 6.2, share=False)
         for panel, comparison in zip(axes, panels, strict=True):
             _planner_panel(panel, comparison)
-        axes[0].set_ylabel(f"{planner}, median time")
+        for panel in axes[::PER_ROW]:
+            panel.set_ylabel(f"{planner}, median time")
         style.title(figure, f"{name}: {planner} against {BASELINE}, one dot a pair")
         style.caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
@@ -158,6 +208,7 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
     for label, layer, look in layers:
         rows = comparison.rows[layer[comparison.rows]]
         axes.scatter(greedys[rows], times[rows], label=f"{label} ({len(rows)})", **look)
+    hover(axes, [_pair_spot(comparison, pair) for pair in comparison.rows.tolist()])
     both = np.concatenate([greedys[comparison.rows], times[comparison.rows]])
     low, high = float(both.min()) / 1.25, float(both.max()) * 1.25
     axes.plot([low, high], [low, high], color=style.GREY, linewidth=1, linestyle="--", zorder=0)
@@ -168,3 +219,16 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
     size = size_text(comparison.payload_bytes)
     axes.set_title(f"{comparison.dtype} {comparison.shape} ({size})", fontweight="normal")
     axes.legend(loc="upper left", fontsize=8.5, handletextpad=0.3, borderaxespad=0.2)
+
+
+def _pair_spot(comparison: Comparison, pair: int) -> Spot:
+    """A pair's placements, what each planner took on which path, and who won."""
+    table, lines = comparison.table, []
+    facts = table.pairs.iloc[pair]
+    at = {name: (table.at(name), pair) for name in (BASELINE, comparison.planner)}
+    for name, place in at.items():
+        path = f"\n  {table.paths[place]}" if table.paths[place] else ""
+        lines.append(f"{name}: {brief_time_text(float(table.times[place]))}{path}")
+    greedys, times = (float(table.times[place]) for place in at.values())
+    head = f"{facts['source']} -> {facts['target']}"
+    return Spot(greedys, times, "\n".join([head, *lines, pair_verdict(comparison, pair)]))

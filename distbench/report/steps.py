@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.compare.passes import TOO_FEW, as_table, compare_passes
+from distbench.compare.verdicts import WITHIN_NOISE
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.runs.frame import PASSES, Row, measured_of
@@ -18,19 +19,19 @@ MAX_ROWS = 40
 def _speedup_text(row: Row) -> str:
     if row["verdict"] == "baseline":
         return "1"
-    return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"]).replace(" ", "\n", 1)
+    return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
 
 
 def _place_text(row: Row) -> str:
     """Phase and module of the peak."""
     phase, owner = units.word_text(row["peak_phase"]), row["peak_owner"]
-    return f"{phase}\n{owner or 'the model itself'}" if isinstance(owner, str) else phase
+    return f"{phase}, {owner or 'the model itself'}" if isinstance(owner, str) else phase
 
 
 def _rate_text(row: Row) -> str:
     unit = "tokens" if units.known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
-    return f"{units.count_text(rate)}\n{unit}/s" if units.known(rate) else units.NOTHING
+    return f"{units.count_text(rate)} {unit}/s" if units.known(rate) else units.NOTHING
 
 
 TIMES: TableColumns = (
@@ -38,8 +39,9 @@ TIMES: TableColumns = (
     ("forward", lambda row: units.time_text(row["forward_s"])),
     ("backward", lambda row: units.time_text(row["backward_s"])),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
-    ("<rate", _rate_text),
-    ("<speed-up\n95 % CI", _speedup_text),
+    ("step", lambda row: units.time_text(row["median_s"])),
+    ("rate", _rate_text),
+    ("<speed-up, 95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
 RESERVED = ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"]))
@@ -49,11 +51,12 @@ CHECKS: TableColumns = (
     ("predicted", lambda row: units.size_text(row["predicted_peak_bytes"])),
     ("<at", _place_text),
     ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
-    ("gradient\nerror", lambda row: units.error_text(row["grad_rel_error"])),
+    ("gradient error", lambda row: units.error_text(row["grad_rel_error"])),
     ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
     ("samples", lambda row: units.whole_text(row["num_samples"])),
     ("<stopped by", lambda row: units.word_text(row["stop_reason"])),
 )
+LEAST_OF_CHECKS = ("stopped by", "samples", "reserved", "worst gradient", "at", "predicted")
 
 
 def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -61,8 +64,9 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     the same: parameters by shape, global batch, loss function.
 
     Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare.passes`), `verdict`
-    ("baseline", "faster", "slower", "within noise", "too few passes"), and `peak_bytes`. `attrs`: `told`, what the
-    table could tell, as sentences, and `detectable`, the share by which a variant must be slower to be found.
+    ("baseline", "faster", "slower", "within noise", "too few passes"), `held_against` (that first variant's name) and
+    `peak_bytes`. `attrs`: `told`, what the table could tell, as sentences; `detectable`, the share by which a variant
+    must be slower to be found; `num_passes`, of the variant that has most.
     """
     kept = measured_of(frame, "step")
     kept["peak_bytes"] = kept["peak_bytes"].fillna(kept["peak_allocated_bytes"])
@@ -73,25 +77,32 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     found = compare_passes(as_table(kept[PASSES].tolist()), references)
     kept["speedup"], kept["speedup_low"], kept["speedup_high"] = 1 / found.ratio, 1 / found.high, 1 / found.low
     kept["verdict"] = found.verdict
+    kept["held_against"] = kept["variant"].to_numpy()[references]
     told = found.told("a variant", "its baseline")
     if TOO_FEW not in found.verdict and told:
         told.append("speed-ups hold for all rows together, against the first row that computes the same")
-    kept.attrs = {"told": told, "detectable": found.detectable}
+    kept.attrs = {"told": told, "detectable": found.detectable, "num_passes": int(found.num_passes.max(initial=0))}
     return kept
 
 
-def tables(frame: "pd.DataFrame") -> list[Table]:
-    """What one run's steps cost, and whether they computed the right thing; nothing when there are none."""
+def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
+    """What one run's steps cost; nothing when there are none.
+
+    Where not `full`, variants within noise are counted alone, and whether steps computed the right thing is left out.
+    """
     measured = steps_of(frame)
     if measured.empty:
         return []
     rows: list[Row] = measured.to_dict("records")
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
-    step = (f"step\n{spread}", lambda row: f"{units.time_text(row['median_s'])}\n{spread_text(row)}")
-    columns = (*TIMES[:4], step, *TIMES[4:])
-    times = table_of("step time", columns, rows, notes + measured.attrs["told"])
-    return [capped(times, MAX_ROWS), capped(_checks(rows), MAX_ROWS)]
+    columns = (*TIMES[:5], (f"<step's {spread}", spread_text), *TIMES[5:])
+    told = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
+    if num_left_out := len(rows) - len(told):
+        notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
+    optional = ("optimizer", "rate", f"step's {spread}", "forward", "backward")
+    times = table_of("step time", columns, told, notes + measured.attrs["told"], (), optional)
+    return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
 
 
 def _checks(rows: list[Row]) -> Table:
@@ -99,7 +110,7 @@ def _checks(rows: list[Row]) -> Table:
     if any(np.isfinite(row["peak_reserved_bytes"]) for row in rows):
         columns.insert(2, RESERVED)
     notes = [*_about_memory(rows), "errors are relative to the same step on one device"]
-    return table_of("memory, and agreement with one device", columns, rows, notes)
+    return table_of("memory, and agreement with one device", columns, rows, notes, (), LEAST_OF_CHECKS)
 
 
 def _about_memory(rows: list[Row]) -> list[str]:

@@ -1,12 +1,14 @@
 """`report --paths` and `--diff`: traced steps to tables, a timeline and a trace file, and one held against another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distbench.render.blocks import Block, Lines
+from distbench.render.html import PageBlock, Verdict
 from distbench.render.plot_style import draw
 from distbench.report.contents import Contents
-from distbench.report.output import DATA_FORMS, Rendered, rendered, write_page
+from distbench.report.output import DATA_FORMS, Rendered, rendered
+from distbench.report.page import page_blocks, traced_blocks, write_page
 from distbench.runs.frame import frame_of
 from distbench.spec.errors import UserError
 from distbench.traces.chrome import write_chrome
@@ -43,7 +45,7 @@ def render_paths(
     data = frame_of_traces(traces, by)
     messages = [_write_chrome(chrome, traces)] if chrome else []
     written = draw(timeline_figures(traces), plots) if plots else []
-    messages += [write_page(page, Contents.of(found.runs, frame_of(found.runs)))] if page else []
+    messages += [write_page(page, page_blocks(Contents.of(found.runs, frame_of(found.runs))))] if page else []
 
     def blocks() -> list[Block]:
         shown = [block for trace in traces for block in ([grouped_table(trace, by)] if by else trace_blocks(trace))]
@@ -54,14 +56,24 @@ def render_paths(
     return rendered(form, lambda: data, blocks, found.warnings, written, messages)
 
 
-def render_difference(one: Path, other: Path, form: str) -> Rendered:
-    """How one traced step (`RUN` or `RUN::PART`) differs from another; "csv" and "json" give one row a path."""
+def render_difference(one: Path, other: Path, form: str, page: Path | None = None) -> Rendered:
+    """How one traced step (`RUN` or `RUN::PART`) differs from another; "csv" and "json" give one row a path.
+
+    `page` is an HTML file for the same, and for what each of the two steps spends.
+    """
     (one_side, warnings), (other_side, other_warnings) = one_trace(one), one_trace(other)
+
+    def on_page() -> Iterator[PageBlock]:
+        heading, verdict, *others = comparison_blocks(one_side, other_side)
+        yield from (heading, Verdict(verdict.texts) if isinstance(verdict, Lines) else verdict, *others)
+        yield from (block for side in (one_side, other_side) for block in traced_blocks(side))
+
     return rendered(
         form,
         lambda: difference(one_side, other_side),
         lambda: comparison_blocks(one_side, other_side),
         [*warnings, *other_warnings],
+        messages=[write_page(page, on_page())] if page else [],
     )
 
 

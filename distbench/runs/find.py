@@ -1,6 +1,6 @@
 """Which run files a report is about: those that were named, or every scenario of the latest `distbench run`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,10 +16,13 @@ T = TypeVar("T")
 def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
     """The runs to report, oldest first, and sentences about files and lines that were left out.
 
-    `named` are run files and folders of them; empty for the latest invocation under the results folder `out`.
+    `named` are run files and folders of them; empty for the latest invocation under the results folder `out`. Names of
+    scenarios among them leave the other scenarios out; where no file is named, each means its own latest invocation.
     """
     warnings: list[str] = []
-    runs = _read_named(named, warnings) if named else _read_latest(out, warnings)
+    names = [str(name) for name in named if is_scenario_name(name)]
+    paths = [path for path in named if str(path) not in names]
+    runs = _of_scenarios(names, _read_named(paths, warnings)) if paths else _read_latest(out, warnings, names)
     runs.sort(key=lambda run: (run.about.started_at, run.path.name))
     return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
 
@@ -38,6 +41,23 @@ def labelled(named: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]
         there_are = f"there are {', '.join(map(repr, known))}" if known else "none has a label; `run --label` gives one"
         raise UserError(f"--label {label!r}: no run here has it; {there_are}")
     return found
+
+
+def is_scenario_name(given: Path) -> bool:
+    """Whether it is a scenario that is meant, and no file: a plain word, under which nothing is here."""
+    return str(given).isidentifier() and not given.exists()
+
+
+def _of_scenarios(names: Sequence[str], runs: list[Run]) -> list[Run]:
+    for name in names:
+        if all(run.scenario != name for run in runs):
+            raise _unknown(name, "these runs", [run.scenario for run in runs])
+    return [run for run in runs if not names or run.scenario in names]
+
+
+def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
+    known = ", ".join(sorted(set(scenarios)))
+    return UserError(f"{name} is no file or folder here, and no scenario of {where}; measured are: {known}")
 
 
 def run_files_in(folder: Path) -> list[Path]:
@@ -62,18 +82,28 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
     return list(runs.values())
 
 
-def _read_latest(out: Path, warnings: list[str]) -> list[Run]:
+def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> list[Run]:
     heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
-    newest = max(heads, key=lambda head: (head[1].started_at, head[0].name))
-    together = newest[1].invocation_id
-    chosen = [path for path, about in heads if path == newest[0] or (together and about.invocation_id == together)]
+    chosen: dict[Path, None] = {}
+    for name in names or [""]:
+        own = [head for head in heads if name in ("", head[1].scenario)]
+        if not own:
+            raise _unknown(name, f"the runs under {out}", (about.scenario or "" for _, about in heads))
+        chosen |= dict.fromkeys(_latest_of(own))
     runs = read_each(chosen, read_run, warnings)
     if not runs:
         raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
     return runs
+
+
+def _latest_of(heads: Sequence[tuple[Path, Header]]) -> list[Path]:
+    """The newest run and those of the same invocation."""
+    newest = max(heads, key=lambda head: (head[1].started_at, head[0].name))
+    together = newest[1].invocation_id
+    return [path for path, about in heads if path == newest[0] or (together and about.invocation_id == together)]
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+# Begins the message of a run whose plan does not fit its model or mesh.
+PLAN_PROBLEMS = "the plan cannot work"
+
 
 class UserError(Exception):
     """Something the user can fix: one sentence that says what was given, what is allowed and what to do next."""

@@ -15,6 +15,7 @@ from distbench.traces.records import Trace
 MAX_ROWS = 40
 MAX_OWNERS = 10
 WHOLE = ("mesh_dim", "kind")
+LEAST = ("payload A", "payload B", "time A", "time B")
 
 
 def comparison_blocks(one: Trace, other: Trace) -> list[Block]:
@@ -104,7 +105,7 @@ def _side(trace: Trace) -> str:
 
 def _side_column(heading: str, column: str, side: str, text: Callable[[float], str]) -> TableColumn:
     """One side's figure; a dash where that side has none of it."""
-    name = f"{heading}\n{side.upper()}"
+    name = f"{heading} {side.upper()}"
     return name, lambda row: text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
 
 
@@ -128,7 +129,7 @@ def _paths_table(one: Trace, other: Trace) -> Table:
         notes.append(f"a step without tracing takes {medians}")
     columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
     breaks = changes_in([row["phase"] for row in rows])
-    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks), MAX_ROWS)
+    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks, LEAST), MAX_ROWS)
 
 
 def _owners_table(one: Trace, other: Trace) -> Table:
@@ -137,4 +138,4 @@ def _owners_table(one: Trace, other: Trace) -> Table:
     title = "by owner, those whose time changed most first"
     if len(found) > len(rows):
         title = f"the {len(rows)} of {len(found)} owners whose time changed most"
-    return table_of(title, (("<owner", lambda row: str(row["path_owner"])), *SIDES), rows)
+    return table_of(title, (("<owner", lambda row: str(row["path_owner"])), *SIDES), rows, (), (), LEAST)

@@ -1,6 +1,7 @@
 """What a trace says, as headings, sentences and tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
@@ -43,11 +44,12 @@ COST_COLUMNS: TableColumns = (
     ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"]))),
     ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"]))),
     ("time", lambda row: time_text(row["time_s"])),
-    ("of\nstep", lambda row: share_text(row["share_of_step"])),
-    ("strag-\ngler", lambda row: share_text(row["straggler_share"])),
+    ("of step", lambda row: share_text(row["share_of_step"])),
+    ("straggler", lambda row: share_text(row["straggler_share"])),
     ("exposed", lambda row: share_text(row["exposed_share"], "n/a")),
 )
 COUNT, PAYLOAD, _, TIME, SHARE, STRAGGLER, _ = COST_COLUMNS
+LEAST_OF_COSTS = ("wire", "straggler", "payload", "of step")
 
 
 def trace_blocks(trace: Trace) -> list[Block]:
@@ -65,7 +67,7 @@ def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
     keys = tuple(dict.fromkeys(by))
     title = f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}"
     found: list[Row] = costs(trace, keys).to_dict("records")
-    return capped(table_of(title, (*key_columns(keys), *COST_COLUMNS), found), MAX_PATHS)
+    return capped(table_of(title, (*key_columns(keys), *COST_COLUMNS), found, (), (), LEAST_OF_COSTS), MAX_PATHS)
 
 
 def _opening(trace: Trace) -> tuple[str, ...]:
@@ -106,12 +108,14 @@ def _paths_table(trace: Trace) -> Table:
     if whole["share_of_step"] > busy_share(trace) + OVERLAP:
         notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
     columns = (
-        ("<phase,\n source", lambda row: str(row["source"])),
+        ("<phase, source", lambda row: str(row["source"])),
         ("<kind", lambda row: str(row["kind"])),
         ("<mesh dim", lambda row: str(row["mesh_dim"])),
         *COST_COLUMNS,
     )
-    return table_of(f"by path, {_per_step(trace)}", columns, rows, notes, [*breaks[1:], len(rows) - 1])
+    title = f"by path, {_per_step(trace)}"
+    table = table_of(title, columns, rows, notes, [*breaks[1:], len(rows) - 1], LEAST_OF_COSTS)
+    return replace(table, together=True)
 
 
 def _executed(trace: Trace) -> dict[tuple[str, str], str]:
@@ -137,7 +141,7 @@ def _owners_table(trace: Trace) -> Table:
     notes = [f"owner known for {int(owned.sum())} of {len(owned)} collectives ({percent_text(owned.mean())})"]
     if not owned.all():
         notes.append(f"{NOBODY}: no module was at work that we know of")
-    return table_of(title, columns, rows, notes)
+    return table_of(title, columns, rows, notes, (), ("straggler", "payload", "of step", "count"))
 
 
 def _costliest_first(found: "pd.DataFrame") -> list[Row]:
@@ -170,7 +174,8 @@ def _redistributions_table(trace: Trace) -> list[Table]:
     )
     rows = _costliest_first(costs(trace, named, moved))
     notes = [IMPLICIT] if any(row["explicit"] is False for row in rows[:MAX_OWNERS]) else []
-    return [capped(table_of("where it came from a redistribution of DTensor", columns, rows, notes), MAX_OWNERS)]
+    title, optional = "where it came from a redistribution of DTensor", ("count", "payload", "asked for")
+    return [capped(table_of(title, columns, rows, notes, (), optional), MAX_OWNERS)]
 
 
 def overhead_text(record: dict[str, Any]) -> str:

@@ -62,7 +62,8 @@ def _split(given: Path) -> tuple[Path, str]:
 
 
 def _is_meant(trace: Trace, path: Path, part: str) -> bool:
-    return trace.run.path.resolve().is_relative_to(path.resolve()) and part in trace.case_id
+    is_of_run = trace.run.path.resolve().is_relative_to(path.resolve()) or trace.run.scenario == str(path)
+    return is_of_run and part in trace.case_id
 
 
 def _there_are(traces: Sequence[Trace]) -> str:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.render import plot_style as style
-from distbench.render.units import brief_time_text, time_scale
-from distbench.runs.frame import PHASES
+from distbench.render.hover import Spot, hover
+from distbench.render.units import brief_time_text, size_text, time_scale
+from distbench.runs.frame import PHASES, Row
 from distbench.traces.costs import step_of
-from distbench.traces.records import Trace
+from distbench.traces.records import NOBODY, ROOT, Trace
 from distbench.traces.spans import Stretch, left_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_RANKS = 8
+HEIGHT = 0.8  # of a bar, in a lane of height one
 COMPUTE = "compute"
 PHASE_COLORS = dict(zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True))
 KIND_COLORS = {
@@ -28,7 +30,6 @@ KIND_COLORS = {
     "all_to_all": style.BLACK,
     "broadcast": "#F0E442",
 }
-WAITING = "#DDDDDD"
 
 
 def median_step(trace: Trace) -> int:
@@ -80,16 +81,43 @@ def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Se
     for phase in phases.to_dict("records"):
         free = left_of((phase["start_s"], phase["end_s"]), taken)
         _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
+        said = f"{COMPUTE} in {phase['phase']}"
+        hover(axes, [_spot(0, stretch, f"{said}\n{_span_text(stretch, scale)}", scale) for stretch in free])
     for (mesh_dim, kind), found in timed.groupby(["mesh_dim", "kind"], sort=False):
         place = names.index(str(mesh_dim))
         waiting, own = waiting_and_own(found)
-        _bars(axes, place, waiting, WAITING, scale)
+        _bars(axes, place, waiting, style.WAITING, scale)
         _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
+        hover(axes, [_collective_spot(place, row, scale) for row in found.to_dict("records")])
     axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
+
+
+def _collective_spot(place: int, row: Row, scale: float) -> Spot:
+    """What a collective is, whose, and how long it took on this rank."""
+    stretch = row["issued_s"], row["completed_s"]
+    owner = str(row["owner"] or ROOT) if row["owner_known"] else NOBODY
+    what = f"{row['kind']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}"
+    lines = [what, f"{row['phase']}, {row['source']}: {owner}"]
+    if row["redistribution"]:
+        lines.append(f"redistributes {row['redistribution']}")
+    lines.append(_span_text(stretch, scale))
+    if row["straggler_s"] > 0:
+        lines.append(f"waiting for the group's slowest rank: {brief_time_text(row['straggler_s'])}")
+    return _spot(place, stretch, "\n".join(lines), scale)
+
+
+def _spot(place: int, stretch: Stretch, text: str, scale: float) -> Spot:
+    start, end = stretch
+    return Spot(start / scale, place - HEIGHT / 2, text, (end - start) / scale, HEIGHT)
+
+
+def _span_text(stretch: Stretch, scale: float) -> str:
+    start, end = stretch
+    return f"{brief_time_text(end - start)}, from {start / scale:.2f} to {end / scale:.2f}"
 
 
 def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
@@ -102,7 +130,7 @@ def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]
 def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, scale: float) -> None:
     bars = [(start / scale, (end - start) / scale) for start, end in stretches if end > start]
     # An edge of the same colour keeps what is narrower than a pixel in sight.
-    axes.broken_barh(bars, (place - 0.4, 0.8), facecolor=color, edgecolor=color, linewidth=0.3)
+    axes.broken_barh(bars, (place - HEIGHT / 2, HEIGHT), facecolor=color, edgecolor=color, linewidth=0.3)
 
 
 def _title(trace: Trace, step: int) -> str:
@@ -118,7 +146,7 @@ def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
     shown = set(rows["kind"].astype(str))
     own = {f"{COMPUTE}: {phase}": color for phase, color in PHASE_COLORS.items()}
     if (rows["straggler_s"] > 0).any():
-        own["waiting for the group's slowest rank"] = WAITING
+        own["waiting for the group's slowest rank"] = style.WAITING
     kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown}
     kinds |= dict.fromkeys(sorted(shown - set(KIND_COLORS)), style.GREY)
     # A legend is filled by column.

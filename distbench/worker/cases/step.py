@@ -11,6 +11,7 @@ from torch import nn
 
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
+from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
@@ -39,7 +40,8 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     built = blueprint(scenario.build_model, context.seed)
     inputs, _ = scenario.make_batch()
     if found := problems(built.model, inputs, scenario.plan, context):
-        raise UserError("; ".join(f"{axes}: {problem}" if axes else problem for problem in found))
+        begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
+        raise UserError("\n  - ".join([f"{begin}:", *found]))
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
     params = {
         "scenario": name,

@@ -3,12 +3,16 @@
 For each job it answers with one entry a variant.
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distbench.spec import Job, Scenario, UserError, format_mesh
+from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
+from distbench.spec.mesh import mesh_size
 from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.materialise import blueprint
@@ -18,16 +22,24 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import load_scenario, variant_label
 from distbench.worker.torch_internals import Skipped, fake_ranks
 
+# Of this process, for looking for meshes that work, all variants of a scenario together.
+SEARCH_S = 15.0
+MANY = 16  # ranks along a mesh dim of which every size is tried
+
 
 def answers(job: Job) -> Iterator[dict[str, Any]]:
-    """For each variant: `label`, `problems`, and where there are none why it is skipped, or `num_parameters`,
-    `parameter_bytes` of a rank, and `not_tried`: why no step was tried, or null."""
+    """For each variant: `label` and `problems`. Where there are some, `works`: a mesh that has been tried and has none,
+    or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, and `not_tried`:
+    why no step was tried, or null."""
+    find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
-        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job)}
+        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job, find)}
 
 
-def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job) -> dict[str, Any]:
+def _of_variant(
+    function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
+) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = function(**variant)
@@ -35,8 +47,10 @@ def _of_variant(function: Callable[..., Scenario], variant: Variant, job: Job) -
             return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
         with fake_ranks(job.mesh) as mesh:
             answer = _answer(scenario, rank_0_of(mesh, job, job.device))
-        if answer.pop("step_fails", False) and (other := _mesh_that_works(scenario, job)):
-            answer["problems"] = [f"{problem}; --mesh {format_mesh(other)} works" for problem in answer["problems"]]
+        step_fails = answer.pop("step_fails", False)
+        if found := answer["problems"]:
+            may_fit = step_fails or all("mesh dim" in problem for problem in found)
+            answer["works"] = find(scenario) if may_fit else None
         return answer
     except UserError as error:
         return {"problems": [str(error)]}
@@ -63,15 +77,31 @@ def _answer(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     return {"problems": [], "not_tried": tried.why_not, **sizes}
 
 
-def _mesh_that_works(scenario: Scenario, job: Job) -> dict[str, int] | None:
-    """The mesh with the most tensor parallel ranks, fewer than there are, on which the step runs."""
-    for name in reversed([name for name in scenario.plan.tp_dims if job.mesh.get(name, 1) > 1]):
-        for size in range(job.mesh[name] - 1, 0, -1):
-            if job.mesh[name] % size == 0:
-                with fake_ranks({**job.mesh, name: size}) as mesh:
-                    if not _answer(scenario, rank_0_of(mesh, job, job.device))["problems"]:
-                        return {**job.mesh, name: size}
+def _mesh_that_works(
+    job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
+) -> Mapping[str, int] | None:
+    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out.
+
+    Those that worked for other variants are tried first.
+    """
+    for other in [*worked, *smaller_meshes(job.mesh)]:
+        if time.process_time() > until:
+            break
+        with fake_ranks(other) as mesh:
+            if not _answer(scenario, rank_0_of(mesh, job, job.device))["problems"]:
+                worked[:] = [other]
+                return other
     return None
+
+
+def smaller_meshes(given: Mapping[str, int]) -> list[dict[str, int]]:
+    """Meshes whose mesh dims are no larger, the most ranks first; of long mesh dims only sizes that may well do."""
+    sizes = [
+        [size for size in range(1, most + 1) if most <= MANY or most % size == 0 or size & (size - 1) == 0]
+        for most in given.values()
+    ]
+    meshes = [dict(zip(given, chosen, strict=True)) for chosen in itertools.product(*sizes)]
+    return sorted((mesh for mesh in meshes if mesh != given), key=mesh_size, reverse=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim, ParallelPlan
-from distbench.worker.plans.divisibility import undivided
+from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.fully_sharded import policies_of, present
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, matching_modules, styles_by_module
@@ -16,7 +16,7 @@ from distbench.worker.rank.rank_context import RankContext
 HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
-def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     """One sentence for each problem of the plan's FSDP part, if it has one."""
     fsdp = plan.fsdp
     if fsdp is None:
@@ -57,7 +57,7 @@ def _resharding(fsdp: FsdpPlan, plan: ParallelPlan, context: RankContext, shards
 
 def _placements(
     model: nn.Module, choose: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
-) -> Iterator[str]:
+) -> Iterator[str | Undivided]:
     size = context.index(tuple(shards))[1]
     for name, parameter in model.named_parameters():
         placement: Any = choose(parameter)
@@ -69,7 +69,7 @@ def _placements(
             yield f"parameter {name} of shape {shape} has no tensor dim {placement.dim} for FSDP to shard"
         elif tensor_dim > 0 and (length := local_shape(name, model, plan, context)[tensor_dim]) % size:
             what = f"parameter {name} of shape {shape} cannot be sharded by FSDP on tensor dim {tensor_dim}"
-            yield undivided(what if length == shape[tensor_dim] else f"{what} after TP", length, shards, context)
+            yield undivided(what if length == shape[tensor_dim] else f"{what} after TP", length, shards, context, name)
 
 
 def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:
 
 def _extension(
     model: nn.Module, extension: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
-) -> Iterator[str]:
+) -> Iterator[str | Undivided]:
     if annotations_by_parameter(plan, model) or any(True for _ in styles_by_module(plan, model)) or callable(plan.tp):
         yield "a gather_extension works on plain parameters only; leave tp and shard_params out"
     first = next((parameter for parameter in model.parameters() if parameter.ndim > 1), None)
@@ -122,4 +122,4 @@ def _extension(
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
             what = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
-            yield undivided(what, parameter.shape[0], shards, context)
+            yield undivided(what, parameter.shape[0], shards, context, name)

@@ -9,7 +9,7 @@ from distbench.spec import ParallelPlan
 from distbench.spec.errors import nearest
 from distbench.spec.parallel import ATTENTION_KERNELS
 from distbench.worker.plans.checkpoint_compile import known_backends
-from distbench.worker.plans.divisibility import undivided
+from distbench.worker.plans.divisibility import Undivided, grouped, undivided
 from distbench.worker.plans.fsdp_check import fsdp_problems
 from distbench.worker.plans.patterns import matching
 from distbench.worker.plans.tp_check import tp_problems
@@ -20,15 +20,17 @@ ROTATIONS = ("allgather", "alltoall")
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
     """One sentence for each thing that keeps the plan from working on a model on the meta device and this mesh."""
-    return [
-        *_unused_mesh_dims(plan, context),
-        *_unmatched_patterns(model, plan),
-        *tp_problems(model, plan, context),
-        *fsdp_problems(model, plan, context),
-        *_undividable_batch(batch, plan, context),
-        *_context_parallel(model, batch, plan, context),
-        *_unknown_backend(plan),
-    ]
+    return grouped(
+        [
+            *_unused_mesh_dims(plan, context),
+            *_unmatched_patterns(model, plan),
+            *tp_problems(model, plan, context),
+            *fsdp_problems(model, plan, context),
+            *_undividable_batch(batch, plan, context),
+            *_context_parallel(model, batch, plan, context),
+            *_unknown_backend(plan),
+        ]
+    )
 
 
 def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -59,7 +61,7 @@ def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
             yield f"shard_params pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
 
 
-def _undividable_batch(batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+def _undividable_batch(batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     dims = [name for name in context.mesh_dims if name in BATCH_DIMS]
     _, num_parts = context.index(BATCH_DIMS)
     length = batch.shape[0]

@@ -8,7 +8,7 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, ShardParam
 from distbench.spec.errors import nearest
-from distbench.worker.plans.divisibility import undivided
+from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, styles_by_module
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
@@ -16,7 +16,7 @@ from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
 
 
-def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`."""
     yield from _styles(model, plan, context)
     yield from _unknown_inputs(model, plan)
@@ -26,7 +26,7 @@ def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> I
         yield "loss parallel needs a TP plan whose last module leaves its output sharded over the vocabulary"
 
 
-def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     dims = [name for name in plan.tp_dims if name in context.mesh_dims]
     _, size = context.index(plan.tp_dims)
     for pattern, name, module, style in styles_by_module(plan, model):
@@ -38,8 +38,9 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
         for attribute, tensor_dim in _sharded_by(style, module):
             shape = list(getattr(module, attribute).shape)
             if shape[tensor_dim] % size:
-                what = f"parameter {_join(name, attribute)} of shape {shape} cannot be sharded on tensor dim"
-                yield undivided(f"{what} {tensor_dim}", shape[tensor_dim], dims, context)
+                parameter = _join(name, attribute)
+                what = f"parameter {parameter} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
+                yield undivided(what, shape[tensor_dim], dims, context, parameter)
 
 
 def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
@@ -95,7 +96,7 @@ def _tied(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
             )
 
 
-def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     parameters = dict(model.named_parameters())
     styled = {
         _join(name, attribute)
@@ -114,7 +115,7 @@ def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
             present = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
             if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(present))[1]:
                 what = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
-                yield undivided(what, shape[tensor_dim], present, context)
+                yield undivided(what, shape[tensor_dim], present, context, name)
         if name in styled:
             yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
 

@@ -1,0 +1,166 @@
+"""Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from distbench.render.blocks import Table
+from distbench.render.screen import MAX_WIDTH
+from distbench.spec.printable import clean, cut
+
+GAP = 2
+LEAST_TEXT = 10  # characters that a text is cut to at most
+MARK = "..."
+# Parts of a variant or of a case's id, but not of a shape: `f32[8,8]` is one.
+_SEPARATOR = re.compile(r"([/,])(?![^\[(]*[\])])")
+_REMARK = re.compile(r"(.*?)( \([^()]*\))?", re.DOTALL)
+_LAST_PIECE = re.compile(r"[^ ,/>=]*$")
+
+
+@dataclass(frozen=True)
+class ScreenColumn:
+    """One column: its heading's lines, a line a row, and whether it is text, which is left-aligned and may be cut."""
+
+    heading: tuple[str, ...]
+    cells: tuple[str, ...]
+    is_text: bool
+
+    @property
+    def name(self) -> str:
+        """Its heading on one line."""
+        return " ".join(self.heading)
+
+    @property
+    def width(self) -> int:
+        """Characters of its widest line."""
+        return max(map(len, (*self.heading, *self.cells)), default=0)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A table's columns as they fit, sentences for above and below it, and what goes below each row, if anything."""
+
+    columns: list[ScreenColumn]
+    above: list[str]
+    below: list[str]
+    prose: tuple[str, ...] = ()
+
+
+def fitted(table: Table, width: int) -> Fitted:
+    """The table's columns within so many characters; numbers are never cut."""
+    columns = [_column(heading, index, table) for index, heading in enumerate(table.columns)]
+    above: list[str] = []
+    prose: tuple[str, ...] = ()
+    if _total(columns) > width:
+        columns = [_narrow_heading(column) for column in columns]
+    if _total(columns) > width and table.prose:
+        prose = next(column.cells for column in columns if column.name == table.prose)
+        columns = [column for column in columns if column.name != table.prose]
+    if _total(columns) > width:
+        columns, above = _said_once(columns)
+    wanted, left_out = _total(columns), []
+    for name in table.optional:
+        if _total(columns) > width and any(column.name == name for column in columns):
+            left_out.append(name)
+            columns = [column for column in columns if column.name != name]
+    columns = _cut(columns, width)
+    while _total(columns) > width and len(columns) > 1:
+        left_out.append(columns.pop().name)
+    return Fitted(columns, above, _told(left_out, wanted), prose)
+
+
+def _column(heading: str, index: int, table: Table) -> ScreenColumn:
+    lines = tuple(clean(line) for line in heading.removeprefix("<").split("\n"))
+    cells = tuple(clean(cut(row[index]).replace("\n", " ")) for row in table.rows)
+    return ScreenColumn(lines, cells, heading.startswith("<"))
+
+
+def _total(columns: Sequence[ScreenColumn]) -> int:
+    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
+
+
+def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
+    """The heading over several lines, broken at spaces where its cells are narrower."""
+    room = max(map(len, (*column.cells, *column.name.split())), default=0)
+    lines = [""]
+    for word in column.name.split():
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if len(longer) <= room or not lines[-1] else [*lines, word]
+    return replace(column, heading=tuple(lines))
+
+
+def _said_once(columns: Sequence[ScreenColumn]) -> tuple[list[ScreenColumn], list[str]]:
+    """Texts without the parts that all rows have, and a sentence on those parts."""
+    shorter, above = [], []
+    for column in columns:
+        cells, shared = without_shared(column.cells) if column.is_text else (column.cells, [])
+        shorter.append(replace(column, cells=tuple(cells)))
+        if shared:
+            above.append(f"every {column.name}: {', '.join(shared)}")
+    return shorter, above
+
+
+def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Texts such as `a=1,b=2` or `step/f32[8]/x` without the parts that all have, and these parts.
+
+    Each text keeps one part at least; a remark in brackets at its end is no part.
+    """
+    if len(set(texts)) < 2:
+        return texts, []
+    split = [(_SEPARATOR.split(body), remark) for body, remark in map(_without_remark, texts)]
+    common = set.intersection(*(set(pieces[::2]) for pieces, _ in split))
+    shared = [part for part in dict.fromkeys(split[0][0][::2]) if part in common]
+    if shared and any(set(pieces[::2]) <= common for pieces, _ in split):
+        shared.pop()
+    if not shared:
+        return texts, []
+    return [_left(pieces, shared) + remark for pieces, remark in split], shared
+
+
+def _without_remark(text: str) -> tuple[str, str]:
+    found = _REMARK.fullmatch(text)
+    return (found[1], found[2] or "") if found else (text, "")
+
+
+def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
+    """What is left of a text's parts, which stand at even places, with the separators before them."""
+    separators = ["", *pieces[1::2]]
+    kept = [(mark, part) for mark, part in zip(separators, pieces[::2], strict=True) if part not in shared]
+    return "".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept))
+
+
+def _cut(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
+    """The widest texts cut, as far as that is needed."""
+    widths = {index: column.width for index, column in enumerate(columns) if column.is_text}
+    excess = _total(columns) - width
+    while excess > 0 and widths and max(widths.values()) > LEAST_TEXT:
+        widest = max(widths, key=lambda index: widths[index])
+        others = max((size for index, size in widths.items() if index != widest), default=LEAST_TEXT)
+        target = max(min(others - 1, widths[widest] - 1), widths[widest] - excess, LEAST_TEXT)
+        excess -= widths[widest] - target
+        widths[widest] = target
+    return [_cut_to(column, widths[index]) if index in widths else column for index, column in enumerate(columns)]
+
+
+def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
+    if column.width <= width:
+        return column
+    heading = _narrow_heading(replace(column, cells=("x" * width,))).heading
+    return replace(column, heading=heading, cells=tuple(shortened(cell, width) for cell in column.cells))
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters: whole words of the beginning and MARK, or less than a word where that says more."""
+    if len(text) <= width:
+        return text
+    room = text[: width - len(MARK)]
+    # The end of the room is also the end of a word where a separator follows.
+    whole = room if text[len(room)] in " ,/=" else _LAST_PIECE.sub("", room)
+    return (whole.rstrip() if len(whole) >= len(room) / 2 else room) + MARK
+
+
+def _told(left_out: Sequence[str], wanted: int) -> list[str]:
+    if not left_out:
+        return []
+    how = f"--width {-(-wanted // 10) * 10} shows them" if wanted <= MAX_WIDTH else f"they take {wanted} characters"
+    return [f"columns left out: {', '.join(left_out)}; {how}"]

@@ -1,0 +1,130 @@
+"""The report as a page: a summary, the laboratory's story, a section a run with its plots, traced steps."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from distbench.laboratory.study import Study
+from distbench.laboratory.study_plots import laboratory_figures
+from distbench.laboratory.study_text import opening, story
+from distbench.laboratory.study_verdict import code_blocks
+from distbench.render.blocks import Block, Heading, Lines, Table
+from distbench.render.html import PageBlock, Picture, SectionHeading, Verdict, page_of
+from distbench.render.plot_style import styled
+from distbench.render.units import counts_text
+from distbench.report.calibrations import calibration_blocks
+from distbench.report.contents import Contents
+from distbench.report.overview import NOT_OK, NOT_OK_TITLE, overview, spent_line
+from distbench.report.plots import figures_of
+from distbench.report.sections import tables_of
+from distbench.report.summary import summary
+from distbench.runs.run_file import Run
+from distbench.spec.errors import UserError
+from distbench.traces.path_tables import trace_blocks
+from distbench.traces.records import Trace, traces_of
+from distbench.traces.timeline import timeline_figures
+
+# Figure of the laboratory to the table that it stands before.
+BEFORE = {
+    "ratio-by-size": "Time over greedy's",
+    "cost-over-best": "What each choice costs",
+    "predicted-against-measured": "Predicted by",
+}
+
+
+def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
+    """Write the page, its figures drawn as it is written; a sentence that says so.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    with styled():
+        taken = list(blocks)
+        text = page_of(next(block.text for block in taken if isinstance(block, Heading)), taken)
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
+    return f"page written: {page}"
+
+
+def page_blocks(contents: Contents) -> Iterable[PageBlock]:
+    """A page's title, what was found, and then all of it."""
+    yield Heading(_title(contents.runs), 1)
+    yield SectionHeading("Summary", mark=_mark(contents.runs))
+    for study in contents.studies:
+        yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
+        yield Verdict(opening(study).texts)
+    yield from _summary_blocks(contents)
+    others = [block for block in overview(contents.runs, (), contents.is_studied) if isinstance(block, Table)]
+    yield from (table for table in others if _is_bad(table))
+    for study in contents.studies:
+        yield from (*code_blocks(study), *_with_figures(story(study), study))
+    names = [run.scenario for run in contents.runs]
+    for run, frame in zip(contents.runs, contents.frames, strict=True):
+        name = run.scenario if names.count(run.scenario) == 1 else f"{run.scenario} ({run.path.stem})"
+        is_studied, spent = contents.is_studied(run), spent_line(run)
+        own = frame[frame["kind"] != "redistribute"] if is_studied else frame
+        yield SectionHeading(name, mark=_mark([run]))
+        yield from (Picture(figure) for _, figure in figures_of(run.scenario, own))
+        yield from tables_of(frame, is_studied)
+        yield from calibration_blocks(run)
+        traces, failed = traces_of([run])
+        yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
+        for trace in traces:
+            yield from traced_blocks(trace)
+    yield Heading("Runs")
+    yield from (table for table in others if not _is_bad(table))
+
+
+def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
+    """The first screen as a page has it: what was found first, and no commands to go on with."""
+    heading, where, found, then = summary(contents)
+    if isinstance(heading, Heading) and isinstance(then, Lines):
+        yield Verdict((heading.text.removeprefix("distbench: "),))
+        yield from (found, Lines(tuple(text for text in then.texts if not text.startswith("next:"))), where)
+
+
+def _is_bad(table: Table) -> bool:
+    return table.title.startswith(NOT_OK_TITLE)
+
+
+def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
+    """What a traced step spends on which path, its timeline first."""
+    heading, first, *tables = trace_blocks(trace)
+    pictures = [Picture(figure) for _, figure in timeline_figures([trace])]
+    return [heading, first, *pictures, *tables]
+
+
+def _with_figures(blocks: Sequence[Block], study: Study) -> Iterable[PageBlock]:
+    figures = dict(laboratory_figures(study))
+    for block in blocks:
+        for name, title in BEFORE.items():
+            if name in figures and getattr(block, "title", "").startswith(title):
+                yield Picture(figures.pop(name))
+        yield block
+    yield from (Picture(figure) for figure in figures.values())
+
+
+def _title(runs: Sequence[Run]) -> str:
+    names = list(dict.fromkeys(run.scenario for run in runs))
+    machines = ", ".join(dict.fromkeys(run.about.environment.machine or "unknown machine" for run in runs))
+    what = names[0] if len(names) == 1 else f"{len(names)} scenarios"
+    return ", ".join(filter(None, (f"distbench: {what} on {machines}", _day(runs))))
+
+
+def _day(runs: Sequence[Run]) -> str:
+    """When the first run began (UTC): "2026-11-22"; empty where a header says nothing, or nonsense."""
+    started_at = min((run.about.started_at for run in runs), default=0.0)
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(started_at, UTC).date().isoformat() if started_at > 0 else ""
+    return ""
+
+
+def _mark(runs: Sequence[Run]) -> str:
+    """What is not well: "1 wrong, 2 interrupted"; empty where all is."""
+    found = Counter(case["status"] for run in runs for case in run.cases)
+    counts = {status: found[status] for status in NOT_OK}
+    return counts_text(counts | {"interrupted": sum(run.footer is None for run in runs)})
