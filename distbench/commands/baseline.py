@@ -6,9 +6,10 @@ import click
 
 from distbench.commands.files import expanded
 from distbench.commands.say import say
+from distbench.commands.sections import WholeSentences
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def baseline() -> None:
     """Save, list and show stored baselines: one value a launch, small enough for git.
 
@@ -20,7 +21,7 @@ def baseline() -> None:
 
 @baseline.command("save")
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
     """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
 
@@ -40,7 +41,13 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option(
+    "--runs",
+    "out",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    help="Results folder to look in. [results]",
+)
 def list_baselines(out: Path) -> None:
     """List stored baselines.
 

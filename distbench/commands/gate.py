@@ -182,16 +182,16 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Ca
     return found.exit_code
 
 
-def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list[Path]]:
     """The baseline's and the candidate's paths; a UserError where they cannot be told apart, or match no file."""
     has_word = SEPARATOR in paths
     if not has_word and len(paths) > 2:
         unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
-        raise UserError(f"{unclear}; write the word vs between the two sides: {USAGE}")
+        raise UserError(f"{unclear}; write the word vs between the two sides: {usage}")
     end = paths.index(SEPARATOR) if has_word else 1
     left, right = paths[:end], paths[end + has_word :]
     if not left or not right or SEPARATOR in right:
-        raise UserError(f"gate compares two sides: {USAGE}")
+        raise UserError(f"{usage.split()[1]} compares two sides: {usage}")
     return expanded(left), expanded(right)
 
 

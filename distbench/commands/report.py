@@ -13,7 +13,13 @@ PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
-@click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "markdown", "csv", "json"]),
+    default="table",
+    help="What to print. [table]",
+)
 @click.option("--page", type=PATH, metavar="FILE", help="Also write one HTML page with figures.")
 @click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
 @click.option(
@@ -28,7 +34,9 @@ PATH = click.Path(path_type=Path)
     "--diff", nargs=2, type=PATH, metavar="A B", help="What a traced step A communicates more or less than B."
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
-@click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
+@click.option(
+    "--runs", "out", type=PATH, default=Path("results"), help="Folder to look for the latest run in. [results]"
+)
 def report(
     runs: tuple[Path, ...],
     form: str,

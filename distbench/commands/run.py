@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.runs.record_checks import MAX_PASSES
@@ -15,10 +16,12 @@ from distbench.spec.job import CHECKS
 from distbench.spec.printable import clean, cut
 
 MAX_REASON = 300  # characters
+# In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
+RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
 @click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
@@ -78,6 +81,7 @@ def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any)
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     is_first = joined is None or joined.rank == 0
     jobs = jobs_of(request, joined)
+    click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]
     for job in jobs:
         if job.note and is_first:
             say(f"{job.scenario}: {job.note}", err=True)
@@ -95,6 +99,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
             outcome = launch(job, joined, display)
         if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
             say(f"distbench: {job.scenario}: {cut(message)}", err=True)
+            click.get_current_context().meta[MESSAGE] = f"{job.scenario}: {cut(message)}"
         if not silent and Path(job.run_file).exists():
             counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
             say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
