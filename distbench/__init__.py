@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from distbench.api import Comparison, Report, Runs, compare, load, run
+    from distbench.api import ComparedRuns, Report, Runs, compare, load, run
     from distbench.spec.errors import UserError
     from distbench.worker.torch_internals.calibrated import calibrated_planning
 
-__all__ = ["Comparison", "Report", "Runs", "UserError", "calibrated_planning", "compare", "load", "run"]
+__all__ = ["ComparedRuns", "Report", "Runs", "UserError", "calibrated_planning", "compare", "load", "run"]
 
 
 def __getattr__(name: str) -> Any:

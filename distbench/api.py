@@ -30,11 +30,20 @@ INTERRUPTED = 130
 
 
 class Shown:
-    """Text for a terminal that a notebook shows as tables."""
+    """Text for a terminal that a notebook shows as tables.
 
-    def __init__(self, text: str, markdown: str) -> None:
-        self._text = text
-        self.markdown = markdown
+    Args:
+        render: gives it in a form, "table" or "markdown".
+    """
+
+    def __init__(self, render: Callable[[str], str]) -> None:
+        self._render = render
+        self._text = render("table")
+
+    @cached_property
+    def markdown(self) -> str:
+        """As GitHub Markdown."""
+        return self._render("markdown")
 
     def __str__(self) -> str:
         return self._text
@@ -56,7 +65,7 @@ class Report(Shown):
     """What `distbench report` says of some runs: prints as text, shows as tables in a notebook."""
 
 
-class Comparison(Shown):
+class ComparedRuns(Shown):
     """What `distbench compare` says of two sides.
 
     Args:
@@ -64,7 +73,7 @@ class Comparison(Shown):
     """
 
     def __init__(self, found: "SideBySide") -> None:
-        super().__init__(*(compare_command.text_of(found, form) for form in ("table", "markdown")))
+        super().__init__(lambda form: compare_command.text_of(found, form))
         self.frame: pd.DataFrame = found.frame
 
 
@@ -101,8 +110,18 @@ class Runs(Sequence["Runs"]):
     def report(self, **options: Any) -> Report:
         """The report on these runs; `options` are those of `distbench report`, such as `page="report.html"`."""
         words = [str(path) for path in self.paths]
-        first, markdown = (_printed(report_command.report, words, {**options, "format": form}) for form in TEXT_FORMS)
-        return Report(first, markdown)
+        command = report_command.report
+        # What it writes is written once, and what it warns of is said once.
+        files = {name for option in command.params if isinstance(option.type, click.Path) for name in _keywords(option)}
+        shown = {name: value for name, value in options.items() if name not in files}
+
+        def render(form: str) -> str:
+            if form == "table":
+                return _printed(command, words, {**options, "format": form})
+            with contextlib.redirect_stderr(io.StringIO()):
+                return _printed(command, words, {**shown, "format": form})
+
+        return Report(render)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -122,9 +141,6 @@ class Runs(Sequence["Runs"]):
 
     def _repr_html_(self) -> str:
         return self.report().html()
-
-
-TEXT_FORMS = ("table", "markdown")
 
 
 def run(*scenarios: str, **options: Any) -> Runs:
@@ -161,7 +177,7 @@ def load(*paths: str | Path) -> Runs:
     return Runs(run.path for run in collect(tuple(map(Path, paths)), Path())[0])
 
 
-def compare(a: "Side", b: "Side", **options: Any) -> Comparison:
+def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
     """Two sides side by side, as `distbench compare` does.
 
     Args:
@@ -174,7 +190,7 @@ def compare(a: "Side", b: "Side", **options: Any) -> Comparison:
     sides = [_paths_of(side) for side in (a, b)]
     words = [*map(str, sides[0]), "vs", *map(str, sides[1])]
     given = _context(compare_command.compare, words, options).params
-    return Comparison(compare_command.compared(*sides, given["min_launches"], given["allow_different"]))
+    return ComparedRuns(compare_command.compared(*sides, given["min_launches"], given["allow_different"]))
 
 
 Side = str | Path | Runs | Sequence[str | Path]

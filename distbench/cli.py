@@ -24,7 +24,7 @@ from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say
-from distbench.commands.sections import Sections
+from distbench.commands.help_sections import Sections
 from distbench.commands.signature import signature
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut

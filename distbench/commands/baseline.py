@@ -6,7 +6,7 @@ import click
 
 from distbench.commands.files import expanded
 from distbench.commands.say import say
-from distbench.commands.sections import WholeSentences
+from distbench.commands.help_sections import WholeSentences
 
 
 @click.group(cls=WholeSentences)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distbench.compare.options import METRICS, Options
+from distbench.compare.pairing import TURNS, Pairing
 from distbench.compare.verdicts import (
     FASTER,
     IMPROVEMENT,
@@ -23,6 +24,7 @@ from distbench.compare.verdicts import (
     WITHIN_NOISE,
 )
 from distbench.gate.compare_sides import gate
+from distbench.gate.judge import load_conflict
 from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.runs.frame import frame_of
 from distbench.runs.launches import launch_of
@@ -79,11 +81,13 @@ class SideBySide:
         names: what the user called them.
         cases: in the order in which they were measured.
         gated: what the gate's engine says, with designs, differences of the environment and warnings.
+        load: that others kept the machine busy on one side more than on the other, or "".
     """
 
     names: tuple[str, str]
     cases: list[ComparedCase]
     gated: Gated
+    load: str = ""
 
     @property
     def single(self) -> list[ComparedCase]:
@@ -147,7 +151,8 @@ def side_by_side(
     Raises:
         UserError: nothing of one side can be compared with anything of the other; or a run stands on both.
     """
-    told = gate([launch_of(run) for run in a], [launch_of(run) for run in b], _without_tolerance(options), warnings)
+    left, right = ([launch_of(run) for run in side] for side in (a, b))
+    told = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
     frames = frame_of(a), frame_of(b)
     sides, computes = [_measured_once(frame) for frame in frames], [_computes_of(frame) for frame in frames]
     differing = {
@@ -158,11 +163,8 @@ def side_by_side(
     cases.sort(key=lambda case: (case.scenario, order.get(case.case_id, 0)))
     if not any(case.num_launches for case in cases):
         raise UserError(_nothing_to_compare(cases, names))
-    return SideBySide(names, cases, told)
-
-
-def _without_tolerance(options: Options) -> Options:
-    return replace(options, tolerances=dict.fromkeys(METRICS, 0.0))
+    unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=TURNS)
+    return SideBySide(names, cases, told, load_conflict(left, right, unpaired, options.load_share) or "")
 
 
 def _measured_once(frame: "pd.DataFrame") -> dict[Key, dict[str, float]]:
@@ -224,6 +226,10 @@ def _is_enough(case: CaseVerdict, options: Options) -> bool:
 
 def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -> str:
     a, b = names
+    alone = [{case.scenario for case in cases if case.verdict == word} for word in ALONE.values()]
+    if cases and alone[0] | alone[1] == {case.scenario for case in cases} and not alone[0] & alone[1]:
+        held = [", ".join(sorted(some)) or "no scenario" for some in alone]
+        return f"{a} and {b} cannot be compared: {a} holds {held[0]}, {b} holds {held[1]}; give runs of one scenario"
     reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
     reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither holds a case"]
     more = f" (and {len(reasons) - 1} more such reasons)" if len(reasons) > 1 else ""

@@ -27,7 +27,8 @@ def blocks_of(found: SideBySide) -> list[Block]:
     gated, (a, b) = found.gated, found.names
     lines = [f"A, the baseline: {a} ({_launches(gated.num_baseline)})"]
     lines += [f"B, the candidate: {b} ({_launches(gated.num_candidate)})"]
-    lines += [f"differs: {sentence}" for sentence in (*gated.stamps, *gated.shown)] or ["the environments agree"]
+    differing = [*gated.stamps, *gated.shown, *([found.load] if found.load else [])]
+    lines += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
     blocks: list[Block] = [Heading(f"compare: {_headline(found)}", 1), Lines(tuple(lines))]
     blocks += [_uncompared(found.uncompared)] if found.uncompared else []
