@@ -18,13 +18,13 @@ from distbench.commands.completion import scenario_names
 from distbench.commands.defaults import defaults_for
 from distbench.commands.export import export
 from distbench.commands.gate import gate
+from distbench.commands.help_sections import Sections
 from distbench.commands.history import history
 from distbench.commands.old_names import under_new_names
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say
-from distbench.commands.help_sections import Sections
 from distbench.commands.signature import signature
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut

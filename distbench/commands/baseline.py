@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from distbench.commands.files import expanded
-from distbench.commands.say import say
 from distbench.commands.help_sections import WholeSentences
+from distbench.commands.say import say
 
 
 @click.group(cls=WholeSentences)

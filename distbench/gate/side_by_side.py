@@ -109,25 +109,14 @@ class SideBySide:
         """One row a case: FRAME_COLUMNS, times in seconds."""
         import pandas as pd
 
-        return pd.DataFrame([_row(case) for case in self.cases], columns=list(FRAME_COLUMNS))
+        return pd.DataFrame([_row(case) for case in self.cases], columns=FRAME_COLUMNS)
 
 
-FRAME_COLUMNS = {
-    "scenario": "the scenario",
-    "case": "the case's id",
-    "verdict": "slower, faster, within noise or not told of B against A; or why there is no ratio",
-    "why": "one sentence where the verdict is none on times, else empty",
-    "of": "what the times are: median of one launch a side; mean or p10 over several",
-    "num_launches": "pairs of launches, or launches of the smaller side",
-    **{"a_s": "A's time, seconds", "b_s": "B's time, seconds"},
-    **{
-        f"{side}_{end}_s": f"{side.upper()}'s {word} bound, seconds: 95 % from the passes of its one launch"
-        for side in "ab"
-        for end, word in (("low", "lower"), ("high", "upper"))
-    },
-    "ratio": "B's time over A's",
-    **{"ratio_low": "lower bound, 95 %, of several launches", "ratio_high": "upper bound"},
-}
+# docs/run-file.md says what each is.
+FRAME_COLUMNS = (
+    *("scenario", "case", "verdict", "why", "of", "num_launches", "a_s", "b_s"),
+    *("a_low_s", "a_high_s", "b_low_s", "b_high_s", "ratio", "ratio_low", "ratio_high"),
+)
 
 
 def _row(case: ComparedCase) -> dict[str, Any]:

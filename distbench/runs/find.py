@@ -50,7 +50,8 @@ def _read_latest(out: Path, warnings: list[str]) -> list[Run]:
     heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
+        advice = "measure something first with `distbench run`, or give --runs"
+        raise UserError(f"no run file is under {out}{why}; {advice}")
     newest = max(heads, key=lambda head: (head[1].started_at, head[0].name))
     together = newest[1].invocation_id
     chosen = [path for path, about in heads if path == newest[0] or (together and about.invocation_id == together)]
