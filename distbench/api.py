@@ -187,10 +187,10 @@ def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
     Raises:
         UserError: a path cannot be read, or nothing of one side can be compared with the other.
     """
-    sides = [_paths_of(side) for side in (a, b)]
-    words = [*map(str, sides[0]), "vs", *map(str, sides[1])]
+    left, right = _paths_of(a), _paths_of(b)
+    words = [*map(str, left), "vs", *map(str, right)]
     given = _context(compare_command.compare, words, options).params
-    return ComparedRuns(compare_command.compared(*sides, given["min_launches"], given["allow_different"]))
+    return ComparedRuns(compare_command.compared(left, right, given["min_launches"], given["allow_different"]))
 
 
 Side = str | Path | Runs | Sequence[str | Path]

@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import socket
 import tomllib
 import zipfile
 from pathlib import Path
@@ -78,20 +79,13 @@ def test_what_is_installed_measures_a_shipped_scenario_from_an_empty_folder(
     done = ranks.python("-m", "pip", "install", *to, wheel)
     assert done.returncode == 0, done.stderr
     (command,) = (site / "bin").glob("distbench")
-    options = (
-        "--quick",
-        "--mesh",
-        "tp=2",
-        "--set",
-        "hidden=64",
-        "--budget",
-        "0.1",
-        "--check",
-        "none",
-        "--device",
-        "cpu",
-    )
-    done = ranks.run(command, "run", "tp_mlp", *options, cwd=empty, variables={"PYTHONPATH": str(site)})
+    small = ("--mesh", "tp=1", "--set", "hidden=64", "--budget", "0.1", "--check", "none", "--device", "cpu")
+    # As the one rank of a launcher: torchrun would import torch once more.
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(site)}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    done = ranks.run(command, "run", "tp_mlp", "--quick", *small, cwd=empty, variables=rank)
     assert done.returncode == 0, done.stderr
     (run_file,) = (empty / "results").rglob("*-tp_mlp-*.jsonl")
     header = json.loads(run_file.read_text().splitlines()[0])

@@ -15,19 +15,12 @@ UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 MAX_LISTED = 15
 
 
-class Age(click.ParamType):
-    """`30d`, `12h` or `2w`, as seconds."""
-
-    name = "age"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds; click.BadParameter where it is no age."""
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"(\d{1,5})([hdw])", str(value))
-        if not found:
-            self.fail(f"{value!r} is no age; write 12h, 30d or 2w", param, ctx)
-        return int(found[1]) * UNITS_S[found[2]]
+def age_s(text: str) -> float:
+    """`30d`, `12h` or `2w` as seconds; a UserError where it is no age."""
+    found = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if not found:
+        raise UserError(f"--older-than {text!r} is no age; write 12h, 30d or 2w")
+    return int(found[1]) * UNITS_S[found[2]]
 
 
 @click.command()
@@ -35,9 +28,9 @@ class Age(click.ParamType):
     "--runs", type=click.Path(path_type=Path), default=Path("results"), help="Results folder to clean. [results]"
 )
 @click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
-@click.option("--older-than", "age_s", type=Age(), metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
+@click.option("--older-than", metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
-def clean(runs: Path, keep: int | None, age_s: float | None, yes: bool) -> None:
+def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> None:
     """Delete old runs with their ranks' logs: what would go is listed, then it asks.
 
     All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
@@ -51,11 +44,11 @@ def clean(runs: Path, keep: int | None, age_s: float | None, yes: bool) -> None:
     from distbench.render.units import disk_text
     from distbench.runs.old_runs import delete, kept_and_old
 
-    if keep is None and age_s is None:
+    if keep is None and older_than is None:
         raise UserError(
             "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
         )
-    kept, old = kept_and_old(runs, keep, None if age_s is None else time.time() - age_s)
+    kept, old = kept_and_old(runs, keep, None if older_than is None else time.time() - age_s(older_than))
     if not old:
         say(f"nothing to delete under {runs}: {len(kept)} runs stay")
         return

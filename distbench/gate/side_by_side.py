@@ -4,6 +4,7 @@ Where both sides have several launches, the gate's engine says it, with no toler
 matter: a launch has a level of its own, so two of them are shown, each with its own passes' interval, and not judged.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,11 +66,11 @@ class ComparedCase:
     of: str = ""
     a: dict[str, float] | None = None
     b: dict[str, float] | None = None
-    a_s: float = float("nan")
-    b_s: float = float("nan")
-    ratio: float = float("nan")
-    ratio_low: float = float("nan")
-    ratio_high: float = float("nan")
+    a_s: float = math.nan
+    b_s: float = math.nan
+    ratio: float = math.nan
+    ratio_low: float = math.nan
+    ratio_high: float = math.nan
     num_launches: int = 0
 
 
@@ -123,7 +124,7 @@ def _row(case: ComparedCase) -> dict[str, Any]:
     row = {name: getattr(case, name) for name in FRAME_COLUMNS if hasattr(case, name)} | {"case": case.case_id}
     for side, launch in (("a", case.a), ("b", case.b)):
         bounds = {} if launch is None else launch
-        row |= {f"{side}_{end}_s": bounds.get(f"ci_{end}_s", float("nan")) for end in ("low", "high")}
+        row |= {f"{side}_{end}_s": bounds.get(f"ci_{end}_s", math.nan) for end in ("low", "high")}
     return row
 
 
@@ -194,23 +195,28 @@ def _compared(
     first = case.metrics[0]
     a, b = (side.get(_key_of(case)) for side in sides)
     if a and b:
-        times = a["median_s"], b["median_s"], b["median_s"] / a["median_s"]
-        return ComparedCase(
-            case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b, *times, num_launches=1
-        )
-    bounds = [float("nan") if bound is None else 1 + bound for bound in (first.low, first.high)]
-    is_told = case.verdict in (REGRESSION, IMPROVEMENT, PASS) or _is_enough(case, options)
-    verdict = WORDS[case.verdict] if is_told else NOT_TOLD
+        found = ComparedCase(case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b)
+        return replace(found, a_s=a["median_s"], b_s=b["median_s"], ratio=b["median_s"] / a["median_s"], num_launches=1)
+    is_told = case.verdict != INCONCLUSIVE or _is_enough(case, options)
     return ComparedCase(
-        case.scenario, case.case_id, verdict, "" if is_told else case.reason, first.metric, None, None,
-        first.baseline_s, first.candidate_s, 1 + first.change, *bounds, num_launches=first.num_launches,
-    )  # fmt: skip
+        case.scenario,
+        case.case_id,
+        WORDS[case.verdict] if is_told else NOT_TOLD,
+        "" if is_told else case.reason,
+        first.metric,
+        a_s=first.baseline_s,
+        b_s=first.candidate_s,
+        ratio=1 + first.change,
+        ratio_low=math.nan if first.low is None else 1 + first.low,
+        ratio_high=math.nan if first.high is None else 1 + first.high,
+        num_launches=first.num_launches,
+    )
 
 
 def _is_enough(case: CaseVerdict, options: Options) -> bool:
     """Whether an inconclusive case had the launches that a verdict takes, and nothing else stood against one."""
     enough = any(metric.num_launches >= options.least_launches(case.paired) for metric in case.metrics)
-    return case.verdict == INCONCLUSIVE and enough and not case.suspected
+    return enough and not case.suspected
 
 
 def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -> str:

@@ -85,8 +85,8 @@ def _run_of(key: object, some: Sequence[tuple[Path, Header]]) -> OldRun:
     log_folders = tuple(
         logs for path in run_files if (logs := path.parent / "logs" / path.stem).is_dir() and not logs.is_symlink()
     )
-    logs = [path for one in log_folders for path in one.rglob("*") if path.is_symlink() or path.is_file()]
-    files = (*run_files, *logs)
+    written = [path for one in log_folders for path in one.rglob("*") if path.is_symlink() or path.is_file()]
+    files = (*run_files, *written)
     names = dict.fromkeys(about.scenario or path.stem for path, about in some)
     text = "/".join(key) if isinstance(key, tuple) else ", ".join(names)
     return OldRun(
