@@ -75,7 +75,7 @@ def test_what_is_installed_measures_a_shipped_scenario_from_an_empty_folder(
 ) -> None:
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
-    to = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet", "--target", site)
+    to = ("--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check", "--quiet", "--target", site)
     done = ranks.python("-m", "pip", "install", *to, wheel)
     assert done.returncode == 0, done.stderr
     (command,) = (site / "bin").glob("distbench")
