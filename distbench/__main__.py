@@ -38,7 +38,8 @@ def _run() -> None:
     from distbench.cli import main
 
     try:
-        main()
+        # However it was started: what completes a shell's words goes by the name.
+        main(prog_name="distbench")
     finally:
         # What fails here is told by us, and not by the interpreter at its end.
         if sys.stdout is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from distbench.ask_child import ask_child
 from distbench.launch import Request, jobs_of
+from distbench.render.units import size_text
 from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
 
@@ -67,7 +68,7 @@ def _size(answer: dict[str, object]) -> str:
     parameters, own = answer["num_parameters"], answer["parameter_bytes"]
     assert isinstance(parameters, int) and isinstance(own, int)
     step = f"no step was tried: {reason}" if (reason := answer["not_tried"]) else "a step runs"
-    return f"ok, {parameters / 1e6:.3g} M parameters, {own / 1e6:.3g} MB of them on a rank; {step}"
+    return f"ok, {parameters / 1e6:.3g} M parameters, {size_text(own)} of them on a rank; {step}"
 
 
 def _whose(labels: list[str], num_variants: int) -> str:

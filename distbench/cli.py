@@ -9,14 +9,19 @@ from typing import Any
 
 import click
 
-from distbench import __version__
 from distbench.commands.ab import ab
 from distbench.commands.baseline import baseline
 from distbench.commands.calibrate import calibrate
 from distbench.commands.check import check
+from distbench.commands.clean import clean
+from distbench.commands.compare import compare
+from distbench.commands.completion import scenario_names
+from distbench.commands.defaults import defaults_for
 from distbench.commands.export import export
 from distbench.commands.gate import gate
+from distbench.commands.help_sections import Sections
 from distbench.commands.history import history
+from distbench.commands.old_names import under_new_names
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
@@ -26,15 +31,17 @@ from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
 from distbench.spec.signals import stopped_as_interrupt
+from distbench.version import __version__
 
 
-class Commands(click.Group):
+class Commands(Sections):
     """Turns the one error a user can fix into its message and exit code 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the chosen command."""
+        """Run the chosen command with the project's own defaults."""
         try:
             with stopped_as_interrupt():
+                ctx.default_map = dict(defaults_for(self).of_commands)
                 return super().invoke(ctx)
         except UserError as error:
             say(f"distbench: {cut(str(error))}", err=True)
@@ -46,6 +53,12 @@ class Commands(click.Group):
             # click would end with 1, which is the gate's word for a regression.
             ctx.exit(141)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command and its words, with options under their present names."""
+        return super().resolve_command(ctx, under_new_names(args))
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="distbench")
@@ -56,15 +69,17 @@ def main() -> None:
     Example:
       distbench run llama_2d --quick
       distbench report
+
+    Defaults of options stand in pyproject.toml under [tool.distbench].
     """
 
 
 @main.command("list")
-@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a scenario.")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print. [table]")
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Where runs were written.")
 @width_option
-def list_command(scenarios: tuple[str, ...], as_json: bool, runs: Path) -> None:
+def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """List the shipped scenarios: mesh, tags and what each measures.
 
     A SCENARIO, as `run` takes it, is told in full: its axes and their values, its parameters, what it measures, and how
@@ -78,7 +93,7 @@ def list_command(scenarios: tuple[str, ...], as_json: bool, runs: Path) -> None:
     from distbench.spec import find, format_mesh, list_entries
 
     entries = [entry for target in scenarios for entry in find(target)] if scenarios else list_entries()
-    if as_json:
+    if form == "json":
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
         _print_json([{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries])
         return
@@ -100,12 +115,14 @@ def _print_json(value: Any) -> None:
 
 
 @main.command()
-@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print. [table]")
 @width_option
-def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
+def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
     """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
+
+    It also shows the defaults that a pyproject.toml here gives in [tool.distbench].
 
     With --paths, check instead what run --trace-paths relies on, for the SCENARIOs or all shipped ones.
 
@@ -119,12 +136,16 @@ def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
     if scenarios and not paths:
         raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
     found = agreement(scenarios) if paths else examine()
-    if as_json:
-        _print_json(found)
+    defaults = defaults_for(main)
+    if form == "json":
+        here = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
+        _print_json(found if paths else {**found, "defaults": here})
     else:
         say("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
+        if defaults.file and not paths:
+            say("\n".join([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())]))
     sys.exit(0 if found["usable"] else 1)
 
 
-for _command in (run, report, calibrate, plan, check, signature, gate, baseline, export, ab, history):
+for _command in (run, ab, calibrate, report, history, export, compare, gate, baseline, check, plan, signature, clean):
     main.add_command(_command)

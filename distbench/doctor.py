@@ -36,8 +36,8 @@ def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
 def lines_of(found: dict[str, Any]) -> list[str]:
     """The findings as lines for a terminal."""
     host = found["host"]
-    memory_gb = (host["memory_bytes"] or 0) / 1e9
-    lines = [f"{host['machine']}: {host['cpu_model']}, {host['num_cpus']} CPUs, {memory_gb:.0f} GB", ""]
+    memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
+    lines = [f"{host['machine']}: {host['cpu_model']}, {host['num_cpus']} CPUs, {memory}", ""]
     width = max(len(check["name"]) for check in found["checks"])
     for check in found["checks"]:
         mark = "ok" if check["ok"] else "MISSING"

@@ -218,6 +218,38 @@ def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
         os.kill(int(pid), 0)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_revision_is_checked_out_leaves_no_worktree(
+    children: Children, repository: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/checking-out\nexec sleep 3\n")
+    hook.chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-P", "-m", "distbench", "ab", "base", "slow", "--out", str(tmp_path / "out"), "--", "x"]
+    temporary = {"TMPDIR": str(tmp_path / "temporary")}
+    with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
+        started_s = time.monotonic()
+        while not (tmp_path / "checking-out").exists():
+            assert ab.poll() is None and time.monotonic() - started_s < 60
+            time.sleep(0.02)
+        ab.send_signal(signum)
+        said = ab.communicate(timeout=30)[1]
+    assert ab.returncode == 130 and said.splitlines()[-1] == "distbench: interrupted"
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_what_was_found_is_written_in_the_gates_forms(repository: Path, tmp_path: Path) -> None:
+    junit = tmp_path / "ab.xml"
+    given = ("base", "slow", "--out", str(tmp_path / "out"), "--github", "--write", f"junit={junit}", "--", "x")
+    code, output = run_ab(*given)
+    assert code == 1 and "::error title=regression" in output and "<failure" in junit.read_text()
+    refused, said = run_ab("base", "slow", "--write", "pdf=x", "--", "x")
+    assert refused == 2 and "is not FORMAT=FILE" in said
+
+
 def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "out" / "a" / "old.jsonl", records("old", 1.0, {CASE: case(steady(1.0, 0))}))
     code, output = run_ab(".", ".", "--out", str(tmp_path / "out"), "--", "x")

@@ -164,4 +164,4 @@ def test_bytes_of_a_rank_are_those_of_its_shards(here: None) -> None:
     done = check("tp_mlp", "--quick", "--mesh", "tp=4", "--set", "sequence_parallel=False")
     # Three matrices of 256 x 1024, a quarter of each on a rank, 4 bytes an element.
     expected = 3 * 256 * 1024
-    assert f"{expected / 1e6:.3g} M parameters, {expected / 1e6:.3g} MB of them on a rank" in done.stdout
+    assert f"{expected / 1e6:.3g} M parameters, 768 KiB of them on a rank" in done.stdout

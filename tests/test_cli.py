@@ -45,7 +45,7 @@ def test_options_reach_us_when_torchrun_starts_the_command(ranks: Ranks, tmp_pat
 
 
 def test_list_as_json_is_complete(cli: Cli) -> None:
-    rows = json.loads(cli("list", "--json").stdout)
+    rows = json.loads(cli("list", "--format", "json").stdout)
     row = next(row for row in rows if row["name"] == "cp_attention")
     assert row["mesh"] == {"cp": 4}
     assert row["axes"] == {
@@ -68,7 +68,7 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
         (["calibrate", "-o", "/nowhere/profile.json"], "no folder /nowhere"),
         (["calibrate", "--mesh", "dp=2"], "'dp' is unknown"),
         (["report", "nothing.jsonl"], "nothing.jsonl"),
-        (["report", "--out", "/nowhere"], "distbench run"),
+        (["report", "--runs", "/nowhere"], "distbench run"),
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:
@@ -106,7 +106,7 @@ def test_rank_variables_that_are_no_numbers_are_refused(cli: Cli) -> None:
 def test_doctor_lists_every_internal_and_says_this_machine_is_fine(cli: Cli) -> None:
     from distbench.worker.torch_internals.probe import INTERNALS
 
-    done = cli("doctor", "--json")
+    done = cli("doctor", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     names = {check["name"]: check["ok"] for check in found["checks"]}

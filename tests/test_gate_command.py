@@ -13,7 +13,8 @@ from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
 from distbench.cli import main
-from distbench.commands.gate import FORMS, sides_of
+from distbench.commands.gate import sides_of
+from distbench.commands.put_out import FORMS
 from distbench.compare.options import Options
 from distbench.gate import comparison_text, machine_forms
 from distbench.gate.machine_forms import annotations

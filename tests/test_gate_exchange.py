@@ -62,10 +62,10 @@ def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
 
 
 def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
-    assert "store one with distbench baseline save" in run("baseline", "list", "--out", tmp_path).output
+    assert "store one with distbench baseline save" in run("baseline", "list", "--runs", tmp_path).output
     write_side(tmp_path / "runs", two_cases)
     run("baseline", "save", tmp_path / "runs", "--out", tmp_path)
-    listed = " ".join(run("baseline", "list", "--out", tmp_path).output.split())
+    listed = " ".join(run("baseline", "list", "--runs", tmp_path).output.split())
     assert "collectives tp=4 10 2 aaaaaaaa" in listed
     shown = run("baseline", "show", tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json")
     assert shown.exit_code == 0

@@ -63,10 +63,10 @@ def test_differences_name_module_collective_mesh_dim_and_bytes() -> None:
     assert differences(base, signature_of({REDUCE: 1, GATHER: 4})) == []
     more = Path("forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention.wq", "S(1)->R", False)
     [text] = differences(base, signature_of({GATHER: 4, REDUCE: 1, more: 1}))
-    assert text == "step/x: layers.*.attention.wq, forward: +1 all_gather over tp (tp), 8.4 MB f32, implicit S(1)->R"
+    assert text == "step/x: layers.*.attention.wq, forward: +1 all_gather over tp (tp), 8.01 MiB f32, implicit S(1)->R"
     half = Path("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "f32", 1024, "(root)")
     [text] = differences(base, signature_of({GATHER: 4, half: 1}))
-    assert text == "step/x: (root), backward: 1 reduce_scatter over dp_shard (fsdp) of 512 B bf16 became 1.02 KB f32"
+    assert text == "step/x: (root), backward: 1 reduce_scatter over dp_shard (fsdp) of 512 B bf16 became 1 KiB f32"
     [text] = differences(base, signature_of({GATHER: 3, REDUCE: 1}))
     assert "-1 all_gather over tp" in text
     assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == ["step/x: is gone", "step/y: is new"]
@@ -77,7 +77,7 @@ def test_the_predicted_peak_of_memory_is_part_of_it() -> None:
     assert parse(base.to_text(), "file") == base
     more = Signature("llama", MESH, "2.13.0", {"c": {GATHER: 1}}, {"c": 150000000})
     [text] = differences(base, more)
-    assert text == "c: predicted peak memory 142 MB (141507748 B) became 150 MB (150000000 B)"
+    assert text == "c: predicted peak memory 135 MiB (141507748 B) became 143 MiB (150000000 B)"
 
 
 def test_other_scenarios_and_meshes_are_not_compared() -> None:
@@ -290,7 +290,7 @@ def test_the_exact_gate_passes_the_same_and_fails_on_any_difference(tmp_path: Fi
     assert gate(base, new) == (0, f"{torches}\nPASS: 1 of 1 signatures as in the baseline\n")
     new.write_text(signature_of({GATHER: 5}).to_text())
     code, output = gate(base, new)
-    assert code == 1 and "layers.*.attention, forward: +1 all_gather over tp (tp), 8.4 MB f32" in output
+    assert code == 1 and "layers.*.attention, forward: +1 all_gather over tp (tp), 8.01 MiB f32" in output
     assert gate(base, new, "--update")[0] == 0 and base.read_text() == new.read_text()
     assert gate(base, new)[0] == 0
 

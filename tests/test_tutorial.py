@@ -28,5 +28,5 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     assert told.count("; a step runs") == 2 and "my_model: 3 ok" in done.stderr
     assert re.search(r"P\(sum\)->R implicit tp all_reduce 12 ", told)
     assert "plan=sequence against plan=tensor: +8 tp all_reduce" in told and "+5 tp reduce_scatter of 256 KiB" in told
-    assert "optimizer: -12 all_reduce over tp (tp), 1.02 KB f32, implicit P(sum)->R" in told
+    assert "optimizer: -12 all_reduce over tp (tp), 1 KiB f32, implicit P(sum)->R" in told
     assert told.endswith("exit code 1")

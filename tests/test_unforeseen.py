@@ -56,7 +56,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word(children: Children
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = children.python("-m", "distbench", "list", "--json", stdout=writer)
+        done = children.python("-m", "distbench", "list", "--format", "json", stdout=writer)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from distbench.commands import gate_terms
+from distbench.commands import gate_terms, put_out
 from distbench.commands.files import new_folder
 from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
@@ -19,7 +19,14 @@ from distbench.commands.width import width_option
 @click.option(
     "--pairs", type=click.IntRange(2, MAX_LAUNCHES), default=20, show_default=True, help="Pairs of launches at most."
 )
-@click.option("--budget", type=FiniteRange(1, MONTH_S), default=1800.0, show_default=True, metavar="S", help="Seconds.")
+@click.option(
+    "--max-time",
+    "max_time_s",
+    type=FiniteRange(1, MONTH_S),
+    default=1800.0,
+    metavar="S",
+    help="Begin no pair that would probably end after S seconds. [1800]",
+)
 @click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the coin that orders each pair. [drawn, and printed]")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
@@ -29,6 +36,7 @@ from distbench.commands.width import width_option
 @gate_terms.min_launches
 @gate_terms.allow_different
 @gate_terms.strict
+@put_out.options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for both sides' runs. [results/ab/<time>]")
 @width_option
 @click.pass_context
@@ -38,7 +46,7 @@ def ab(
     ref_b: str,
     run_arguments: tuple[str, ...],
     pairs: int,
-    budget: float,
+    max_time_s: float,
     seed: int | None,
     env_a: tuple[str, ...],
     env_b: tuple[str, ...],
@@ -48,6 +56,9 @@ def ab(
     min_launches: int,
     allow_different: tuple[str, ...],
     strict: bool,
+    form: str,
+    write_to: tuple[str, ...],
+    github: bool,
     out: Path | None,
 ) -> None:
     """Launch two git revisions in turn until it is settled whether REF_B is slower than REF_A.
@@ -62,14 +73,16 @@ def ab(
     \b
     Examples:
       distbench ab main . -- llama_2d --quick
-      distbench ab v1.2 HEAD --budget 600 -- bench/steps.py::train --mesh tp=8
+      distbench ab v1.2 HEAD --max-time 600 -- bench/steps.py::train --mesh tp=8
+      distbench ab main . --github --write junit=ab.xml -- bench.py --quick --passes 24
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
     from distbench.ab.side import Side, checked_out, parse_variables, python_at
     from distbench.ab.turns import Terms, check_run_arguments, looks_of, take_turns
-    from distbench.gate.comparison_text import text
+    from distbench.gate import machine_forms
 
     check_run_arguments(run_arguments)
+    targets = put_out.targets_of(write_to)
     options = gate_terms.options_of(tolerance, allow_different, min_launches=min_launches)
     given = [
         Side(name, ref, Path.cwd(), python_at(python, f"--python-{name}"), parse_variables(env, f"--env-{name}"))
@@ -77,12 +90,12 @@ def ab(
     ]
     folder = new_folder("ab", out)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    terms = Terms(pairs, budget, looks_of(pairs, options), seed)
+    terms = Terms(pairs, max_time_s, looks_of(pairs, options), seed)
     with checked_out(given) as sides:
         for side in sides:
             say(side.text(), err=True)
         say(f"the order of each pair is drawn with --seed {seed}", err=True)
         settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
-    say(text(settled.gated, strict))
+    put_out.put_out(lambda one: machine_forms.FORMS[one](settled.gated, strict), form, targets, github)
     say(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))

@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from distbench.commands.files import expanded
+from distbench.commands.help_sections import WholeSentences
 from distbench.commands.say import say
 from distbench.commands.width import width_option
 
 
-@click.group()
+@click.group(cls=WholeSentences)
 def baseline() -> None:
     """Save, list and show stored baselines: one value a launch, small enough for git.
 
@@ -21,7 +22,7 @@ def baseline() -> None:
 
 @baseline.command("save")
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
     """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
 
@@ -41,7 +42,13 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option(
+    "--runs",
+    "out",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    help="Results folder to look in. [results]",
+)
 @width_option
 def list_baselines(out: Path) -> None:
     """List stored baselines.

@@ -22,7 +22,9 @@ from distbench.spec.errors import UserError
 @click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
 @click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
-@click.option("-o", "output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file."
+)
 @click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
 @click.option(
     "--timeout", type=FiniteRange(1, MONTH_S), default=300.0, metavar="S", help="Give up after S s of no progress."

@@ -5,12 +5,13 @@ import sys
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.completion import scenario_names
 from distbench.commands.say import say
 from distbench.commands.width import width_option
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")

@@ -13,7 +13,7 @@ EXPORTS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava", "run")
 @click.command()
 @click.argument("form", metavar="FORMAT", type=click.Choice(EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("-o", "output", type=click.Path(path_type=Path), metavar="FILE", help="Default: standard output.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: standard output.")
 def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
     """Write runs in another tool's FORMAT, one value a launch, never raw samples.
 

@@ -1,6 +1,5 @@
 """The command `gate`: arguments to calls, results to text and exit codes."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from distbench.commands import gate_terms
-from distbench.commands.files import expanded, write
+from distbench.commands import gate_terms, put_out
+from distbench.commands.files import expanded
 from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.commands.self_test import self_test
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from distbench.compare.options import Options
     from distbench.gate.outcome import Gated
 
-# Each has a function in gate/machine_forms.py and in signature/difference_text.py.
-FORMS = ("table", "markdown", "json", "junit", "github")
 # What these use of the other options.
 USED_BY = {
     "--update": ("--signature",),
@@ -49,9 +46,7 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.option("--dedicated", is_flag=True, help="The machine is yours alone: a baseline of another day may fail.")
 @gate_terms.allow_different
 @gate_terms.strict
-@click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print.")
-@click.option("--write", "write_to", multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file.")
-@click.option("--github", is_flag=True, help="Also print annotations, and append Markdown to the step summary.")
+@put_out.options
 @click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
 @click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
 @click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
@@ -102,9 +97,9 @@ def gate(
         raise UserError(f"gate compares two sides: {USAGE}")
     modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
     _refuse_unused(ctx, next((mode for mode, is_on in modes.items() if is_on), None))
-    put_out = partial(_put_out, form=form, targets=_targets(write_to), github=github)
+    show = partial(put_out.put_out, form=form, targets=put_out.targets_of(write_to), github=github)
     if signature:
-        ctx.exit(_gate_signatures(paths, update, put_out))
+        ctx.exit(_gate_signatures(paths, update, show))
     options = gate_terms.options_of(
         tolerance, allow_different, floor_s=floor_us * 1e-6, alpha=alpha, min_launches=min_launches, dedicated=dedicated
     )
@@ -114,7 +109,7 @@ def gate(
     from distbench.gate import machine_forms
 
     gated = _judged(paths, options)
-    put_out(lambda one: machine_forms.FORMS[one](gated, strict))
+    show(lambda one: machine_forms.FORMS[one](gated, strict))
     ctx.exit(gated.exit_code(strict))
 
 
@@ -141,28 +136,7 @@ def _judged(paths: Sequence[str], options: "Options") -> "Gated":
     return judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
 
 
-def _put_out(render: Callable[[str], str], form: str, targets: Sequence[tuple[str, Path]], github: bool) -> None:
-    """Print and write what was found, in each form that was asked for."""
-    _print(render(form), form)
-    for one, path in targets:
-        write(path, render(one) + "\n")
-    if not github:
-        return
-    if form != "github":
-        _print(render("github"), "github")
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        write(Path(summary), render("markdown") + "\n", "a")
-
-
-def _print(text: str, form: str) -> None:
-    """Annotations are commands to GitHub; all else must hold none."""
-    if form == "github":
-        click.echo(text)
-    else:
-        say(text)
-
-
-def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Callable[[str], str]], None]) -> int:
+def _gate_signatures(paths: tuple[str, ...], update: bool, show: Callable[[Callable[[str], str]], None]) -> int:
     """Compare signatures or make the new ones the baseline; the exit code."""
     from distbench.signature import difference_text
     from distbench.signature.exact_gate import compare
@@ -176,30 +150,20 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, put_out: Callable[[Ca
         say("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
         return 0
     found = compare(base, new)
-    put_out(lambda form: difference_text.FORMS[form](found))
+    show(lambda form: difference_text.FORMS[form](found))
     if found.exit_code:
         say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
     return found.exit_code
 
 
-def sides_of(paths: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list[Path]]:
     """The baseline's and the candidate's paths; a UserError where they cannot be told apart, or match no file."""
     has_word = SEPARATOR in paths
     if not has_word and len(paths) > 2:
         unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
-        raise UserError(f"{unclear}; write the word vs between the two sides: {USAGE}")
+        raise UserError(f"{unclear}; write the word vs between the two sides: {usage}")
     end = paths.index(SEPARATOR) if has_word else 1
     left, right = paths[:end], paths[end + has_word :]
     if not left or not right or SEPARATOR in right:
-        raise UserError(f"gate compares two sides: {USAGE}")
+        raise UserError(f"{usage.split()[1]} compares two sides: {usage}")
     return expanded(left), expanded(right)
-
-
-def _targets(texts: Sequence[str]) -> list[tuple[str, Path]]:
-    targets = []
-    for text in texts:
-        form, equals, path = text.partition("=")
-        if not equals or form not in FORMS or not path:
-            raise UserError(f"--write {text!r} is not FORMAT=FILE with a format of {', '.join(FORMS)}")
-        targets.append((form, Path(path)))
-    return targets

@@ -27,7 +27,7 @@ from distbench.spec.mesh import MAX_RANKS
 @click.option(
     "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the path there, .png or .svg."
 )
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print. [table]")
 @click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
 @width_option
 def plan(

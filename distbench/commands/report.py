@@ -14,7 +14,13 @@ PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
-@click.option("--format", "form", type=click.Choice(["table", "markdown", "csv", "json"]), default="table")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "markdown", "csv", "json"]),
+    default="table",
+    help="What to print. [table]",
+)
 @click.option("--page", type=PATH, metavar="FILE", help="Also write all of it as one HTML file.")
 @click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
 @click.option(
@@ -31,7 +37,9 @@ PATH = click.Path(path_type=Path)
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
 @click.option("--label", default="", metavar="TEXT", help="Only runs that `run --label TEXT` made, of all times.")
 @click.option("--full", is_flag=True, help="Every table of every scenario instead of the summary.")
-@click.option("--out", type=PATH, default=Path("results"), help="Results folder to look in.")
+@click.option(
+    "--runs", "out", type=PATH, default=Path("results"), help="Folder to look for the latest run in. [results]"
+)
 @width_option
 def report(
     runs: tuple[Path, ...],

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.first_screen import confirm_ranks, show_summary, told
 from distbench.commands.say import say
@@ -20,10 +21,12 @@ from distbench.spec.printable import clean, cut
 MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
 NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes")
+# In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
+RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, metavar="SCENARIO...")
+@click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
 @click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
@@ -105,6 +108,7 @@ def run(
     parsed = parse_mesh(mesh) if mesh else None
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
+    click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]
     for job in jobs:
         if job.note and is_first:
             say(f"{job.scenario}: {job.note}", err=True)
@@ -166,6 +170,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
 def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
         say(f"distbench: {job.scenario}: {cut(told(job, message))}", err=True)
+        click.get_current_context().meta[MESSAGE] = f"{job.scenario}: {cut(message)}"
     if outcome.none_chosen and not silent:
         say(f"{job.scenario}: no case matches -k", err=True)
     elif not silent and Path(job.run_file).exists():

@@ -6,18 +6,22 @@ from pathlib import Path
 import click
 
 from distbench.commands import STARTED_AT
+from distbench.commands.completion import scenario_names
 from distbench.commands.files import check_writable, make_folder, write
 from distbench.commands.say import say
 from distbench.spec.errors import UserError
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, of any size: no rank is started. Default: the scenario's own.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
 @click.option(
-    "-o", "output", type=click.Path(path_type=Path), help="A file, or a folder for one file a scenario. Default: print."
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="A file, or a folder for one file a scenario. Default: print.",
 )
 def signature(
     scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool, output: Path | None

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 
 NOTHING = "-"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_DISK = ("B", "kB", "MB", "GB", "TB")
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -96,6 +97,15 @@ def size_text(size_bytes: float) -> str:
         value /= 1024
         unit += 1
     return f"{value:.0f} {_SIZES[unit]}" if value == int(value) else f"{_plain(value)} {_SIZES[unit]}"
+
+
+def disk_text(num_bytes: float) -> str:
+    """`12.3 MB` of files: as rates are, in powers of ten; what lies in memory is in powers of two (`size_text`)."""
+    value, unit = float(num_bytes), 0
+    while value >= 999.5 and unit < len(_DISK) - 1:
+        value /= 1000
+        unit += 1
+    return f"{_plain(value) if unit else int(value)} {_DISK[unit]}"
 
 
 def bandwidth_text(gb_per_s: float) -> str:

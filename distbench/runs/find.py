@@ -86,7 +86,9 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> l
     heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"no run file is under {out}{why}; measure something first with `distbench run`, or give --out")
+        raise UserError(
+            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --runs"
+        )
     chosen: dict[Path, None] = {}
     for name in names or [""]:
         own = [head for head in heads if name in ("", head[1].scenario)]

@@ -79,7 +79,11 @@ COUNTERS: Kinds = {
 }
 PASS: Kinds = {
     "case_id": NAME,
-    "number": Kind(lambda value: type(value) is int and 0 < value < MAX_PASSES, "a number of a pass"),
+    "number": Kind(
+        lambda value: type(value) is int and 0 < value < MAX_PASSES,
+        "a number of a pass",
+        {"type": "integer", "minimum": 1, "maximum": MAX_PASSES - 1},
+    ),
     "samples_s": TIMES,
     "phases_s": mapping_of(DURATIONS),
     "stop_reason": TEXT,
@@ -127,6 +131,15 @@ CELLS: Kinds = {
 }
 
 
+# Of each kind of line, the fields that must be there.
+NEEDED = {
+    "case": ("case", "status"),
+    "pass": ("case_id", "number", "samples_s", "phases_s"),
+    "pass of an error": ("case_id", "status"),
+    "trace": ("case_id", "columns", "rows", "phases"),
+}
+
+
 def wrong_in_header(record: Record) -> str | None:
     """The first wrong field of the first line, in words; None where there is none."""
     return (
@@ -143,7 +156,7 @@ def wrong_in_record(record: Record) -> str | None:
 
 
 def _wrong_in_case(record: Record) -> str | None:
-    if wrong := wrong_field(record, RESULT, ("case", "status")):
+    if wrong := wrong_field(record, RESULT, NEEDED["case"]):
         return wrong
     case = record["case"]
     if wrong := wrong_field(case, CASE, ("id",), "case."):
@@ -154,8 +167,7 @@ def _wrong_in_case(record: Record) -> str | None:
 
 
 def _wrong_in_pass(record: Record) -> str | None:
-    needed = ("status",) if "error" in record else ("number", "samples_s", "phases_s")
-    return wrong_field(record, PASS, ("case_id", *needed))
+    return wrong_field(record, PASS, NEEDED["pass of an error" if "error" in record else "pass"])
 
 
 def _wrong_in_trace(record: Record) -> str | None:
@@ -163,7 +175,7 @@ def _wrong_in_trace(record: Record) -> str | None:
         return wrong
     if record.get("error") is not None:
         return None
-    if wrong := wrong_field(record, TRACE, ("columns", "rows", "phases")):
+    if wrong := wrong_field(record, TRACE, NEEDED["trace"]):
         return wrong
     for name, kinds in IN_TRACE.items():
         if wrong := wrong_field(record.get(name) or {}, kinds, within=f"{name}."):

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
+from distbench.render.units import size_text
 from distbench.signature.signature_file import Path, Signature
 from distbench.spec.mesh import format_mesh
-
-KILO = 1000.0
 
 
 def incomparable(base: Signature, new: Signature) -> str | None:
@@ -52,7 +51,7 @@ def _of_peak(base: Signature, new: Signature, case: str) -> list[str]:
     before, after = base.peaks.get(case), new.peaks.get(case)
     if before == after:
         return []
-    texts = [f"{bytes_text(peak)} ({peak} B)" if peak is not None else "none" for peak in (before, after)]
+    texts = [f"{size_text(peak)} ({peak} B)" if peak is not None else "none" for peak in (before, after)]
     return [f"predicted peak memory {texts[0]} became {texts[1]}"]
 
 
@@ -73,13 +72,5 @@ def _why(path: Path) -> str:
 
 
 def size(path: Path) -> str:
-    """Payload for a person, with its dtype: `8.4 MB of f32`."""
-    return f"{bytes_text(path.payload_bytes)} {path.dtype}"
-
-
-def bytes_text(num_bytes: int) -> str:
-    """`8.4 MB`, of 1000 KB each."""
-    value, units = float(num_bytes), ["B", "KB", "MB", "GB", "TB"]
-    while value >= KILO and len(units) > 1:
-        value, units = value / KILO, units[1:]
-    return f"{value:.3g} {units[0]}"
+    """Payload for a person, with its dtype: `8 MiB f32`."""
+    return f"{size_text(path.payload_bytes)} {path.dtype}"

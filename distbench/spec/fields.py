@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from distbench.spec.reading import MAX_COUNT
@@ -14,10 +15,11 @@ NUMBERS = {int, float}  # exact types: True is an int to isinstance
 
 
 class Kind(NamedTuple):
-    """Which values a field may hold, and how a message calls them."""
+    """Which values a field may hold, how a message calls them, and the same as JSON Schema has it."""
 
     fits: Callable[[Any], bool]
     what: str
+    schema: Mapping[str, Any] = MappingProxyType({})
 
 
 Kinds = Mapping[str, Kind]
@@ -53,38 +55,52 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_COUNT
 
 
-TEXT = Kind(lambda value: type(value) is str, "text")
-FLAG = Kind(lambda value: type(value) is bool, "true or false")
-COUNT = Kind(_is_count, "a whole number from 0 on")
-SIZE = Kind(lambda value: _is_count(value) and value > 0, "a whole number above 0")
-NUMBER = Kind(_is_number, "a number")
-AMOUNT = Kind(_within(0, sys.float_info.max), "a number from 0 on")
-BYTES = Kind(_within(0, MAX_COUNT), f"a number from 0 to {MAX_COUNT:g}")
-TIME = Kind(is_time, "a time above 0 s and up to a day")
-DURATION = Kind(_within(0, DAY_S), "seconds from 0 up to a day")
-MOMENT = Kind(_within(-DAY_S, DAY_S), "seconds within a day")
-DATE = Kind(_within(0, LATEST), "seconds since 1970")
-TIMES = Kind(are_times, "a list of times above 0 s and up to a day")
-DURATIONS = Kind(_are_durations, "a list of seconds from 0 up to a day")
-RECORD = Kind(lambda value: isinstance(value, dict), "an object")
-LIST = Kind(lambda value: isinstance(value, list), "a list")
-NAME = Kind(lambda value: type(value) is str and bool(value), "a name")
+def _bounds(low: float, high: float) -> dict[str, Any]:
+    return {"type": "number", "minimum": low, "maximum": high}
+
+
+_TIME = {"type": "number", "exclusiveMinimum": 0, "maximum": DAY_S}
+_COUNT = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT}
+TEXT = Kind(lambda value: type(value) is str, "text", {"type": "string"})
+FLAG = Kind(lambda value: type(value) is bool, "true or false", {"type": "boolean"})
+COUNT = Kind(_is_count, "a whole number from 0 on", _COUNT)
+SIZE = Kind(lambda value: _is_count(value) and value > 0, "a whole number above 0", {**_COUNT, "minimum": 1})
+NUMBER = Kind(_is_number, "a number", {"type": "number"})
+AMOUNT = Kind(_within(0, sys.float_info.max), "a number from 0 on", {"type": "number", "minimum": 0})
+BYTES = Kind(_within(0, MAX_COUNT), f"a number from 0 to {MAX_COUNT:g}", _bounds(0, MAX_COUNT))
+TIME = Kind(is_time, "a time above 0 s and up to a day", _TIME)
+DURATION = Kind(_within(0, DAY_S), "seconds from 0 up to a day", _bounds(0, DAY_S))
+MOMENT = Kind(_within(-DAY_S, DAY_S), "seconds within a day", _bounds(-DAY_S, DAY_S))
+DATE = Kind(_within(0, LATEST), "seconds since 1970", _bounds(0, LATEST))
+TIMES = Kind(are_times, "a list of times above 0 s and up to a day", {"type": "array", "items": _TIME})
+DURATIONS = Kind(_are_durations, "a list of seconds from 0 up to a day", {"type": "array", "items": _bounds(0, DAY_S)})
+RECORD = Kind(lambda value: isinstance(value, dict), "an object", {"type": "object"})
+LIST = Kind(lambda value: isinstance(value, list), "a list", {"type": "array"})
+NAME = Kind(lambda value: type(value) is str and bool(value), "a name", {"type": "string", "minLength": 1})
 
 
 def number_within(low: float, high: float) -> Kind:
     """A number within bounds, which belong to it."""
-    return Kind(_within(low, high), f"a number from {low:g} to {high:g}")
+    return Kind(_within(low, high), f"a number from {low:g} to {high:g}", _bounds(low, high))
 
 
 def one_of(names: Sequence[str]) -> Kind:
     """One of these texts."""
     known = frozenset(names)
-    return Kind(lambda value: isinstance(value, str) and value in known, f"one of {', '.join(names)}")
+    return Kind(
+        lambda value: isinstance(value, str) and value in known,
+        f"one of {', '.join(names)}",
+        {"enum": list(names)},
+    )
 
 
 def list_of(kind: Kind) -> Kind:
     """A list of values of that kind."""
-    return Kind(lambda value: isinstance(value, list) and all(map(kind.fits, value)), f"a list of {kind.what}")
+    return Kind(
+        lambda value: isinstance(value, list) and all(map(kind.fits, value)),
+        f"a list of {kind.what}",
+        {"type": "array", "items": kind.schema},
+    )
 
 
 def mapping_of(kind: Kind) -> Kind:
@@ -92,12 +108,18 @@ def mapping_of(kind: Kind) -> Kind:
     return Kind(
         lambda value: isinstance(value, dict) and all(map(kind.fits, value.values())),
         f"an object with {kind.what} in each place",
+        {"type": "object", "additionalProperties": kind.schema},
     )
 
 
 def or_none(kind: Kind) -> Kind:
     """Such a value, or null."""
-    return Kind(lambda value: value is None or kind.fits(value), f"{kind.what} or null")
+    return Kind(lambda value: value is None or kind.fits(value), f"{kind.what} or null", nullable(kind.schema))
+
+
+def nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, or null."""
+    return {"anyOf": [dict(schema), {"type": "null"}]}
 
 
 def wrong_field(record: Mapping[str, Any], kinds: Kinds, needed: Sequence[str] = (), within: str = "") -> str | None:

@@ -1,0 +1,61 @@
+"""`distbench compare`: two sides of run files to one comparison."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distbench.commands import gate_terms
+from distbench.commands.gate import sides_of
+from distbench.commands.say import say
+
+if TYPE_CHECKING:
+    from distbench.gate.side_by_side import SideBySide
+
+FORMS = ("table", "markdown", "csv", "json")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="A... [vs] B...")
+@gate_terms.min_launches
+@gate_terms.allow_different
+@click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print. [table]")
+def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[str, ...], form: str) -> None:
+    """Show two runs side by side, case by case: A, the baseline, and B.
+
+    Each side is a run file or a folder of them; more than one a side are told apart by the word vs. With one launch a
+    side both are shown with the intervals of their passes, and none is called faster or slower: that takes several
+    launches, which are then compared as distbench gate does, without a tolerance. distbench ab makes such launches.
+
+    What differs in the environment is listed; what another machine, mesh or device measured is not compared.
+
+    \b
+    Examples:
+      distbench compare before.jsonl after.jsonl
+      distbench compare old/ new/
+      distbench compare 'old/*.jsonl' vs 'new/*.jsonl' --format csv
+    """
+    say(text_of(compared(*sides_of(paths, "distbench compare A... vs B..."), min_launches, allow_different), form))
+
+
+def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_different: Sequence[str]) -> "SideBySide":
+    """Two sides, read and compared. Raises UserError where a path cannot be read or nothing can be compared."""
+    from distbench.gate.side_by_side import side_by_side
+    from distbench.runs.find import collect
+    from distbench.runs.run_file import no_garbage_collection
+
+    options = gate_terms.options_of((), allow_different, min_launches=min_launches)
+    with no_garbage_collection():
+        (left, told), (right, told_too) = (collect(tuple(paths), Path()) for paths in (a, b))
+        names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
+        return side_by_side(left, right, (names[0], names[1]), options, [*told, *told_too])
+
+
+def text_of(found: "SideBySide", form: str) -> str:
+    """In one of FORMS."""
+    from distbench.gate.side_by_side_text import blocks_of
+    from distbench.render.blocks import shown
+    from distbench.report.output import DATA_FORMS, data_text
+
+    return data_text(found.frame, form) if form in DATA_FORMS else shown(blocks_of(found), form)

@@ -1,0 +1,131 @@
+"""`distbench clean`: what is old, what belongs together, what is nobody's to delete."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from gate_runs import CASE, case, records, steady, write
+
+from distbench.cli import main
+
+NOW = time.time()
+DAY_S = 86_400.0
+
+
+def run(*arguments: object, answer: str = "") -> Result:
+    return CliRunner().invoke(main, ["clean", *map(str, arguments)], input=answer)
+
+
+def one_run(folder: Path, name: str, age_d: float, invocation: str | None = None, complete: bool = True) -> Path:
+    started_at = NOW - age_d * DAY_S
+    lines = records(name, started_at, {CASE: case(steady(1.0, 0))}, complete, invocation_id=invocation, scenario=name)
+    path = write(folder / f"{name}.jsonl", lines)
+    (folder / "logs" / name).mkdir(parents=True)
+    (folder / "logs" / name / "rank0.log").write_text("x" * 1000)
+    os.utime(path, (started_at, started_at))
+    return path
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Five runs of four commands, 1 to 40 days old, beside what is not ours."""
+    folder = tmp_path / "results"
+    box = folder / "box"
+    for name, age_d, invocation in (("a", 40, "i1"), ("b", 40, "i1"), ("c", 20, "i2"), ("d", 3, "i3"), ("e", 1, "i4")):
+        one_run(box, name, age_d, invocation)
+    write(folder / "baselines" / "box" / "kept.jsonl", records("old", NOW - 90 * DAY_S, {}))
+    (folder / "baselines" / "box" / "x.json").write_text("{}")
+    (folder / "notes.jsonl").write_text('{"mine": 1}\n')
+    (folder / "plots").mkdir()
+    (folder / "plots" / "a.png").write_bytes(b"x")
+    return folder
+
+
+def left(results: Path) -> set[str]:
+    return {str(path.relative_to(results)) for path in results.rglob("*") if path.is_file()}
+
+
+OTHERS = {"baselines/box/kept.jsonl", "baselines/box/x.json", "notes.jsonl", "plots/a.png"}
+
+
+def with_logs(*names: str) -> set[str]:
+    return OTHERS | {f"box/{name}.jsonl" for name in names} | {f"box/logs/{name}/rank0.log" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("options", "stay"),
+    [
+        (("--keep", 2), "de"),
+        (("--keep", 3), "cde"),
+        (("--older-than", "10d"), "de"),
+        (("--older-than", "48h"), "e"),
+        (("--older-than", "2d", "--keep", 3), "cde"),
+        (("--older-than", "3w", "--keep", 0), "cde"),
+        (("--keep", 0), ""),
+    ],
+)
+def test_what_is_old_goes_with_its_logs_and_nothing_else(results: Path, options: tuple[object, ...], stay: str) -> None:
+    done = run("--runs", results, *options, "--yes")
+    assert done.exit_code == 0, done.output
+    assert left(results) == with_logs(*stay)
+    assert (results / "box").exists() == bool(stay)
+
+
+def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
+    before = left(results)
+    said = run("--runs", results, "--keep", 2, answer="n\n")
+    assert said.exit_code == 0 and left(results) == before and "nothing was deleted" in said.output
+    lines = said.output.splitlines()
+    # Two runs of the oldest command are one line: 2 logs of 1,000 bytes, and two run files.
+    assert lines[0].endswith("a, b") and "kB" in lines[0] and lines[1].endswith(" c")
+    assert "Delete 2 runs (6 files, " in said.output and "2 runs stay? [y/N]" in said.output
+    assert run("--runs", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
+
+
+def test_without_an_answer_nothing_is_deleted(results: Path) -> None:
+    done = run("--runs", results, "--keep", 1)
+    assert done.exit_code == 2 and "add --yes" in done.output and left(results) == with_logs(*"abcde")
+
+
+def test_a_run_that_may_still_be_going_on_stays_and_one_long_dead_goes(results: Path) -> None:
+    going = one_run(results / "box", "going", 0.5, complete=False)
+    one_run(results / "box", "dead", 30, complete=False)
+    assert run("--runs", results, "--keep", 0, "--yes").exit_code == 0
+    assert going.exists() and left(results) == with_logs("going")
+
+
+def test_both_sides_of_an_ab_go_together(results: Path) -> None:
+    for side in "ab":
+        one_run(results / "ab" / "20260101T000000Z" / side / "box", f"launch-{side}", 50)
+    done = run("--runs", results, "--older-than", "45d", "--yes")
+    assert "ab/20260101T000000Z (2 launches)" in done.output and "deleted 1 runs" in done.output
+    assert not (results / "ab").exists() and left(results) == with_logs(*"abcde")
+
+
+def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> None:
+    outside = one_run(tmp_path / "outside", "far", 90)
+    (results / "box" / "link.jsonl").symlink_to(outside)
+    (results / "more").symlink_to(tmp_path / "outside")
+    assert run("--runs", results, "--keep", 0, "--yes").exit_code == 0
+    assert outside.exists() and (tmp_path / "outside" / "logs" / "far" / "rank0.log").exists()
+    assert (results / "box" / "link.jsonl").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "give --keep N"),
+        (("--older-than", "soon"), "'soon' is no age; write 12h, 30d or 2w"),
+        (("--keep", "-1"), "-1 is not in the range"),
+        (("--runs", "nowhere", "--keep", "1"), "--runs nowhere is no folder"),
+    ],
+)
+def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: str) -> None:
+    done = run(*options)
+    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
+
+
+def test_nothing_old_is_said(results: Path) -> None:
+    assert "nothing to delete" in run("--runs", results, "--keep", 9).output

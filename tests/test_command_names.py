@@ -1,0 +1,148 @@
+"""All commands at once: one name for one thing, help for every option, sections that are never cut, completion."""
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+from conftest import DATA, Cli
+
+from distbench.cli import main
+from distbench.commands.help_sections import OTHER, SECTIONS
+from distbench.commands.old_names import OLD_NAMES, under_new_names
+
+
+def leaves(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        yield f"{before}{name}", command
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{before}{name} ")
+
+
+COMMANDS = dict(leaves(main))
+OPTIONS = [
+    (name, option)
+    for name, command in COMMANDS.items()
+    for option in command.params
+    if isinstance(option, click.Option)
+]
+WIDTHS = (60, 80, 120)
+
+
+def long_name(option: click.Option) -> str:
+    return max(option.opts, key=len)
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS, ids=[f"{name} {long_name(one)}" for name, one in OPTIONS])
+def test_every_option_has_help_a_long_name_and_small_letters(command: str, option: click.Option) -> None:
+    assert option.help and option.help.rstrip().endswith((".", "]", "below.")), option.help
+    assert re.fullmatch(r"--[a-z][a-z0-9-]+", long_name(option))
+
+
+def of_name(name: str) -> dict[str, click.Option]:
+    return {command: option for command, option in OPTIONS if name in option.opts}
+
+
+def test_what_is_printed_is_chosen_by_format_alone() -> None:
+    assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
+    for command, option in of_name("--format").items():
+        assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
+
+
+def test_out_is_written_and_runs_are_read() -> None:
+    for name in ("--out", "--runs", "--output"):
+        assert all(isinstance(option.type, click.Path) for option in of_name(name).values())
+    assert set(of_name("--out")) & {"report", "history", "clean", "baseline list", "compare"} == set()
+    assert {"report", "history", "clean", "baseline list"} <= set(of_name("--runs"))
+    assert set(of_name("--runs")) & set(of_name("--out")) == set()
+
+
+@pytest.mark.parametrize("name", ["--mesh", "--device", "--quick", "--set", "--timeout", "--profile", "--plots"])
+def test_one_name_takes_one_kind_of_value(name: str) -> None:
+    found = of_name(name).values()
+    assert found and len({(option.type.name, option.is_flag, option.multiple) for option in found}) == 1
+
+
+def test_no_short_option_but_those_of_click_and_o() -> None:
+    short = {name for _, option in OPTIONS for name in option.opts if not name.startswith("--")}
+    assert short <= {"-o", "-h", "-k"}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_never_cut_and_fits(command: str, width: int) -> None:
+    text = CliRunner().invoke(main, [*command.split(), "--help"], terminal_width=width).output
+    # Words of usage, such as RUN..., end with dots too.
+    cut = [line for line in text.splitlines() if re.search(r"[a-z,;:]\.\.\.$", line)]
+    # Examples are for pasting, and so stand on one line.
+    prose = [line for line in text.splitlines() if not line.startswith("    ") or " [" in line]
+    assert cut == [] and max(map(len, prose)) <= width
+
+
+def test_commands_stand_in_one_section_each() -> None:
+    named = [name for commands in SECTIONS.values() for name in commands]
+    assert len(named) == len(set(named)) and set(named) <= set(main.commands)
+    text = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+    headings = re.findall(r"^(\w+):$", text, re.MULTILINE)
+    assert headings[headings.index("Measure") :][:5] == ["Measure", "Read", "Compare", "Plan", "Machine"]
+    for name in main.commands:
+        assert re.search(rf"^  {name} ", text, re.MULTILINE), name
+    assert OTHER not in headings, "say in commands/help_sections.py what the new command is for"
+
+
+@pytest.mark.parametrize(
+    ("words", "means"),
+    [
+        (["list", "--json"], ["list", "--format", "json"]),
+        (["doctor", "--json", "--paths"], ["doctor", "--format", "json", "--paths"]),
+        (["report", "--out", "x", "y"], ["report", "--runs", "x", "y"]),
+        (["report", "--out=x"], ["report", "--runs=x"]),
+        (["baseline", "list", "--out", "x"], ["baseline", "list", "--runs", "x"]),
+        (["baseline", "save", "--out", "x"], ["baseline", "save", "--out", "x"]),
+        (["run", "--out", "x"], ["run", "--out", "x"]),
+        (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
+    ],
+)
+def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
+    words: list[str], means: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert under_new_names(words) == means
+    said = capsys.readouterr().err
+    assert said.count("\n") == (words != means) and ("is called --" in said) == (words != means)
+
+
+def test_every_new_name_is_an_option_and_no_old_one_is() -> None:
+    for words, names in OLD_NAMES.items():
+        known = {name for option in COMMANDS[" ".join(words)].params for name in option.opts}
+        assert {new[0] for new in names.values()} <= known and not set(names) & known
+
+
+def completed(*words: str) -> list[str]:
+    shell = ShellComplete(main, {}, "distbench", "_DISTBENCH_COMPLETE")
+    return [item.value for item in shell.get_completions([*words[:-1]], words[-1])]
+
+
+def test_a_shell_completes_commands_options_values_and_scenarios() -> None:
+    assert completed("ru") == ["run"]
+    assert completed("run", "llama") == completed("check", "llama") == ["llama_2d", "llama_3d"]
+    assert completed("run", "--mes") == ["--mesh"]
+    assert completed("report", "--format", "ma") == ["markdown"]
+
+
+def test_the_command_gives_a_shell_its_function(cli: Cli) -> None:
+    source = cli(_DISTBENCH_COMPLETE="bash_source").stdout
+    assert "_distbench_completion" in source and "_DISTBENCH_COMPLETE=bash_complete" in source
+
+
+def test_scenarios_of_ones_own_complete_as_files() -> None:
+    from distbench.commands.completion import scenario_names
+
+    run = main.commands["run"]
+    [item] = scenario_names(click.Context(run), run.params[0], str(DATA / "ti"))
+    assert item.type == "file"
+
+
+def test_the_command_has_its_name_however_it_is_started(cli: Cli) -> None:
+    assert cli("run", "--help").stdout.startswith("Usage: distbench run")

@@ -1,0 +1,122 @@
+"""[tool.distbench] of a pyproject.toml: which options it reaches, what wins, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from distbench.cli import main
+from distbench.commands.defaults import defaults_for
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a folder in it, which is the current one."""
+    (tmp_path / "repository" / ".git").mkdir(parents=True)
+    (tmp_path / "repository" / "bench").mkdir()
+    monkeypatch.chdir(tmp_path / "repository" / "bench")
+    return tmp_path / "repository"
+
+
+def write(folder: Path, text: str) -> None:
+    (folder / "pyproject.toml").write_text(text)
+
+
+def params(command: str, *words: str) -> dict[str, Any]:
+    """What a command would be called with."""
+    context = main.commands[command].make_context(
+        command, [*words], default_map=defaults_for(main).of_commands[command]
+    )
+    return context.params
+
+
+def test_a_default_reaches_every_command_that_has_the_option(project: Path) -> None:
+    write(
+        project / "bench", '[tool.distbench]\nmesh = "tp=2"\nbudget = 7\ndevice = "cpu"\nout = "there"\nquiet = true\n'
+    )
+    found = params("run", "tp_mlp")
+    assert found["mesh"] == "tp=2" and found["budget_s"] == 7.0 and found["out"] == Path("there") and found["quiet"]
+    assert params("check", "tp_mlp")["mesh"] == params("calibrate")["mesh"] == "tp=2"
+    # What one writes the others read; ab makes a new folder each time.
+    assert params("history")["runs"] == params("clean", "--keep", "1")["runs"] == Path("there")
+    assert "ab" not in defaults_for(main).of_commands
+
+
+def test_the_command_line_and_a_commands_own_table_win(project: Path) -> None:
+    text = '[tool.distbench]\ntimeout = 5\nrun.timeout = 9\ngate.tolerance = ["8%", "p10=3%"]\n'
+    write(project / "bench", text)
+    assert params("run", "x")["timeout_s"] == 9 and params("calibrate")["timeout"] == 5
+    assert params("run", "x", "--timeout", "30")["timeout_s"] == 30
+    assert params("gate", "a", "b")["tolerance"] == ("8%", "p10=3%")
+
+
+def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(project: Path) -> None:
+    write(project.parent, '[tool.distbench]\nmesh = "tp=8"\n')
+    assert defaults_for(main).file is None
+    write(project, '[tool.distbench]\nout = "results"\n')
+    write(project / "bench", "[tool.other]\nname = 'distbench'\n")
+    assert params("run", "x")["out"] == project / "results"
+    assert defaults_for(main).file == project / "pyproject.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("buget = 3", "'buget' in [tool.distbench] is no option (nearest: budget"),
+        ("budget = 'much'", "budget in [tool.distbench] cannot be used: 'much' is not a number"),
+        ("budget = -1", "budget in [tool.distbench] cannot be used: -1.0 is not in the range"),
+        ("quiet = 1", "1 is not true or false"),
+        ("device = 'tpu'", "'tpu' is not one of"),
+        ("mesh = 4", "4 is not a text"),
+        ("yes = true", "'yes' in [tool.distbench] is no option"),
+        ("run.older-than = '3d'", "'older-than' in [tool.distbench.run] is no option"),
+        ("fly.mesh = 'tp=2'", "[tool.distbench.fly] is no command"),
+        ("out = 'a'\nout = 'b'", "is no TOML"),
+        ("gate.tolerance = [5]", "[5] is not a text, or a list of texts"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(project: Path, text: str, says: str) -> None:
+    write(project / "bench", f"[tool.distbench]\n{text}\n")
+    done = run("list")
+    assert done.exit_code == 2 and says in done.output, done.output
+    assert done.output.startswith("distbench: ") and len(done.output.strip().splitlines()) == 1
+
+
+def test_a_table_that_is_none_and_a_project_without_one(project: Path) -> None:
+    write(project / "bench", "[tool]\ndistbench = 3\n")
+    assert "tool.distbench is no table" in run("list").output
+    write(project / "bench", "[tool.ruff]\nline-length = 100\n")
+    assert run("list").exit_code == 0
+
+
+def test_a_default_is_used_by_the_command_itself(project: Path) -> None:
+    write(project / "bench", '[tool.distbench]\nout = "nowhere"\n')
+    done = run("report")
+    assert done.exit_code == 2 and "no run file is under nowhere" in done.output
+
+
+def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"usable": True, "checks": [{"name": "x", "ok": True, "found": "y"}]}
+    found |= {"host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 2**34}}
+    monkeypatch.setattr("distbench.doctor.examine", lambda: found)
+    write(project / "bench", '[tool.distbench]\nmesh = "tp=2"\ngate.tolerance = ["8%"]\n')
+    said = run("doctor").output
+    assert "defaults of " in said and "  mesh = tp=2\n  gate.tolerance = 8%" in said and "2 CPUs, 16.0 GiB" in said
+    assert json.loads(run("doctor", "--format", "json").output)["defaults"]["values"]["mesh"] == "tp=2"
+
+
+def test_each_option_has_one_type_of_default(project: Path) -> None:
+    """A common key must be the same kind of thing in each command that it reaches."""
+    kinds: dict[str, set[str]] = {}
+    for command in main.commands.values():
+        for option in command.params:
+            if isinstance(option, click.Option) and option.opts[0] not in ("--format", "--help"):
+                kinds.setdefault(max(option.opts, key=len), set()).add(option.type.name)
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}

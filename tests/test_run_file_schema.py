@@ -1,0 +1,131 @@
+"""docs/run_file.schema.json and docs/run-file.md against the reader: the same lines pass, the same are refused."""
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from conftest import ROOT
+from trace_records import record
+
+from distbench.gate.side_by_side import FRAME_COLUMNS
+from distbench.runs.frame import frame_of
+from distbench.runs.record_checks import (
+    CASE,
+    COUNTERS,
+    ENVIRONMENT,
+    FOOTER,
+    HEADER,
+    IN_TRACE,
+    JOB,
+    PARAMS,
+    PASS,
+    RESULT,
+    TRACE,
+    wrong_in_header,
+    wrong_in_record,
+)
+from distbench.runs.run_file import read_run
+from distbench.runs.run_file_schema import run_file_schema
+from distbench.spec.fields import Kinds
+
+GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.jsonl"))
+SCHEMA = json.loads((ROOT / "docs" / "run_file.schema.json").read_text())
+CHECK = jsonschema.Draft202012Validator(SCHEMA)
+PAGE = (ROOT / "docs" / "run-file.md").read_text()
+PASS_LINE = {"type": "pass", "case_id": "c", "number": 1, "samples_s": [0.1], "phases_s": {}}
+CASE_LINE = {"type": "case", "case": {"id": "c", "params": {}}, "status": "ok", "counters": {}}
+HEADER_LINE = {"type": "run", "schema_version": 2, "job": {}, "environment": {}}
+
+
+def test_the_file_in_docs_is_what_the_declarations_give() -> None:
+    again = "python -m distbench.runs.run_file_schema > docs/run_file.schema.json"
+    assert run_file_schema() == SCHEMA, f"write it anew: {again}"
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_line_of_a_golden_run_file_is_one(path: Path) -> None:
+    # A line that was cut short, as a killed run leaves one, is no JSON at all.
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    assert len(lines) > 2
+    for line in lines:
+        CHECK.validate(json.loads(line))
+
+
+@pytest.mark.parametrize("line", [PASS_LINE, {"type": "pass", "case_id": "c", "status": "aborted", "error": None}])
+def test_lines_that_the_reader_takes_are_taken(line: dict[str, Any]) -> None:
+    assert wrong_in_record(line) is None and CHECK.is_valid(line)
+    assert CHECK.is_valid(record()) and CHECK.is_valid({"type": "of a newer version"})
+
+
+# Where the fields of a declaration stand: a line that is right, and the way to the object in it.
+PLACES: list[tuple[str, Kinds, dict[str, Any], tuple[str, ...]]] = [
+    ("header", HEADER, HEADER_LINE, ()),
+    ("job", JOB, HEADER_LINE, ("job",)),
+    ("environment", ENVIRONMENT, HEADER_LINE, ("environment",)),
+    ("result", RESULT, CASE_LINE, ()),
+    ("case", CASE, CASE_LINE, ("case",)),
+    ("params", PARAMS, CASE_LINE, ("case", "params")),
+    ("counters", COUNTERS, CASE_LINE, ("counters",)),
+    ("pass", {name: kind for name, kind in PASS.items() if name != "error"}, PASS_LINE, ()),
+    ("footer", FOOTER, {"type": "footer"}, ()),
+    # How columns and rows go together is what no schema can say.
+    ("trace", {name: TRACE[name] for name in set(TRACE) - {"error", "columns", "rows", "phases"}}, record(), ()),
+    *((name, kinds, record(), (name,)) for name, kinds in IN_TRACE.items()),
+]
+# None of them is right in any field but one of text, a flag or a list.
+VALUES = (-1, 1e300, "text", True, [], {}, ["x"], {"x": []}, [-1], {"x": -1}, 2.5, 0, "")
+
+
+@pytest.mark.parametrize(("kinds", "line", "way"), [place[1:] for place in PLACES], ids=[place[0] for place in PLACES])
+def test_what_the_reader_refuses_the_schema_refuses_field_by_field(
+    kinds: Kinds, line: dict[str, Any], way: tuple[str, ...]
+) -> None:
+    assert CHECK.is_valid(line)
+    for name, kind in kinds.items():
+        refused = 0
+        for value in VALUES:
+            changed = copy.deepcopy(line)
+            holder = changed
+            for key in way:
+                holder = holder[key]
+            holder[name] = value
+            wrong = wrong_in_header(changed) if line["type"] == "run" else wrong_in_record(changed)
+            assert CHECK.is_valid(changed) == (wrong is None), (name, value, wrong)
+            refused += wrong is not None
+        assert refused, f"{name} takes everything: {kind.what}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {**HEADER_LINE, "schema_version": 99},
+        {name: value for name, value in HEADER_LINE.items() if name != "schema_version"},
+        {**CASE_LINE, "status": None},
+        {**CASE_LINE, "case": {}},
+        {**PASS_LINE, "samples_s": None},
+        {"type": "trace", "case_id": "c"},
+        {"no": "type"},
+    ],
+)
+def test_what_is_needed_is_needed(line: dict[str, Any]) -> None:
+    assert not CHECK.is_valid(line)
+
+
+def columns_of(section: str) -> list[str]:
+    rows = PAGE.split(f"## {section}\n")[1].split("\n## ")[0].splitlines()
+    return [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+
+
+def test_the_page_has_every_column_and_no_other() -> None:
+    frame = frame_of([read_run(path) for path in GOLDEN])
+    assert sorted(columns_of("Columns of the frame")) == sorted(frame.columns)
+    assert columns_of("Columns of a comparison") == list(FRAME_COLUMNS)
+
+
+def test_the_page_names_every_kind_of_line() -> None:
+    assert columns_of("Lines") == list(SCHEMA["$defs"])
