@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from test_relaunch import footer_in, job_in
 
-from benchmarks.chaos import judge
-from benchmarks.chaos_faults import FAULTS
 from distbench.launch import job_record, launch, run_job
 from distbench.launch.attempt import Attempt, ask_for_stacks
 from distbench.launch.display import Plain, Quiet, display_for
@@ -268,19 +266,3 @@ def test_plots_on_a_full_disk_are_a_sentence(tmp_path: Path) -> None:
     figure, _ = new_figure(1, 4, 3)
     with largest_file(2000), pytest.raises(UserError, match=r"plots cannot be written to .*File too large"):
         draw([("one", figure)], tmp_path)
-
-
-def judged(name: str, said: str, exit_code: int = 1, after: tuple[str, ...] = ("a", "b")) -> dict[str, int]:
-    fault = next(fault for fault in FAULTS if fault.name == name)
-    return dict(judge(fault, ["a", "b"], [*after], exit_code, said, late=False))
-
-
-def test_the_chaos_test_sees_what_goes_wrong() -> None:
-    assert judged("SIGKILL of a rank", "distbench: x: rank 1 was killed by SIGKILL\n") == {}
-    assert judged("SIGKILL of a rank", "distbench: x: rank 1 raised\n", 0, ("b",)) == {
-        "lost rows": 1,
-        "exit code 0": 1,
-        "no sentence": 1,
-    }
-    assert judged("SIGKILL of the command", "", -9) == {}
-    assert judged("disk full", "Traceback (most recent call last):\n") == {"tracebacks": 1, "no sentence": 1}
