@@ -20,7 +20,6 @@ from distbench.launch.explain import Cause, cause_of
 from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import joined_ranks
 from distbench.launch.storage import why_unwritable
-from distbench.render.plot_style import draw, new_figure
 from distbench.runs.progress import FILE_NAME, ProgressReader, ProgressWriter
 from distbench.runs.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
@@ -73,6 +72,8 @@ def test_a_file_that_the_disk_does_not_take_is_what_it_was(tmp_path: Path) -> No
         write_whole(link, "new")
     assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "profile.json"]
+    write_whole(file, b"\xff")
+    assert file.read_bytes() == b"\xff"
     write_whole(Path("/dev/null"), "x")
     with pytest.raises(OSError, match="No space left"):
         write_whole(Path("/dev/full"), "x")
@@ -260,9 +261,3 @@ def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:
     for target, says in ((tmp_path, "is a folder; give one of its .py files"), (tmp_path / "folder.py", "is no file")):
         with pytest.raises(UserError, match=says):
             find(str(target))
-
-
-def test_plots_on_a_full_disk_are_a_sentence(tmp_path: Path) -> None:
-    figure, _ = new_figure(1, 4, 3)
-    with largest_file(2000), pytest.raises(UserError, match=r"plots cannot be written to .*File too large"):
-        draw([("one", figure)], tmp_path)

@@ -14,7 +14,7 @@ from distbench.advise.recommendation import time_words
 from distbench.planning import Box
 from distbench.planning.direct_exchange import overlap, volume
 from distbench.render.blocks import wrap
-from distbench.render.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SKY, styled
+from distbench.render.plot_style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, save_figure, styled
 from distbench.render.units import size_text
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh
@@ -87,8 +87,7 @@ def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
             _draw_row(figure, setting, drawing, (len(rows), num_columns, number * num_columns + 1))
         foot = "\n".join(wrap(_foot(setting, rows), int(figure.get_figwidth() * FOOT_CHARACTERS_PER_INCH)))
         figure.text(0.02, 0.1 / height, foot, fontsize=9, color="#404040", va="bottom")
-        metadata: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None}
-        figure.savefig(path, dpi=DPI, metadata=metadata)
+        save_figure(figure, path)
 
 
 def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:

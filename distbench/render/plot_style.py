@@ -1,6 +1,7 @@
 """How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen."""
 
 import contextlib
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from distbench.render.units import brief_time_text, size_text
 from distbench.spec.errors import UserError
+from distbench.spec.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,9 +67,17 @@ def styled() -> Iterator[None]:
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """Write name.png and name.svg; the paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    figure.savefig(paths[0], dpi=DPI, metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None})
+    for path in paths:
+        save_figure(figure, path)
     return paths
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write it whole, as .png or .svg; the same figure gives the same file. An OSError where it cannot be written."""
+    drawn, form = io.BytesIO(), path.suffix[1:]
+    metadata: dict[str, Any] = {"Software": None} if form == "png" else {"Date": None}
+    figure.savefig(drawn, format=form, dpi=DPI, metadata=metadata)
+    write_whole(path, drawn.getvalue())
 
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:

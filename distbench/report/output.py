@@ -12,6 +12,8 @@ from distbench.report.contents import Contents
 from distbench.report.sections import page_blocks
 from distbench.runs.frame import PASSES
 from distbench.spec.errors import UserError
+from distbench.spec.printable import cell
+from distbench.spec.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +50,10 @@ def data_text(frame: "pd.DataFrame", form: str) -> str:
     """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
     frame = frame.drop(columns=PASSES, errors="ignore")
     if form == "csv":
-        return str(frame.to_csv(index=False)).rstrip("\n")
+        safe = frame.rename(columns=cell)
+        for name in [name for name, column in safe.items() if column.dtype.kind == "O"]:
+            safe[name] = [*map(cell, safe[name])]
+        return str(safe.to_csv(index=False)).rstrip("\n")
     if frame.empty:
         return "[]"
     # A name's own % signs must survive the filling in of values.
@@ -75,7 +80,7 @@ def write_page(page: Path, contents: Contents) -> str:
         blocks, title = page_blocks(contents)
         text = page_of(title, blocks)
     try:
-        page.write_text(text, encoding="utf-8")
+        write_whole(page, text)
     except OSError as error:
         raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
     return f"page written: {page}"

@@ -11,6 +11,7 @@ from typing import Any
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.reading import read_json
+from distbench.spec.writing import write_whole
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
@@ -141,7 +142,7 @@ class Job:
 
     def save(self, path: Path) -> None:
         """Write the job as JSON."""
-        path.write_text(json.dumps(self.to_record(), indent=1), encoding="utf-8")
+        write_whole(path, json.dumps(self.to_record(), indent=1))
 
 
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
