@@ -74,7 +74,7 @@ def run(scenarios: tuple[str, ...], mesh: str | None, quiet: bool, **asked: Any)
     from distbench.spec import parse_mesh
 
     joined = joined_ranks(os.environ)
-    parsed = parse_mesh(mesh) if mesh else None
+    parsed = parse_mesh(mesh) if mesh is not None else None
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     is_first = joined is None or joined.rank == 0
     jobs = jobs_of(request, joined)

@@ -13,6 +13,7 @@ from typing import Any
 
 from distbench.launch.display import Display
 from distbench.launch.explain import LAUNCH_LOG, Cause, cause_of
+from distbench.launch.leftovers import end_leftovers
 from distbench.launch.ranks import Joined, rank_environment, torchrun_command
 from distbench.launch.storage import why_unwritable
 from distbench.runs.progress import FILE_NAME, ProgressReader
@@ -102,6 +103,7 @@ def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str
                 seen.cause = Cause("", "interrupted")
         finally:
             _stop(process)
+            end_leftovers(os.getpid())
         # Events between the last look and the end say which case was running.
         _take_in(reader, seen, display)
     if seen.status == "complete" and not seen.reached_end:
