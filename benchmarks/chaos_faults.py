@@ -51,8 +51,9 @@ class Launch:
 
     @property
     def ranks(self) -> list[int]:
-        """The pids of ranks."""
-        return [pid for pid in self.pids if b"distbench.worker\0" in _command(pid)]
+        """The pids of ranks; torchrun's command line names their module too."""
+        torchrun = self.torchrun
+        return [pid for pid in self.pids if b"distbench.worker\0" in _command(pid) and pid not in torchrun]
 
     @property
     def run_files(self) -> list[Path]:
