@@ -40,7 +40,7 @@ RUN_FILES = (
     read("line ends of Windows", STEPS.replace(b"\n", b"\r\n"), "", code=0),
     read("cut in the header", STEPS[:300], NONE),
     read("cut in a case", STEPS[: len(LINES[0]) + 200], "not a whole record|no case", code=0),
-    read("its header alone", LINES[0] + "\n", "no case", code=0),
+    read("its header alone", LINES[0] + "\n", "its 0 finished cases", code=0),
     read("of a newer distbench", json.dumps({**HEADER, "schema_version": 99}), "newer|update"),
     read("a list", "[1, 2, 3]", NONE),
     read("a table", "name,time\na,1\n", NONE),
@@ -137,12 +137,6 @@ MADE = (
     made("a scenario of brackets", "printf '(%.0s' $(seq 9999) > x.py", "check x.py", "x.py"),
     made("a scenario cut in the middle", "head -c 100 toy.py > x.py", "check x.py", "not valid Python"),
     made("a name that Python cannot import", "cp toy.py '1 2-3.py'", "check '1 2-3.py'", "toy", 0),
-    made("a scenario named like a package", "cp toy.py torch.py", "check torch.py", "toy", 0),
-    made(
-        "results of another time in place of logs",
-        "mkdir -p results/$(hostname); touch results/$(hostname)/logs",
-        "run toy.py --timeout 20",
-        "cannot be written|cannot be made|File exists|Not a directory",
-    ),
+    made("a scenario named like a package", "cp toy.py torch.py", "check torch.py", "is not a package"),
 )
 FAULTS = (*RUN_FILES, *MADE)

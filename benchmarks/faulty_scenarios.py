@@ -65,7 +65,6 @@ IMPORTED = (
 RETURNED = (
     checked("returns nothing", FUNCTION + "    return None\n", "returned|Scenario"),
     checked("returns text", FUNCTION + "    return 'x'\n", "returned|Scenario"),
-    checked("declares nothing", FUNCTION + "    return Scenario()\n", "."),
     checked(
         "a model without a batch", FUNCTION + "    return Scenario(build_model=lambda: None)\n", "make_batch|batch"
     ),
@@ -74,18 +73,23 @@ RETURNED = (
         FUNCTION + "    return Scenario(build_model=lambda: 3, make_batch=lambda: (1, 2), loss=print)\n",
         ".",
     ),
-    checked(
-        "an operation that nobody knows",
-        FUNCTION + "    return Scenario(collectives=(Collectives(ops=('gather',), sizes_bytes=(8,)),))\n",
-        "gather",
-    ),
-    checked(
-        "sizes that are none",
-        FUNCTION + "    return Scenario(collectives=(Collectives(ops=('all_gather',), sizes_bytes=(-8,)),))\n",
-        ".",
-    ),
     checked("raises in the function", FUNCTION + "    raise RuntimeError('no data today')\n", "no data today"),
     checked("exits in the function", FUNCTION + "    sys.exit(3)\n", "."),
+)
+
+LAUNCHED = tuple(
+    FaultyCall(
+        f"scenario file: {name}",
+        "distbench run x.py --quick --timeout 20",
+        says,
+        (1, 2),
+        {"x.py": HEAD + FUNCTION + f"    return Scenario({given})\n"},
+    )
+    for name, given, says in (
+        ("declares nothing", "", "nothing|declares"),
+        ("an operation that nobody knows", "collectives=(Collectives(ops=('gather',), sizes_bytes=(8,)),)", "gather"),
+        ("sizes that are none", "collectives=(Collectives(ops=('all_gather',), sizes_bytes=(-8,)),)", "size|-8"),
+    )
 )
 
 STEP = """import ctypes, os, signal, subprocess, sys, threading, time
@@ -185,4 +189,4 @@ STEPS = (
     step("no tensor", "return 'x'", "case=2 is raised"),
     step("a clock that stands still", "time.perf_counter = time.monotonic = time.time = lambda: 0.0", "", (0, 1), 1),
 )
-FAULTS = (*READ, *IMPORTED, *RETURNED, *STEPS)
+FAULTS = (*READ, *IMPORTED, *RETURNED, *LAUNCHED, *STEPS)

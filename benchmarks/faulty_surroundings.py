@@ -3,7 +3,7 @@
 from benchmarks.faulty_call import FaultyCall
 from benchmarks.faulty_files import STEPS, TOY
 
-REPORT, GATE = "distbench report good.jsonl", "distbench gate good.jsonl good.jsonl"
+REPORT, GATE = "distbench report good.jsonl", "distbench gate good.jsonl $GOLD/collectives.jsonl"
 RUN = "distbench run toy.py --quick --timeout 20 --out out"
 PLAN = 'distbench plan "S(0)R" "RS(0)" --shape 64,64 --mesh 2x2'
 FILES = {"good.jsonl": STEPS, "toy.py": TOY}
@@ -80,9 +80,9 @@ SHORT = (
     with_("a current folder that is gone", f"mkdir d; cd d; rmdir ../d; {PLAN}", "current folder no longer exists", 2),
     with_(
         "a module of one's own named like one of Python's",
-        f"echo 'raise ValueError' > statistics.py; PYTHONPATH=$PWD:$PYTHONPATH {PLAN}",
-        "ValueError",
-        (2, 70),
+        "echo 'raise ValueError(7)' > json.py; PYTHONPATH=$PWD:$PYTHONPATH distbench list --json",
+        "ValueError: 7",
+        70,
     ),
     with_("a startup file and inspection", f"PYTHONSTARTUP=none PYTHONINSPECT= {REPORT}"),
 )

@@ -1,6 +1,8 @@
 """A question that only torch can answer: a child process is asked, and the last line that it prints is its answer."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,10 +31,16 @@ def ask_child(
     # Files and no pipes: what the child itself started may outlive it, and would hold a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         streams = {"stdout": printed, "stderr": said}
-        try:
-            code = subprocess.run(command, input=question, **streams, check=False, timeout=timeout_s).returncode
-        except subprocess.TimeoutExpired as error:
-            raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
+        with subprocess.Popen(command, stdin=subprocess.PIPE, **streams, start_new_session=True) as child:
+            try:
+                child.communicate(question, timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
+            finally:
+                # The child, if it has not ended, and what it started.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        code = child.returncode
         lines, complaints = _lines_of(printed), _lines_of(said)
     try:
         if code:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from test_faults import largest_file
+from trace_records import record, run_file
 
 from distbench.cli import main
 from distbench.spec.printable import cell
@@ -38,6 +39,7 @@ def test_a_full_disk_leaves_no_half_file_and_a_sentence(
     if old:
         (tmp_path / old).parent.mkdir(exist_ok=True)
         (tmp_path / old).write_text("old")
+    run_file(tmp_path / "traced.jsonl", record())
     before = files(tmp_path)
     with largest_file(300):
         done = invoke(*command.split())

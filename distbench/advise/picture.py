@@ -70,14 +70,14 @@ def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
 
 
 def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     num_columns = max(len(drawing.scenes) for drawing in rows)
     grid_rows, grid_columns = _tile_grid(setting)
     panel_inches = PANEL_INCHES * min(max(grid_rows / grid_columns, 0.35), 1.6)
     height = len(rows) * (panel_inches + HEAD_INCHES) + 0.8
     with styled():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(max(num_columns * PANEL_INCHES * 1.1, 8.0), height))
         FigureCanvasAgg(figure)
         figure.subplots_adjust(

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,8 @@ def new_figure(
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Figures made and saved inside look like all of ours."""
+    # Only files are drawn; importing matplotlib fails where this names what it does not know.
+    os.environ["MPLBACKEND"] = "agg"
     import matplotlib as mpl
 
     with mpl.rc_context(SETTINGS):
