@@ -80,10 +80,11 @@ RETURNED = (
 LAUNCHED = tuple(
     FaultyCall(
         f"scenario file: {name}",
-        "distbench run x.py --quick --timeout 20",
+        "distbench run x.py --quick --timeout 90",
         says,
         (1, 2),
         {"x.py": HEAD + FUNCTION + f"    return Scenario({given})\n"},
+        240,
     )
     for name, given, says in (
         ("declares nothing", "", "nothing|declares"),
@@ -129,13 +130,13 @@ def deeds(*, case: int = 1) -> Scenario:
         plan=ParallelPlan(fsdp=FsdpPlan()),
     )
 """
-RUN = "distbench run deeds.py --quick --passes 1 --budget 1 --timeout 20 --out out"
+RUN = "distbench run deeds.py --quick --passes 1 --budget 1 --timeout 40 --out out"
 
 
 def step(name: str, deed: str, says: str, code: int | tuple[int, ...] = 1, num_ok: int = 2) -> FaultyCall:
     """Three steps, the second of which does something; the others must come out ok."""
     source = STEP.replace("DEED", deed.replace("\n", "\n            "))
-    return FaultyCall(f"step: {name}", RUN, says, code, {"deeds.py": source}, 180, num_ok)
+    return FaultyCall(f"step: {name}", RUN, says, code, {"deeds.py": source}, 300, num_ok)
 
 
 STEPS = (

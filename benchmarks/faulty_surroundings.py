@@ -4,7 +4,7 @@ from benchmarks.faulty_call import FaultyCall
 from benchmarks.faulty_files import STEPS, TOY
 
 REPORT, GATE = "distbench report good.jsonl", "distbench gate good.jsonl $GOLD/collectives.jsonl"
-RUN = "distbench run toy.py --quick --timeout 20 --out out"
+RUN = "distbench run toy.py --quick --timeout 90 --out out"
 PLAN = 'distbench plan "S(0)R" "RS(0)" --shape 64,64 --mesh 2x2'
 FILES = {"good.jsonl": STEPS, "toy.py": TOY}
 FULL = 'mkdir t; mount -t tmpfs -o size=4k tmpfs t; head -c 4096 /dev/zero > t/x; trap "umount t" EXIT\n'
@@ -17,7 +17,7 @@ def with_(name: str, command: str, says: str = "", code: int | tuple[int, ...] =
 
 def run(name: str, command: str, says: str = "2 ok", code: int | tuple[int, ...] = 0, num_ok: int = 2) -> FaultyCall:
     """Two collectives on two ranks."""
-    return FaultyCall(f"a run with {name}", command, says, code, FILES, 120, num_ok)
+    return FaultyCall(f"a run with {name}", command, says, code, FILES, 240, num_ok)
 
 
 SHORT = (

@@ -83,12 +83,12 @@ def test_names_in_csv_are_no_formulas(tmp_path: Path, command: str) -> None:
 
     records = [json.loads(line) for line in (GOLDEN / "steps.jsonl").read_text().splitlines()]
     records[0]["job"]["scenario"] = "=cmd"
-    for record in records[1:-1]:
-        if record["type"] == "case":
-            record["case"]["id"] = "@" + record["case"]["id"]
-            record["case"]["params"]["rotate"] = "=HYPERLINK(1)"
+    for one in records[1:-1]:
+        if one["type"] == "case":
+            one["case"]["id"] = "@" + one["case"]["id"]
+            one["case"]["params"]["rotate"] = "=HYPERLINK(1)"
     file = tmp_path / "run.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    file.write_text("".join(json.dumps(one) + "\n" for one in records))
     done = invoke(*command.replace("FILE", str(file)).split())
     assert done.exit_code == 0, done.output
     rows = [*csv.reader(done.stdout.splitlines())]

@@ -5,7 +5,6 @@ import json
 import time
 from pathlib import Path
 
-
 MAX_MESSAGE = 500  # characters
 
 
