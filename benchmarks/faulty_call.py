@@ -95,7 +95,7 @@ def judge(fault: FaultyCall, exit_code: int, printed: str, said: str) -> Counter
     wrong["no sentence"] = int(not re.search(fault.says, " ".join((said + printed).split())))
     wrong["too long"] = int(len(lines) > MAX_LINES or any(len(line) > MAX_CHARACTERS for line in lines))
     wrong["raw"] = int(bool(CONTROL.search(said + printed)))
-    return wrong
+    return +wrong
 
 
 def _run(fault: FaultyCall, folder: Path, token: str, out: Path, err: Path) -> int | None:

@@ -75,7 +75,7 @@ Change = Callable[[str], str]
 
 
 @pytest.mark.parametrize(
-    "command", ["report FILE --format csv", "report FILE --group-by rotate --format csv", "export otava FILE"]
+    "command", ["report FILE --format csv", "report FILE --group-by variant --format csv", "export otava FILE"]
 )
 def test_names_in_csv_are_no_formulas(tmp_path: Path, command: str) -> None:
     import csv
@@ -86,7 +86,7 @@ def test_names_in_csv_are_no_formulas(tmp_path: Path, command: str) -> None:
     for one in records[1:-1]:
         if one["type"] == "case":
             one["case"]["id"] = "@" + one["case"]["id"]
-            one["case"]["params"]["rotate"] = "=HYPERLINK(1)"
+            one["case"]["params"]["variant"] = "=HYPERLINK(1)"
     file = tmp_path / "run.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in records))
     done = invoke(*command.replace("FILE", str(file)).split())
