@@ -3,10 +3,11 @@
 By hand and nightly: a run takes about half a minute. After each it is looked whether every row that stood in the run
 file before the fault still does, whether `report` reads the file, whether a process of the launch still runs, and how
 the command ended. Where namespaces or mounts cannot be made, the faults that need them are left out, and that is said.
+Each run is kept in build/chaos/ as it ends: `--resume` goes on with the newest series of that seed and prints the table
+of the whole.
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -16,12 +17,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.chaos_faults import FAULTS, TOKEN, Fault, Launch
+from benchmarks.chaos_record import Run, append, last_file, new_file, read, table
 
 SCENARIOS = (
     ("collectives", "--mesh", "tp=2"),
@@ -35,18 +36,6 @@ END_S = 10  # how long what it started may take to end after it
 MAX_START_S = 8
 MAX_ROWS = 12
 POLL_S = 0.02
-
-
-@dataclass
-class Record:
-    """What became of the launches of one fault: how often each of WRONG was seen."""
-
-    num_runs: int = 0
-    num_late: int = 0
-    wrong: Counter[str] = field(default_factory=Counter)
-
-
-WRONG = ("lost rows", "orphans", "tracebacks", "hangs", "unreadable", "exit code 0", "no sentence")
 
 
 def judge(fault: Fault, before: list[str], after: list[str], exit_code: int, said: str, late: bool) -> Counter[str]:
@@ -115,8 +104,8 @@ def _wait_for_moment(launch: Launch, draw: random.Random) -> None:
     time.sleep(draw.uniform(0, 0.5))
 
 
-def run_one(fault: Fault, draw: random.Random, record: Record, say: Callable[[str], None]) -> None:
-    """One launch with one fault, counted in `record`."""
+def run_one(number: int, fault: Fault, draw: random.Random) -> Run:
+    """One launch with one fault."""
     scenario = draw.choice(SCENARIOS)
     random.seed(draw.random())
     token = f"{os.getpid()}-{draw.randrange(1 << 30)}"
@@ -145,12 +134,8 @@ def run_one(fault: Fault, draw: random.Random, record: Record, say: Callable[[st
         said = said_file.read_text(errors="replace")
         wrong += judge(fault, before, launch.rows(), exit_code, said, late)
         wrong["unreadable"] = sum(not _is_read(path) for path in launch.run_files)
-    record.num_runs, record.num_late = record.num_runs + 1, record.num_late + late
-    record.wrong += wrong
     last = " | ".join(line for line in said.splitlines() if line.startswith("distbench:"))
-    what = ", ".join(f"{count} {name}" for name, count in (+wrong).items()) or "fine"
-    say(f"{fault.name}, {' '.join(scenario)}, {len(before)} rows{', too late' if late else ''}: {what}; "
-        f"exit code {exit_code}; {last[:300]}")  # fmt: skip
+    return Run(number, fault.name, " ".join(scenario), len(before), late, dict(+wrong), exit_code, last[:2000])
 
 
 def _is_read(run_file: Path) -> bool:
@@ -159,27 +144,31 @@ def _is_read(run_file: Path) -> bool:
 
 
 def main() -> int:
-    """Run and print a line a fault; 0 where nothing of WRONG was seen."""
+    """Run and print a line a fault; 0 where nothing of WRONG was seen in the series."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=200, help="how many the series has in all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true", help="go on with the newest series of this seed")
     asked = parser.parse_args()
-    draw = random.Random(asked.seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    file = (last_file(asked.seed) if asked.resume else None) or new_file(asked.seed)
+    runs = read(file) if file.exists() else []
+    done = {run.number for run in runs}
     possible = [fault for fault in FAULTS if _can(fault.needs)]
     for fault in FAULTS:
         if fault not in possible:
             print(f"left out, as this user may not make what it needs: {fault.name}", flush=True)
-    records: dict[str, Record] = {}
-    for number in range(asked.runs):
-        # In turn, so that few runs try each.
-        fault = possible[number % len(possible)]
-        run_one(fault, draw, records.setdefault(fault.name, Record()), lambda line: print(line, flush=True))
-    print(f"\n{'fault':<38} {'runs':>5} {'too late':>9} " + " ".join(f"{name:>12}" for name in WRONG))
-    for name, record in records.items():
-        counts = " ".join(f"{record.wrong[one]:>12}" for one in WRONG)
-        print(f"{name:<38} {record.num_runs:>5} {record.num_late:>9} {counts}")
-    print(json.dumps({"runs": asked.runs, "seed": asked.seed, "scenarios": len(SCENARIOS)}))
-    return int(any(record.wrong.total() for record in records.values()))
+    try:
+        for number in sorted({*range(asked.runs)} - done):
+            # In turn, so that few runs try each; each run draws by itself, so that a series can go on anywhere.
+            run = run_one(number, possible[number % len(possible)], random.Random(f"{asked.seed} {number}"))
+            append(file, run)
+            runs.append(run)
+            print(run.line(), flush=True)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; go on with --runs {asked.runs} --seed {asked.seed} --resume")
+    print(f"\n{table(runs)}\n{len(runs)} of {asked.runs} runs, seed {asked.seed}, {len(SCENARIOS)} scenarios: {file}")
+    return int(any(run.wrong for run in runs))
 
 
 if __name__ == "__main__":

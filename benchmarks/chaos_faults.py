@@ -42,7 +42,7 @@ class Launch:
     @property
     def pids(self) -> list[int]:
         """Every process that has the token but has not ended, the command among them."""
-        return [pid for pid in _pids() if f"{TOKEN}={self.token}".encode() in _environment(pid) and not _is_zombie(pid)]
+        return pids_with(self.token)
 
     @property
     def torchrun(self) -> list[int]:
@@ -51,8 +51,9 @@ class Launch:
 
     @property
     def ranks(self) -> list[int]:
-        """The pids of ranks."""
-        return [pid for pid in self.pids if b"distbench.worker\0" in _command(pid)]
+        """The pids of ranks; torchrun's command line names their module too."""
+        torchrun = self.torchrun
+        return [pid for pid in self.pids if b"distbench.worker\0" in _command(pid) and pid not in torchrun]
 
     @property
     def run_files(self) -> list[Path]:
@@ -68,6 +69,12 @@ class Launch:
     def is_over(self) -> bool:
         """Whether the command has ended."""
         return self.process.poll() is not None
+
+
+def pids_with(token: str) -> list[int]:
+    """Every process that was started with TOKEN=token in its environment and has not ended."""
+    known = f"{TOKEN}={token}".encode()
+    return [pid for pid in _pids() if known in _environment(pid).split(b"\0") and not _is_zombie(pid)]
 
 
 def _pids() -> list[int]:

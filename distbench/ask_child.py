@@ -1,11 +1,14 @@
 """A question that only torch can answer: a child process is asked, and the last line that it prints is its answer."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from distbench.spec.errors import UserError
 
@@ -23,30 +26,40 @@ def ask_child(
     Raises:
         UserError: it failed, did not end in time or printed no JSON; or it answers {"user_error": sentence}.
     """
+    command = [sys.executable, "-m", module, *arguments]
+    question = b"" if given is None else json.dumps(given).encode()
+    # Files and no pipes: what the child itself started may outlive it, and would hold a pipe open.
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+        streams = {"stdout": printed, "stderr": said}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, **streams, start_new_session=True) as child:
+            try:
+                child.communicate(question, timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
+            finally:
+                # The child, if it has not ended, and what it started.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        code = child.returncode
+        lines, complaints = _lines_of(printed), _lines_of(said)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            input="" if given is None else json.dumps(given),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
-    try:
-        if done.returncode:
+        if code:
             raise ValueError("a child that failed has no answer, whatever it printed")
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(lines[-1])
     except (IndexError, ValueError) as error:
-        raise UserError(failure.replace("{why}", _why(done))) from error
+        raise UserError(failure.replace("{why}", _why(code, complaints))) from error
     if isinstance(answer, dict) and "user_error" in answer:
         raise UserError(answer["user_error"])
     return answer
 
 
-def _why(done: "subprocess.CompletedProcess[str]") -> str:
-    if done.returncode < 0:
-        return f"it was ended by {signal.Signals(-done.returncode).name}"
-    return (done.stderr.strip().splitlines() or ["it printed no answer"])[-1]
+def _lines_of(file: BinaryIO) -> list[str]:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace").splitlines()
+
+
+def _why(code: int, complaints: list[str]) -> str:
+    if code < 0:
+        return f"it was ended by {signal.Signals(-code).name}"
+    said = [line for line in complaints if line.strip()]
+    return said[-1].strip() if code and said else "it printed no answer"

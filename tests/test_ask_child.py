@@ -1,5 +1,6 @@
 """One child process asked: its answer, and the one sentence where there is none. The children are plain Python."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,25 @@ def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> 
     some_child.write_text(source)
     with pytest.raises(UserError, match=says):
         ask_child("some_child", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")
+
+
+def test_what_a_child_leaves_behind_is_ended_and_not_waited_for(some_child: Path, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    some_child.write_text(
+        "import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(60)\n"
+        f"open({str(pid)!r}, 'w').write(str(child))\nprint(3)"
+    )
+    began = time.monotonic()
+    assert ask_child("some_child", timeout_s=50) == 3 and time.monotonic() - began < 30
+    ended = time.monotonic() + 10
+    while is_alive(int(pid.read_text())) and time.monotonic() < ended:
+        time.sleep(0.05)
+    assert not is_alive(int(pid.read_text()))
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie that nobody has collected is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from test_relaunch import footer_in, job_in
 
-from benchmarks.chaos import judge
-from benchmarks.chaos_faults import FAULTS
 from distbench.launch import job_record, launch, run_job
 from distbench.launch.attempt import Attempt, ask_for_stacks
 from distbench.launch.display import Plain, Quiet, display_for
@@ -22,7 +20,6 @@ from distbench.launch.explain import Cause, cause_of
 from distbench.launch.job_record import JobRecord
 from distbench.launch.ranks import joined_ranks
 from distbench.launch.storage import why_unwritable
-from distbench.render.plot_style import draw, new_figure
 from distbench.runs.progress import FILE_NAME, ProgressReader, ProgressWriter
 from distbench.runs.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
@@ -75,6 +72,8 @@ def test_a_file_that_the_disk_does_not_take_is_what_it_was(tmp_path: Path) -> No
         write_whole(link, "new")
     assert file.read_text() == "new" and file.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "profile.json"]
+    write_whole(file, b"\xff")
+    assert file.read_bytes() == b"\xff"
     write_whole(Path("/dev/null"), "x")
     with pytest.raises(OSError, match="No space left"):
         write_whole(Path("/dev/full"), "x")
@@ -262,25 +261,3 @@ def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:
     for target, says in ((tmp_path, "is a folder; give one of its .py files"), (tmp_path / "folder.py", "is no file")):
         with pytest.raises(UserError, match=says):
             find(str(target))
-
-
-def test_plots_on_a_full_disk_are_a_sentence(tmp_path: Path) -> None:
-    figure, _ = new_figure(1, 4, 3)
-    with largest_file(2000), pytest.raises(UserError, match=r"plots cannot be written to .*File too large"):
-        draw([("one", figure)], tmp_path)
-
-
-def judged(name: str, said: str, exit_code: int = 1, after: tuple[str, ...] = ("a", "b")) -> dict[str, int]:
-    fault = next(fault for fault in FAULTS if fault.name == name)
-    return dict(judge(fault, ["a", "b"], [*after], exit_code, said, late=False))
-
-
-def test_the_chaos_test_sees_what_goes_wrong() -> None:
-    assert judged("SIGKILL of a rank", "distbench: x: rank 1 was killed by SIGKILL\n") == {}
-    assert judged("SIGKILL of a rank", "distbench: x: rank 1 raised\n", 0, ("b",)) == {
-        "lost rows": 1,
-        "exit code 0": 1,
-        "no sentence": 1,
-    }
-    assert judged("SIGKILL of the command", "", -9) == {}
-    assert judged("disk full", "Traceback (most recent call last):\n") == {"tracebacks": 1, "no sentence": 1}

@@ -13,7 +13,7 @@ from distbench.advise.question import Setting
 from distbench.advise.recommendation import time_words
 from distbench.planning import Box
 from distbench.planning.direct_exchange import overlap, volume
-from distbench.render.plot_style import BLUE, DPI, GREEN, GREY, ORANGE, PURPLE, RED, SKY, styled
+from distbench.render.plot_style import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, save_figure, styled
 from distbench.render.terminal import wrap
 from distbench.render.units import size_text
 from distbench.spec.errors import UserError
@@ -70,14 +70,14 @@ def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
 
 
 def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     num_columns = max(len(drawing.scenes) for drawing in rows)
     grid_rows, grid_columns = _tile_grid(setting)
     panel_inches = PANEL_INCHES * min(max(grid_rows / grid_columns, 0.35), 1.6)
     height = len(rows) * (panel_inches + HEAD_INCHES) + 0.8
     with styled():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(max(num_columns * PANEL_INCHES * 1.1, 8.0), height))
         FigureCanvasAgg(figure)
         figure.subplots_adjust(
@@ -87,8 +87,7 @@ def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
             _draw_row(figure, setting, drawing, (len(rows), num_columns, number * num_columns + 1))
         foot = "\n".join(wrap(_foot(setting, rows), int(figure.get_figwidth() * FOOT_CHARACTERS_PER_INCH)))
         figure.text(0.02, 0.1 / height, foot, fontsize=9, color="#404040", va="bottom")
-        metadata: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None}
-        figure.savefig(path, dpi=DPI, metadata=metadata)
+        save_figure(figure, path)
 
 
 def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:

@@ -49,7 +49,7 @@ def calibrate(mesh: str | None, output: Path, plots: Path | None, timeout: float
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
-    parsed = parse_mesh(mesh) if mesh else None
+    parsed = parse_mesh(mesh) if mesh is not None else None
     request = Request(targets=("calibrate",), mesh=parsed, timeout_s=timeout, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     is_first = joined is None or joined.rank == 0

@@ -32,7 +32,7 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
     from distbench.render.terminal import wrap
     from distbench.spec import parse_mesh
 
-    asked = parse_mesh(mesh) if mesh else None
+    asked = parse_mesh(mesh) if mesh is not None else None
     found = check_plans(Request(scenarios, choices, mesh=asked, device="cpu", quick=quick, started_at=STARTED_AT))
     say("\n".join(line for text in found.lines for line in wrap(text, width_here(), "    ")))
     sys.exit(2 if found.num_problems else 0)

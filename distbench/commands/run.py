@@ -105,7 +105,7 @@ def run(
         _measure([_resumed(resume, scenarios, joined)], joined, quiet)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
-    parsed = parse_mesh(mesh) if mesh else None
+    parsed = parse_mesh(mesh) if mesh is not None else None
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]

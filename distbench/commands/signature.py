@@ -39,7 +39,7 @@ def signature(
     from distbench.signature import signatures_of
     from distbench.spec import parse_mesh
 
-    asked = parse_mesh(mesh) if mesh else None
+    asked = parse_mesh(mesh) if mesh is not None else None
     request = Request(scenarios, choices, asked, device="cpu", quick=quick, started_at=STARTED_AT, full_mesh=True)
     jobs = jobs_of(request, None)
     files = _files([job.scenario for job in jobs], output)

@@ -17,6 +17,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import NATIVE, TORCH_PLANNERS
 from distbench.spec.printable import clean
+from distbench.spec.writing import write_whole
 
 TEMPLATE = "reproducer_template.txt"
 MAX_NUMEL = 1_000_000
@@ -55,7 +56,7 @@ def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder:
             except NotWritten as reason:
                 left_out.append(f"no reproducer for {failure.example['id']} ({failure.status}): {reason}")
                 continue
-            (folder / name).write_text(text)
+            write_whole(folder / name, text)
             written.append(folder / name)
     except OSError as error:
         what = f"reproducers cannot be written to {folder} ({error.strerror})"

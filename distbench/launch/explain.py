@@ -10,9 +10,11 @@ from typing import Any
 
 from distbench.spec import UserError
 from distbench.spec.fields import COUNT, DATE, TEXT, Kinds, wrong_field
+from distbench.spec.printable import clean
 from distbench.spec.reading import read_json
 
 LAUNCH_LOG = "launch.log"
+MAX_ERROR = 300  # characters
 FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
 
 
@@ -51,8 +53,14 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
     if found := _killed_rank(log):
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
-    ended = _how(-signum) if (signum := _signal_to_torchrun(log)) else _how(exit_code)
+    ended = _how(-signum) if (signum := _signal_to_torchrun(log)) else f"{_how(exit_code)}{_last_error(log)}"
     return Cause("killed", f"{'torchrun' if log.name == LAUNCH_LOG else 'the rank'} {ended}; see {log}")
+
+
+def _last_error(log: Path) -> str:
+    """What ended a process that failed before any rank could say why, in brackets; empty where its log has nothing."""
+    found = re.findall(r"^[\w.]*(?:Error|Exception): .+", _text(log), re.MULTILINE)
+    return f" ({clean(found[-1])[:MAX_ERROR]})" if found else ""
 
 
 def _signal_to_torchrun(launch_log: Path) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from distbench.launch.explain import LAUNCH_LOG
+from distbench.launch.leftovers import end_leftovers
 from distbench.launch.ranks import Joined, rank_environment, torchrun_command
 from distbench.spec import Job, UserError
 from distbench.spec.job import JOB_FILE
@@ -113,7 +114,10 @@ class RankProcesses:
                 ) from error
 
     def stop(self) -> None:
-        """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks."""
+        """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks.
+
+        What scenarios themselves started, and left behind, ends with it.
+        """
         process, self._expected = self._process, []
         if process is None:
             return
@@ -127,6 +131,7 @@ class RankProcesses:
             # A process that waits for a device or a server's disk is not killed before that answers.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TERMINATE_WAIT_S)
+        end_leftovers(os.getpid())
 
 
 def _needs(job: Job) -> tuple[int, str]:

@@ -1,7 +1,9 @@
 """How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen."""
 
 import contextlib
+import io
 import math
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 
 from distbench.render.units import brief_time_text, size_text
 from distbench.spec.errors import UserError
+from distbench.spec.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,6 +62,8 @@ def new_figure(
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Figures made and saved inside look like all of ours."""
+    # Only files are drawn; importing matplotlib fails where this names what it does not know.
+    os.environ["MPLBACKEND"] = "agg"
     import matplotlib as mpl
 
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
@@ -70,9 +75,17 @@ def styled() -> Iterator[None]:
 def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """Write name.png and name.svg; the paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    figure.savefig(paths[0], dpi=DPI, metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None})
+    for path in paths:
+        save_figure(figure, path)
     return paths
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write it whole, as .png or .svg; the same figure gives the same file. An OSError where it cannot be written."""
+    drawn, form = io.BytesIO(), path.suffix[1:]
+    metadata: dict[str, Any] = {"Software": None} if form == "png" else {"Date": None}
+    figure.savefig(drawn, format=form, dpi=DPI, metadata=metadata)
+    write_whole(path, drawn.getvalue())
 
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:

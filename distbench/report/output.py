@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distbench.render.blocks import Block, Lines, markdown_of
 from distbench.render.terminal import text_of
 from distbench.runs.frame import PASSES
+from distbench.spec.printable import cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +46,10 @@ def data_text(frame: "pd.DataFrame", form: str) -> str:
     """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
     frame = frame.drop(columns=PASSES, errors="ignore")
     if form == "csv":
-        return str(frame.to_csv(index=False)).rstrip("\n")
+        safe = frame.rename(columns=cell)
+        for name in [name for name, column in safe.items() if column.dtype.kind == "O"]:
+            safe[name] = [*map(cell, safe[name])]
+        return str(safe.to_csv(index=False)).rstrip("\n")
     if frame.empty:
         return "[]"
     # A name's own % signs must survive the filling in of values.

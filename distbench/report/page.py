@@ -22,6 +22,7 @@ from distbench.report.sections import tables_of
 from distbench.report.summary import summary
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
+from distbench.spec.writing import write_whole
 from distbench.traces.path_tables import trace_blocks
 from distbench.traces.records import Trace, traces_of
 from distbench.traces.timeline import timeline_figures
@@ -44,7 +45,7 @@ def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
         taken = list(blocks)
         text = page_of(next(block.text for block in taken if isinstance(block, Heading)), taken)
     try:
-        page.write_text(text, encoding="utf-8")
+        write_whole(page, text)
     except OSError as error:
         raise UserError(f"--page {page} cannot be written ({error.strerror}); give another file") from error
     return f"page written: {page}"

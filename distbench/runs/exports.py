@@ -18,6 +18,7 @@ from distbench.runs.nccl_tests import read_nccl_tests
 from distbench.runs.run_file import Record
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
+from distbench.spec.printable import cell
 
 NS = 1e9
 Series = dict[tuple[str, str], list[float]]
@@ -140,11 +141,11 @@ def otava(launches: Sequence[Launch]) -> str:
     names = sorted({(launch.scenario, case_id) for launch in launches for case_id in launch.cases})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["time", "commit", "branch", *(f"{scenario}: {case_id}" for scenario, case_id in names)])
+    writer.writerow(["time", "commit", "branch", *(cell(f"{scenario}: {case_id}") for scenario, case_id in names)])
     for launch in launches:
         row = [launch.cases.get(case_id) if scenario == launch.scenario else None for scenario, case_id in names]
         cells = [repr(value.mean_s) if value and value.status == "ok" else "" for value in row]
-        writer.writerow([_moment(launch), launch.facts["git_commit"] or "", "", *cells])
+        writer.writerow([_moment(launch), cell(launch.facts["git_commit"] or ""), "", *cells])
     return text.getvalue()
 
 

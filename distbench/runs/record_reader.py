@@ -1,5 +1,6 @@
 """The lines of a run file, one after another: a bad header refuses the file, a bad line costs only itself."""
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class RecordReader:
 
     def _header(self, line: bytes) -> Record:
         try:
-            record = parse_json(line)
+            record = parse_json(line.removeprefix(codecs.BOM_UTF8))
         except ValueError:
             record = None
         if not isinstance(record, dict) or record.get("type") != "run":

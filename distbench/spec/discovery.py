@@ -8,7 +8,9 @@ from typing import Any
 
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims
+from distbench.spec.reading import read_text
 
+MAX_SCENARIO_BYTES = 16 << 20
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -73,12 +75,13 @@ def find(target: str) -> list[Entry]:
 def read_entries(file: Path) -> list[Entry]:
     """Scenarios that a file declares, in its order; `UserError` where it cannot be parsed or a header is not
     literal."""
+    text = read_text(file, "scenario file", MAX_SCENARIO_BYTES)
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+        tree = ast.parse(text, filename=str(file))
     except SyntaxError as error:
-        where = f"{file}, line {error.lineno}"
+        where = f"{file}, line {error.lineno or 1}"
         raise UserError(f"scenario file {where} is not valid Python: {error.msg}; fix that line") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"scenario file {file} cannot be read: {error}; give a Python file") from error
     return [
         _entry(node, decorator, file)

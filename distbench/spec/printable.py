@@ -1,13 +1,17 @@
 """Text from names, files and ranks made safe to print: it may hold terminal control characters, commands to a CI
 system, text that turns around its neighbours, or megabytes."""
 
+import contextlib
 import re
+from typing import Any
 
 MAX_TEXT = 20_000
 # All but line break and tab: C0, DEL, C1, directions, line separators, halves of characters and no characters.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 # GitHub reads `::name::` at a line's start and `##[name]` anywhere; Azure `##vso[`, TeamCity `##teamcity[`.
 _AT_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
+# A spreadsheet takes a cell that begins so for a formula, and runs it.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ANYWHERE = re.compile(r"##(?=\w*\[)")
 
 
@@ -27,3 +31,13 @@ def printable(text: str) -> str:
     text = _CONTROL.sub(" ", text)
     text = _AT_START.sub(r"\1: ", text) if "::" in text else text
     return _ANYWHERE.sub("# #", text) if "##" in text else text
+
+
+def cell(value: Any) -> Any:
+    """A value for a CSV file: before a text that a spreadsheet would run as a formula stands an apostrophe."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    with contextlib.suppress(ValueError):
+        float(value)
+        return value
+    return f"'{value}"

@@ -83,7 +83,7 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str
     if len(data) > max_bytes:
         raise UserError(f"{what} {path} cannot be read: it is still growing beyond {max_bytes:,} bytes")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # editors on Windows put a mark before it
     except UnicodeDecodeError as error:
         raise UserError(f"{what} {path} cannot be read: byte {error.start} is no UTF-8 text") from error
 

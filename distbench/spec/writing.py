@@ -1,4 +1,4 @@
-"""Text files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all."""
 
 import contextlib
 import errno
@@ -10,28 +10,33 @@ from pathlib import Path
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text, or leave what was there: a disk that fills up would keep neither the old nor the new one.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a text (UTF-8) or bytes, or leave what was there: under another name first, renamed when it is whole.
+
+    A disk that fills up, or a command that is stopped, would else keep neither the old nor the new one.
 
     Raises:
         OSError: it cannot be written.
     """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # a device
+        path.write_bytes(data)  # a device
         return
     target = Path(os.path.realpath(path))  # a link stays one
     new = target.with_name(f".{target.name[:100]}.{os.getpid()}")
     try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with new.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
             shutil.copymode(target, new)
         new.replace(target)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             new.unlink()
+        if not isinstance(error, OSError):
+            raise
         if error.errno not in IN_PLACE:
             raise OSError(error.errno, error.strerror, str(path)) from error
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)

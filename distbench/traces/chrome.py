@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.render.units import known
 from distbench.spec.errors import UserError
+from distbench.spec.writing import write_whole
 from distbench.traces.records import Trace
 from distbench.traces.spans import lanes_of
 from distbench.traces.timeline import lanes
@@ -111,7 +112,7 @@ def write_chrome(path: Path, trace: Trace) -> str:
         raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
     lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
     try:
-        path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        write_whole(path, f"[\n{lines}\n]\n")
     except OSError as error:
         raise UserError(f"--chrome {path} cannot be written ({error.strerror}); give another file") from error
     return f"trace file written: {path} (open it at ui.perfetto.dev or chrome://tracing)"

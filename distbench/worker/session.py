@@ -97,7 +97,7 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     A file that lies in a package may also import from it relatively.
 
     Raises:
-        UserError: the import raised.
+        UserError: the import raised, or left no such function.
     """
     packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
     sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
@@ -108,9 +108,11 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # whatever a file raises, an interrupt of its own too
         raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; fix it") from error
-    function: Callable[..., Scenario] = getattr(module, name)
+    function: Callable[..., Scenario] | None = getattr(module, name, None)
+    if function is None:
+        raise UserError(f"scenario file {file} declares {name!r}, but has none once it is imported; fix it")
     return function
 
 

@@ -98,6 +98,9 @@ def _check_sweep(sweep: Collectives) -> None:
         for name in names:
             if name not in known:
                 raise UserError(f"{what} {name!r} is unknown; use {', '.join(known)}")
+    for size in sweep.sizes_bytes:
+        if type(size) is not int or size < 1:
+            raise UserError(f"collective size {size!r} is no number of bytes; use whole numbers from 1 on")
 
 
 def _case_spec(op: str, dtype: str, mesh_dim: str, size_bytes: int, context: RankContext) -> CaseSpec:

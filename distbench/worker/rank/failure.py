@@ -5,6 +5,8 @@ import json
 import time
 from pathlib import Path
 
+MAX_MESSAGE = 500  # characters
+
 
 class RankFailed(Exception):
     """This rank failed where the others did not; the launch must end."""
@@ -20,6 +22,12 @@ def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message."""
-    first = str(error).strip().partition("\n")[0]
+    """An exception as one line: its type and the first line of its message, or the beginning of a long one."""
+    try:
+        first = str(error).strip().partition("\n")[0]
+    except Exception as of_its_own:
+        first = f"its message cannot be shown, that raises {type(of_its_own).__name__}"
+    first = first if len(first) <= MAX_MESSAGE else f"{first[:MAX_MESSAGE]} ... ({len(first):,} characters)"
+    # Half a character can be written to no file and no terminal.
+    first = first.encode("utf-8", "backslashreplace").decode()
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,159 @@
+"""What a user gives and no command can take: options, profiles, scenario files. Each is one sentence that says why."""
+
+import codecs
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from conftest import ROOT
+from processes import Children
+
+from distbench.cli import main
+from distbench.costmodel.profile import load_profile
+from distbench.launch.explain import cause_of
+from distbench.launch.leftovers import end_leftovers
+from distbench.render.plot_style import styled
+from distbench.runs.run_file import read_run
+from distbench.spec import UserError, find
+from distbench.spec.job import PARENT_PID
+from distbench.worker.rank.failure import MAX_MESSAGE, one_line
+from distbench.worker.session import load_scenario
+
+GOLDEN = ROOT / "tests" / "golden"
+LINE = {"op": "all_gather", "mesh_dim": "tp", "group_size": 2, "base_s": 1e-5, "per_byte_s": 1e-9}
+PROFILE = {"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2.13.0", "mesh": {"tp": 2}}
+HEADER = "from distbench.spec import scenario\n@scenario(mesh={'tp': 2})\ndef x(): ...\n"
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.mark.parametrize("command", ["run tp_mlp", "check tp_mlp", "signature tp_mlp", "calibrate"])
+def test_an_empty_mesh_is_not_taken_for_none(command: str) -> None:
+    """As `--mesh "$MESH"` gives it where nobody has set the variable."""
+    done = invoke(*command.split(), "--mesh", "")
+    assert done.exit_code == 2 and "mesh part '' is not NAME=SIZE" in done.output
+
+
+def test_a_sequence_that_does_not_divide_is_refused_before_anything_starts(forked_children: None) -> None:
+    done = invoke("check", "cp_attention", "--mesh", "cp=4", "--set", "sequence=30", "--set", "rotate=allgather")
+    says = "a sequence of 30 cannot be split into 8 chunks over mesh dim 'cp' of size 4; use a multiple of 8"
+    assert done.exit_code == 2 and says in done.output
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "says"),
+    [
+        ({"backend": ["gloo"]}, {}, "backend holds 'gloo', not text"),
+        ({}, {"base_s": "NaN"}, "lines.0..base_s is 'NaN'"),
+        ({}, {"base_s": -1.0}, "lines.0..base_s is -1.0"),
+        ({}, {"knee_bytes": "64k"}, "lines.0..knee_bytes is '64k'"),
+        ({}, {"error": "small"}, "lines.0..error is 'small'"),
+        ({}, {"held_out_error": {"of": 0.1}}, "lines.0..held_out_error holds 0.1"),
+        ({"mesh": {"tp": "two"}}, {}, "mesh"),
+        ({"lines": {"a": 1}}, {}, "lines holds 1, not a list"),
+    ],
+)
+def test_a_profile_with_fields_of_wrong_types_is_refused(
+    tmp_path: Path, head: dict[str, object], line: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({**PROFILE, "lines": [{**LINE, **line}], **head}))
+    with pytest.raises(UserError, match=says) as caught:
+        load_profile(path)
+    assert str(path) in str(caught.value)
+
+
+def test_nan_in_a_profile_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({**PROFILE, "lines": [{**LINE, "base_s": float("nan")}]}))
+    with pytest.raises(UserError, match="NaN is no number"):
+        load_profile(path)
+
+
+def test_the_mark_that_editors_on_windows_put_before_a_text_is_passed_over(tmp_path: Path) -> None:
+    run, profile, source = (tmp_path / name for name in ("run.jsonl", "profile.json", "x.py"))
+    run.write_bytes(codecs.BOM_UTF8 + (GOLDEN / "steps.jsonl").read_bytes().replace(b"\n", b"\r\n"))
+    profile.write_bytes(codecs.BOM_UTF8 + json.dumps({**PROFILE, "lines": [LINE]}).encode())
+    source.write_bytes(codecs.BOM_UTF8 + HEADER.encode())
+    assert len(read_run(run).cases) == len(read_run(GOLDEN / "steps.jsonl").cases)
+    assert load_profile(profile).backend == "gloo" and [entry.name for entry in find(str(source))] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (bytes(100), "line 1 is not valid Python: source code string cannot contain null bytes"),
+        (b"# -*- coding: latin-1 -*-\n# \xe9\n", "byte 28 is no UTF-8 text"),
+        (b"(" * 9999, "x.py.*(line 1 is not valid Python|cannot be read)"),
+        (None, "bytes are more than the 16,777,216 that are read"),
+    ],
+)
+def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "x.py"
+    path.write_bytes(content or b"")
+    if content is None:
+        os.truncate(path, 1 << 40)
+    with pytest.raises(UserError, match=says):
+        find(str(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("raise KeyboardInterrupt", "cannot be imported: KeyboardInterrupt"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
+        ("import torchh", "No module named 'torchh'"),
+        (HEADER + "del x", "declares 'x', but has none once it is imported"),
+    ],
+)
+def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: str, says: str) -> None:
+    (tmp_path / "x.py").write_text(source)
+    with pytest.raises(UserError, match=says):
+        load_scenario(tmp_path / "x.py", "x")
+
+
+class Odd(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+def test_errors_are_a_line_whatever_their_text_is() -> None:
+    assert one_line(KeyError("a")) == "KeyError: 'a'" and one_line(ValueError()) == "ValueError"
+    long = one_line(ValueError("y" * 3_000_000))
+    assert len(long) < MAX_MESSAGE + 100 and long.endswith("... (3,000,000 characters)")
+    assert one_line(ValueError("a\udcffb\nc")) == "ValueError: a\\udcffb"
+    assert one_line(Odd()) == "Odd: its message cannot be shown, that raises ValueError"
+
+
+def test_what_ended_torchrun_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "launch.log"
+    log.write_text('Traceback (most recent call last):\n  File "x", line 1\nValueError: Invalid log settings: none\n')
+    said = cause_of(tmp_path, 1).message
+    assert said == f"torchrun ended with exit code 1 (ValueError: Invalid log settings: none); see {log}"
+    log.write_text("nothing of use\n")
+    assert cause_of(tmp_path, 1).message == f"torchrun ended with exit code 1; see {log}"
+
+
+def test_what_a_scenario_started_ends_with_the_launch(children: Children) -> None:
+    """Also what made a session of its own; nothing of anybody else's."""
+    sleeping = ("sleep", "60")
+    of_ours, of_others = (
+        children.start(*sleeping, variables={PARENT_PID: pid}, start_new_session=True) for pid in ("4194303", "419430")
+    )
+    try:
+        end_leftovers(4194303)
+        assert of_ours.wait(5) == -9 and of_others.poll() is None
+    finally:
+        for process in (of_ours, of_others):
+            process.kill()
+            process.wait()
+
+
+def test_a_backend_of_matplotlib_that_does_not_exist_keeps_nobody_from_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "none")
+    with styled():
+        assert os.environ["MPLBACKEND"] == "agg"
