@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,17 +74,13 @@ def test_a_thousand_times_without_growing(mesh: DeviceMesh) -> None:
             with calibrated_planning(GATHERS), calibrated_planning(EXCHANGES, max_bytes=2**40):
                 planned(mesh)
 
-    enter(50)
+    enter(20)
     gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        enter(1000)
-        gc.collect()
-        # A closure that stayed for each time would be 200 KB.
-        assert tracemalloc.get_traced_memory()[0] - before < 20_000
-    finally:
-        tracemalloc.stop()
+    before = len(gc.get_objects())
+    enter(1000)
+    gc.collect()
+    # A closure that stayed for each time would be thousands.
+    assert len(gc.get_objects()) - before < 200
 
 
 def test_left_in_the_order_of_entering(mesh: DeviceMesh) -> None:
@@ -174,10 +169,11 @@ def test_with_activation_checkpointing(mesh: DeviceMesh, use_reentrant: bool) ->
     with calibrated_planning(EXCHANGES) as counts:
         output: Any = checkpoint(block, given, use_reentrant=use_reentrant)
         output.to_local().sum().backward()
-        assert (counts.ours, given.grad.to_local().shape) == (2, (8, 16))
+        planned_once = counts.ours
+        assert planned_once > 0 and given.grad.to_local().shape == (8, 16)
         output = checkpoint(block, given, use_reentrant=use_reentrant)
     output.to_local().sum().backward()
-    assert counts.ours == 2
+    assert counts.ours == planned_once and not counts.left_to_torch
 
 
 def test_compiled(mesh: DeviceMesh) -> None:

@@ -161,7 +161,7 @@ def exchange_between(
         call=lambda: direct(local),
         path=f"{before}{''.join(steps)}",
         collectives=ops,
-        executed_as=ops,
+        executed_as=tuple("send_recv" if local.device.type == "cpu" else op for op in ops),
         wire_bytes=sent_bytes,
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
