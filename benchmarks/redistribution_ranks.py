@@ -48,7 +48,9 @@ def calibrated(context: RankContext, sizes_bytes: tuple[int, ...] = CALIBRATED_S
             samples = meter.measure(opened_case.call, (), estimate_s).samples_s
         fields, params = opened_case.fields, case_spec.case.params
         key = params["op"], params["mesh_dim"], fields["group_size"]
-        measured[key].append(Sample(fields["payload_bytes"], fields["counters"]["num_copies"], median(samples)))
+        counters = fields["counters"]
+        sample = Sample(fields["payload_bytes"], counters["num_copies"], median(samples), counters["num_messages"])
+        measured[key].append(sample)
     mesh = dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
     lines = tuple(fit_line(*key, samples) for key, samples in measured.items())
     return Profile("bench", context.backend, torch.__version__, mesh, lines)

@@ -112,7 +112,7 @@ def test_a_partial_source_goes_direct_at_once_or_after_a_reduce_scatter() -> Non
     # Each rank sums an eighth, of which it has one part of four, and receives the seven others: less than twice three
     # quarters, as where both replicas of a part sum the same.
     assert direct.num_collectives == 2 and direct.received_bytes == (3 + 7) * 4096 * 4096 * 4 // 8
-    assert direct.path in ("RP(sum)->RS(0)->RR", "RP(sum)->RS(1)->RR")
+    assert direct.path in ("RP(sum)->S(0)[1]S(0)[0]->RR", "RP(sum)->S(1)[1]S(1)[0]->RR")
 
 
 def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:

@@ -5,7 +5,7 @@ itself; where that is too much, one exchange reduces and leaves each rank a shar
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -85,13 +85,17 @@ class Exchange:
             )
         return found
 
-    def load(self) -> tuple[int, float]:
-        """(elements that the busiest position sends or receives, how often that many the busiest copies or adds).
+    def load(self) -> tuple[int, float, int]:
+        """(elements that the busiest position sends or receives, how often that many the busiest copies or adds,
+        transfers that the busiest sends or receives).
 
-        Its time depends on these; the second is 0 where nobody sends.
+        Its time depends on these; all are 0 where nobody sends.
         """
         busiest = max(*self.sent, *self.received)
-        return busiest, max(self.copied) / busiest if busiest else 0.0
+        if not busiest:
+            return 0, 0.0, 0
+        ends = (Counter(one.sender for one in self.transfers), Counter(one.receiver for one in self.transfers))
+        return busiest, max(self.copied) / busiest, max(max(end.values()) for end in ends)
 
 
 def volume(box: Box) -> int:

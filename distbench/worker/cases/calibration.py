@@ -122,8 +122,9 @@ def _fields(
     op: str, mesh_dim: str, experiment: Experiment, planned: PlannedRedistribution, context: RankContext
 ) -> dict[str, Any]:
     """What the row of a step, or of the direct exchange, says besides its times."""
+    num_messages = 0
     if op == DIRECT:
-        payload_numel, num_copies = _exchange(experiment.pair, context).load()
+        payload_numel, num_copies, num_messages = _exchange(experiment.pair, context).load()
         group_size, backend_op = context.mesh.size(), "+".join(planned.executed_as)
     elif op == "partition":
         payload_numel, num_copies = math.prod(experiment.pair.shape), 0
@@ -138,7 +139,7 @@ def _fields(
         "mesh_dim": mesh_dim,
         "wire_bytes": planned.wire_bytes,
         "backend_op": backend_op,
-        "counters": {"num_copies": num_copies},
+        "counters": {"num_copies": num_copies, "num_messages": num_messages},
     }
 
 
