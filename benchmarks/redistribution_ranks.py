@@ -39,16 +39,18 @@ def meter_of(context: RankContext, count: int) -> Meter:
     return Meter(RankGroup(context.control, context.device), HostClock(), settings, shared_clock=True)
 
 
-def calibrated(context: RankContext) -> Profile:
+def calibrated(context: RankContext, sizes_bytes: tuple[int, ...] = CALIBRATED_SIZES) -> Profile:
     """The profile of this mesh, fitted to medians, by distbench's own calibration cases."""
     meter, measured = meter_of(context, CALIBRATION_SAMPLES), defaultdict(list)
-    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(CALIBRATED_SIZES),)), context):
+    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(sizes_bytes),)), context):
         with case_spec.open() as opened_case:
             estimate_s = meter.warm_up(opened_case.call)
             samples = meter.measure(opened_case.call, (), estimate_s).samples_s
         fields, params = opened_case.fields, case_spec.case.params
         key = params["op"], params["mesh_dim"], fields["group_size"]
-        measured[key].append(Sample(fields["payload_bytes"], fields["counters"]["num_copies"], median(samples)))
+        counters = fields["counters"]
+        sample = Sample(fields["payload_bytes"], counters["num_copies"], median(samples), counters["num_messages"])
+        measured[key].append(sample)
     mesh = dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
     lines = tuple(fit_line(*key, samples) for key, samples in measured.items())
     return Profile("bench", context.backend, torch.__version__, mesh, lines)

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from benchmarks.bench_values import ANY_ORDER
 from benchmarks.random_states import random_state
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import Profile
 from distbench.planning import State
+from distbench.spec import UserError
 from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
 from distbench.worker.redistribute.expected_shards import parse_placement, shard_in_order, shard_of, tagged
@@ -29,6 +31,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 REDUCE_OPS = ("sum", "avg", "max", "min")
 # So many pairs in a row under one profile and one way to run all-to-alls, since entering either clears torch's caches.
 BATCH = 50
+REFUSED = "refused"
+ANY_ORDER_BATCHES = 41
 
 
 def meshes() -> list[DeviceMesh]:
@@ -104,10 +108,19 @@ def nested_shard(full: torch.Tensor, state: State, mesh: DeviceMesh) -> torch.Te
     return shard_in_order(full, state.orders, mesh.shape, tuple(mesh.get_coordinate() or ())).contiguous()
 
 
+def mesh_in_any_order(number: int, rng: random.Random) -> DeviceMesh:
+    """A mesh of a shape of MESHES whose ranks are shuffled, the same on all ranks."""
+    shape, size = MESHES[number % len(MESHES)], dist.get_world_size()
+    names = tuple(f"any{number}_{mesh_dim}" for mesh_dim in range(len(shape)))
+    return DeviceMesh("cpu", torch.tensor(rng.sample(range(size), size)).reshape(shape), mesh_dim_names=names)
+
+
 def differs(call: Any) -> str | None:
-    """What is wrong with a case on this rank; None when it is right."""
+    """What is wrong with a case on this rank; None when it is right, REFUSED where its group's ranks do not ascend."""
     try:
         got, wanted = call()
+    except UserError as error:
+        return REFUSED if "do not ascend" in str(error) else str(error)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None if got.shape == wanted.shape and torch.equal(got, wanted) else "other values"
@@ -121,9 +134,12 @@ def main(num_cases: int, out: Path) -> None:
     checked: Counter[str] = Counter()
     num_left = 0
     mine: list[tuple[str, str]] = []
-    for number in range(num_cases // BATCH):
+    refused: list[str] = []
+    for number in range(num_cases // BATCH + ANY_ORDER_BATCHES):
         rng, mesh = random.Random(f"{SEED}/{number}"), found[number % len(found)]
         way = ("calibrated", "calibrated+native", "direct")[number % 3]
+        if number >= num_cases // BATCH:
+            way, mesh = ANY_ORDER, mesh_in_any_order(number, rng)
         with contextlib.ExitStack() as stack:
             plans = None
             if way != "direct":
@@ -133,10 +149,16 @@ def main(num_cases: int, out: Path) -> None:
                 what, call = (direct_case if way == "direct" else calibrated_case)(mesh, rng)
                 reason = differs(call)
                 checked[way] += 1
-                if reason:
+                if way == ANY_ORDER and reason == REFUSED:
+                    refused.append(what)
+                elif reason:
                     mine.append((way, f"{way}: {what}: {reason}"))
             num_left += sum(plans.left_to_torch.values()) if plans else 0
     everyone: list[Any] = [None] * dist.get_world_size()
+    # A case that only some ranks refuse is wrong: the others would wait for them.
+    dist.all_gather_object(everyone, refused)
+    if any(others != refused for others in everyone):
+        mine.append((ANY_ORDER, "the ranks do not refuse the same cases"))
     dist.all_gather_object(everyone, mine)
     wrong = sorted({entry for one in everyone for entry in one})
     if dist.get_rank() == 0:
@@ -147,6 +169,7 @@ def main(num_cases: int, out: Path) -> None:
                     "num_checked": checked,
                     "num_wrong": num_wrong,
                     "num_left_to_torch": num_left,
+                    "num_refused": len(refused),
                     "wrong": [text for _, text in wrong],
                 }
             )

@@ -109,9 +109,10 @@ def test_a_partial_source_goes_direct_at_once_or_after_a_reduce_scatter() -> Non
     assert advice.least_bytes is None and advice.plans["calibrated"].path == "P(sum)S(1)->S(0)S(1)"
     setting = setting_of("4096,4096", "f32", "2x4")
     direct = advice_of(setting, "RP(sum)", "RR", answers("RP(sum)->RR")).plans["direct"]
-    # Four parts of everything to every rank, or a quarter of each to be reduced, and the sums to all.
-    assert direct.num_collectives == 2 and direct.received_bytes == 2 * 3 * 4096 * 4096
-    assert direct.path in ("RP(sum)->RS(0)->RR", "RP(sum)->RS(1)->RR")
+    # Each rank sums an eighth, of which it has one part of four, and receives the seven others: less than twice three
+    # quarters, as where both replicas of a part sum the same.
+    assert direct.num_collectives == 2 and direct.received_bytes == (3 + 7) * 4096 * 4096 * 4 // 8
+    assert direct.path in ("RP(sum)->S(0)[1]S(0)[0]->RR", "RP(sum)->S(1)[1]S(1)[0]->RR")
 
 
 def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:

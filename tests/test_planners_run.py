@@ -59,7 +59,7 @@ def test_direct_receives_the_lower_bound_and_stays_silent_where_the_target_is_lo
 ) -> None:
     # 4096 bytes on 2x2. TURNED: 8 of 32 rows to 8 of 32 columns, 8x8 elements are there already: 1024 - 256 bytes.
     # MOVED: 16 rows to 16 columns, 16x16 are there: 2048 - 1024 bytes.
-    for pair, bound, ops in ((TURNED, 768, "all_to_all"), (MOVED, 1024, "all_to_all"), (CUT, 0, "none")):
+    for pair, bound, ops in ((TURNED, 768, "send_recv"), (MOVED, 1024, "send_recv"), (CUT, 0, "none")):
         record = rows[pair, "direct"]
         counters = record["counters"]
         assert counters["lower_bound_bytes"] == counters["received_bytes"] == record["wire_bytes"] == bound

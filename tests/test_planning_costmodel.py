@@ -38,6 +38,23 @@ def test_copies_have_their_own_slope() -> None:
     assert line.seconds(1e6, 2) == pytest.approx(2e-5 + 5e-3)
 
 
+def test_messages_have_their_own_price() -> None:
+    measured = [Sample(size, 0, 2e-5 + 3e-9 * size + 4e-5 * number, number) for size in SIZES for number in (1, 2, 7)]
+    line = fit_line("direct", "tp", 8, measured)
+    assert [line.base_s, line.per_byte_s, line.per_message_s] == pytest.approx([2e-5, 3e-9, 4e-5])
+    assert line.seconds(1e6, 0, 3) == pytest.approx(2e-5 + 3e-3 + 12e-5)
+
+
+def test_a_profile_of_before_messages_is_still_read(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    line = (
+        '"op": "direct", "mesh_dim": "tp", "group_size": 2, "base_s": 1e-5, "per_byte_s": 1e-9, "samples": [[1, 0, 1]]'
+    )
+    file.write_text(f'{{{HEAD}, "lines": [{{{line}}}]}}')
+    (found,) = load_profile(file).lines
+    assert (found.per_message_s, found.seconds(1e3, 1, 7)) == (0.0, pytest.approx(1.1e-5))
+
+
 def test_a_bend_is_fitted_where_it_halves_the_error_and_stays_monotone() -> None:
     def bent(size: float, n: int) -> float:
         return 1e-5 + 1e-9 * min(size, 65536) + 8e-9 * max(size - 65536, 0)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.random_states import random_state
-from distbench.planning import NotHandled, State, parse_state
-from distbench.planning.direct_exchange import Exchange, plan_direct, plan_exchange
+from distbench.planning import Box, NotHandled, State, parse_state
+from distbench.planning.direct_exchange import Exchange, is_contiguous, plan_direct, plan_exchange
 
 
 def elements(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> list[set[int]]:
@@ -97,6 +97,41 @@ def test_each_rank_receives_every_part_of_its_target_but_its_own(mesh_shape: tup
             assert sorted(got) == sorted(wanted - {(parts[position], offset) for offset in before[position]})
 
 
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        (((0, 2), (0, 4)), True),
+        (((1, 3), (0, 4)), True),
+        (((1, 2), (1, 3)), True),
+        (((0, 2), (1, 3)), False),
+        (((0, 4), (0, 4)), True),
+    ],
+)
+def test_what_lies_in_one_piece(part: Box, whole: bool) -> None:
+    lies = np.zeros((4, 4), dtype=bool)
+    lies[tuple(slice(*interval) for interval in part)] = True
+    offsets = np.flatnonzero(lies)
+    assert (offsets[-1] - offsets[0] + 1 == len(offsets)) == whole
+    # The box itself begins somewhere in a larger tensor.
+    moved = tuple((start + 10, stop + 10) for start, stop in part)
+    assert is_contiguous(moved, ((10, 14), (10, 14))) == whole
+
+
+def test_what_is_copied_or_added() -> None:
+    def load(source: str, target: str) -> tuple[int, float, int]:
+        return plan_exchange(parse_state(source, 2), parse_state(target, 2), (8, 8), (4,)).load()
+
+    # Rows are sent as they lie and arrive where they shall be; a rank copies its own 16 elements, of 48 received.
+    assert load("S(0)", "R") == (48, pytest.approx(16 / 48), 3)
+    # Columns are put in their places.
+    assert load("S(1)", "R") == (48, pytest.approx(64 / 48), 3)
+    # 3 blocks of 4 are packed, or unpacked, and one kept; the other side is one piece.
+    assert load("S(0)", "S(1)") == (12, pytest.approx(16 / 12), 3)
+    # Of each of 4 parts 3 are added.
+    assert load("P(sum)", "S(0)") == (48, pytest.approx(1.0), 3)
+    assert load("R", "S(0)") == (0, 0.0, 0)
+
+
 def test_one_exchange_or_a_reduce_scatter_first_whichever_is_faster() -> None:
     def stages(target: str, seconds_of: Callable[[Exchange], float] | None = None) -> list[str]:
         plan = plan_direct(parse_state("P(sum)R", 1), parse_state(target, 1), (64,), (4, 2), seconds_of)
@@ -104,5 +139,6 @@ def test_one_exchange_or_a_reduce_scatter_first_whichever_is_faster() -> None:
 
     # To a shard of each rank all goes at once; a replica of everything would be received from 4 ranks each.
     assert stages("S(0)S(0)") == ["S(0)S(0)"]
-    assert stages("RR") == ["S(0)R", "RR"]
+    # Of 64 elements 48 and 48 if replicas of a part stay replicas, 24 and 56 if each rank sums a share of its own.
+    assert stages("RR") == ["S(0)S(0)", "RR"]
     assert stages("RR", lambda exchange: 1.0) == ["RR"]

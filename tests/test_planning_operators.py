@@ -170,6 +170,7 @@ def reachable(steps: dict[Any, list[Any]], source: Any, limit: int) -> set[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:a redistribution of")
 @pytest.mark.parametrize("limit", [640, 768, 1024, 1536])
 def test_a_limit_of_memory_is_kept_wherever_torchs_graph_has_a_path_that_keeps_it(mesh: DeviceMesh, limit: int) -> None:
     meta = TensorMeta(torch.Size((32, 16)), (16, 1), torch.float32)
@@ -209,6 +210,17 @@ def test_a_limit_changes_plans_and_prices(mesh: DeviceMesh) -> None:
     with calibrated_planning(known, max_bytes=2048):
         assert [info._comm_type_key() for info in module._gen_transform_infos(*specs)] != ["all_gather", None]
         assert operators.redistribute_cost(*specs) > 1.5
+
+
+def test_a_limit_that_no_path_keeps_is_a_sentence_and_the_least_is_taken(mesh: DeviceMesh) -> None:
+    meta = TensorMeta(torch.Size((32, 16)), (16, 1), torch.float32)
+    specs = [DTensorSpec(mesh, (placement, *[Replicate()] * 2), meta) for placement in (Shard(0), Replicate())]
+    says = r"of \(32, 16\) from .* holds 3072 bytes of a rank on any path, and max_bytes is 1; allow more"
+    with calibrated_planning(profile(), max_bytes=1) as counts:
+        with pytest.warns(UserWarning, match=says):
+            assert [info._comm_type_key() for info in module._gen_transform_infos(*specs)] == ["all_gather"]
+        module._gen_transform_infos(*reversed(specs))
+    assert counts.above_max_bytes == 2
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.5, True, "1MiB"])

@@ -219,13 +219,14 @@ def direct_line(setting: Setting) -> Line | None:
 def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
     """(predicted seconds, the share by which they may be off) of one all-to-all with splits.
 
-    By the profile's own line for it, over what the busiest rank sends or receives and how often that much is written,
-    where there is one. Else as one all-to-all after the other over each mesh dim that it crosses: an upper estimate
-    where links of different mesh dims work at the same time.
+    By the profile's own line for it, over what the busiest rank sends or receives, copies and adds, where there is one.
+    Else as one all-to-all after the other over each mesh dim that it crosses: an upper estimate where links of
+    different mesh dims work at the same time.
     """
     if line := direct_line(setting):
-        busiest, written = exchange.load()
-        return line.seconds(busiest * setting.problem.itemsize, written), line.expected_error
+        busiest, num_times, num_messages = exchange.load()
+        seconds = line.seconds(busiest * setting.problem.itemsize, num_times, num_messages)
+        return seconds, line.expected_error
     total, off = 0.0, 0.0
     for mesh_dim, num_bytes in enumerate(_crossing_bytes(setting, exchange)):
         if num_bytes:

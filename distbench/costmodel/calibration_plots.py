@@ -70,13 +70,15 @@ def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
 def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
     samples = [*measured.fitted, *measured.held_out]
     sizes = sorted(sample.payload_bytes for sample in samples)
-    copies = sorted({round(sample.num_copies, 1) for sample in samples})
-    for number, color in zip(copies, style.CYCLE * 2, strict=False):
+    kinds = sorted({_kind(sample) for sample in samples})
+    for kind, color in zip(kinds, style.CYCLE * 2, strict=False):
+        number, messages = kind
         label = f"copied {number:g} x" if number else "contiguous"
+        label += f", {messages} messages" if messages else ""
         curve = np.geomspace(sizes[0], sizes[-1], NUM_CURVE)
-        axes.plot(curve, [line.seconds(size, number) for size in curve], color=color, linewidth=1.6, label=label)
+        axes.plot(curve, [line.seconds(size, *kind) for size in curve], color=color, linewidth=1.6, label=label)
         for points, face in ((measured.fitted, color), (measured.held_out, "white")):
-            here = [sample for sample in points if round(sample.num_copies, 1) == number]
+            here = [sample for sample in points if _kind(sample) == kind]
             places = [sample.payload_bytes for sample in here], [sample.seconds for sample in here]
             axes.plot(*places, "o", color=color, markerfacecolor=face, markersize=5, linestyle="none")
             hover(axes, [_spot(one, line) for one in here])
@@ -88,11 +90,16 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
     axes.tick_params(labelleft=True)
     axes.set_xlabel("payload")
     axes.set_title(f"{TITLES.get(line.op, line.op)}\noff by {percent_text(line.expected_error)}", fontsize=10)
-    if len(copies) > 1:
+    if len(kinds) > 1:
         axes.legend(fontsize=8, loc="upper left", handlelength=1.2, borderaxespad=0.1)
 
 
 def _spot(sample: Sample, line: Line) -> Spot:
-    fitted = brief_time_text(line.seconds(sample.payload_bytes, sample.num_copies))
+    fitted = brief_time_text(line.seconds(sample.payload_bytes, *_kind(sample)))
     text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
     return Spot(sample.payload_bytes, sample.seconds, text)
+
+
+def _kind(sample: Sample) -> tuple[float, int]:
+    """What samples of a curve have in common: copies, about, and messages."""
+    return round(sample.num_copies, 1), sample.num_messages

@@ -34,7 +34,8 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         op, mesh_dim = params["op"], params["mesh_dim"]
         measured = found.setdefault((op, mesh_dim), MeasuredSteps(op, mesh_dim, record["group_size"]))
         seconds = statistics.median(record["samples_s"])
-        sample = Sample(record["payload_bytes"], record["counters"]["num_copies"], seconds)
+        counters = record["counters"]
+        sample = Sample(record["payload_bytes"], counters["num_copies"], seconds, counters.get("num_messages", 0))
         (measured.held_out if params["held_out"] else measured.fitted).append(sample)
     if not found:
         raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")

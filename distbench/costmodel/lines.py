@@ -1,8 +1,8 @@
 """What one step of a redistribution costs by its size: a line fitted to measured points.
 
-t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first), with a second
-slope beyond a knee where that halves the error. Payload is S as nccl-tests has it: the full gathered or scattered
-buffer.
+t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first, + per_message for
+each message of a direct exchange), with a second slope beyond a knee where that halves the error. Payload is S as
+nccl-tests has it: the full gathered or scattered buffer.
 """
 
 import math
@@ -19,18 +19,19 @@ COLLECTIVES = (ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER)
 CUT, PARTITION = "cut", "partition"
 LOCAL_OPS = (CUT, PARTITION)
 NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
-COSTS = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s")
+COSTS = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s", "per_message_s")
 # A second slope is fitted only if it leaves at most this share of an error that is there at all.
 KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured point: payload in bytes, how often it is also copied (0 to 2 tensor dims), seconds."""
+    """One measured point: payload in bytes, how often it is also copied (0 to 2 tensor dims), seconds, messages."""
 
     payload_bytes: float
     num_copies: float
     seconds: float
+    num_messages: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Line:
         per_copied_byte_s: seconds more of each payload byte, for each tensor dim that is not the first.
         knee_bytes: payload where the second slope begins, if there is one.
         per_byte_beyond_s: seconds of each payload byte beyond the knee.
+        per_message_s: seconds of each message that the busiest rank sends or receives, of DIRECT.
         error: median of |predicted / measured - 1| over the samples fitted, or given by hand.
         held_out_error: the same over samples that were not fitted.
-        samples: what was fitted, (payload bytes, copies, seconds).
+        samples: what was fitted, (payload bytes, copies, seconds, messages); files of before lack the last.
     """
 
     op: str
@@ -58,9 +60,10 @@ class Line:
     per_copied_byte_s: float = 0.0
     knee_bytes: float | None = None
     per_byte_beyond_s: float = 0.0
+    per_message_s: float = 0.0
     error: float = 0.0
     held_out_error: float | None = None
-    samples: tuple[tuple[float, float, float], ...] = ()
+    samples: tuple[tuple[float, ...], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -78,9 +81,9 @@ class Line:
         knee = math.inf if self.knee_bytes is None else self.knee_bytes
         return (*(float(getattr(self, name)) for name in COSTS), float(knee))
 
-    def seconds(self, payload_bytes: float, num_copies: float = 0) -> float:
+    def seconds(self, payload_bytes: float, num_copies: float = 0, num_messages: int = 0) -> float:
         """Predicted seconds."""
-        total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies
+        total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies + self.per_message_s * num_messages
         if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
             return total + self.per_byte_s * payload_bytes
         return total + self.per_byte_s * self.knee_bytes + self.per_byte_beyond_s * (payload_bytes - self.knee_bytes)
@@ -110,7 +113,7 @@ def fit_line(
         best,
         error=relative_error(best, samples),
         held_out_error=relative_error(best, held_out) if held_out else None,
-        samples=tuple((sample.payload_bytes, sample.num_copies, sample.seconds) for sample in samples),
+        samples=tuple((one.payload_bytes, one.num_copies, one.seconds, one.num_messages) for one in samples),
     )
 
 
@@ -120,16 +123,19 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
 
 
 def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
-    return np.array([line.seconds(sample.payload_bytes, sample.num_copies) / sample.seconds for sample in samples])
+    return np.array(
+        [line.seconds(one.payload_bytes, one.num_copies, one.num_messages) / one.seconds for one in samples]
+    )
 
 
 def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Line, float]:
     """The line of least squared relative error with its knee there, and the root of the sum of these squares."""
     payload = np.array([sample.payload_bytes for sample in samples])
     copied = payload * [sample.num_copies for sample in samples]
+    messages = np.array([sample.num_messages for sample in samples], dtype=float)
     seconds = np.array([sample.seconds for sample in samples])
     below = payload if knee is None else np.minimum(payload, knee)
-    columns = np.stack([np.ones_like(payload), below, copied, payload - below], axis=1) / seconds[:, None]
+    columns = np.stack([np.ones_like(payload), below, copied, payload - below, messages], axis=1) / seconds[:, None]
     solution, miss = nonnegative_least_squares(columns, np.ones_like(seconds))
     return replace(blank, knee_bytes=knee, **dict(zip(COSTS, solution.tolist(), strict=True))), miss
 

@@ -35,7 +35,7 @@ PROFILE_VERSION = 1
 
 
 def _is_sample(one: Any) -> bool:
-    return isinstance(one, list) and len(one) == 3 and all(map(AMOUNT.fits, one)) and is_time(one[2])
+    return isinstance(one, list) and len(one) in (3, 4) and all(map(AMOUNT.fits, one)) and is_time(one[2])
 
 
 HEAD: Kinds = {**dict.fromkeys(("machine", "backend", "torch", "source"), TEXT), "mesh": mapping_of(SIZE)}
@@ -45,11 +45,11 @@ _PER_BYTE = number_within(0, 1)
 LINE: Kinds = {
     **dict.fromkeys(("op", "mesh_dim"), NAME),
     "group_size": SIZE,
-    "base_s": DURATION,
+    **dict.fromkeys(("base_s", "per_message_s"), DURATION),
     **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
     "knee_bytes": BYTES,
     **dict.fromkeys(("error", "held_out_error"), AMOUNT),
-    "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds)")),
+    "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds, messages)")),
 }
 
 

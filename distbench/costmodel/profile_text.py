@@ -33,12 +33,17 @@ def profile_table(profile: Profile) -> Table:
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
     notes = [
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
+        *(_message_note(line.per_message_s) for line in profile.lines if line.per_message_s),
         "payload: the full gathered or scattered buffer; of direct, what the busiest rank sends or receives",
         "errors: median of |predicted / measured - 1|, over the sizes fitted and over those held out",
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
     breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
     return table_of(title, COLUMNS, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
+
+
+def _message_note(per_message_s: float) -> str:
+    return f"of direct, {time_text(per_message_s).strip()} more for each message of the busiest rank"
 
 
 def _rate_text(per_byte_s: float) -> str:

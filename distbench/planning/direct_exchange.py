@@ -5,7 +5,7 @@ itself; where that is too much, one exchange reduces and leaves each rank a shar
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -68,13 +68,34 @@ class Exchange:
             found[transfer.sender] += volume(transfer.box)
         return found
 
-    def load(self) -> tuple[int, float]:
-        """(elements that the busiest position sends or receives, how often that many the fullest writes to its target).
+    @cached_property
+    def copied(self) -> list[int]:
+        """Elements that each position copies or adds: what does not lie in one piece, what it keeps, and every part."""
+        packed: list[set[Box]] = [set() for _ in self.source_boxes]
+        found = [0] * len(self.target_boxes)
+        for transfer in self.transfers:
+            if not is_contiguous(transfer.box, self.source_boxes[transfer.sender]):
+                packed[transfer.sender].add(transfer.box)
+            if self.reduce_op is None and not is_contiguous(transfer.box, self.target_boxes[transfer.receiver]):
+                found[transfer.receiver] += volume(transfer.box)
+        for position, (before, after) in enumerate(zip(self.source_boxes, self.target_boxes, strict=True)):
+            found[position] += sum(map(volume, packed[position]))
+            found[position] += (
+                (self.num_parts - 1) * volume(after) if self.reduce_op else volume(overlap(before, after))
+            )
+        return found
 
-        Its time depends on these; the second is 0 where nobody sends. Each part is written, or reduced, once.
+    def load(self) -> tuple[int, float, int]:
+        """(elements that the busiest position sends or receives, how often that many the busiest copies or adds,
+        transfers that the busiest sends or receives).
+
+        Its time depends on these; all are 0 where nobody sends.
         """
         busiest = max(*self.sent, *self.received)
-        return busiest, self.num_parts * max(map(volume, self.target_boxes)) / busiest if busiest else 0.0
+        if not busiest:
+            return 0, 0.0, 0
+        ends = (Counter(one.sender for one in self.transfers), Counter(one.receiver for one in self.transfers))
+        return busiest, max(self.copied) / busiest, max(max(end.values()) for end in ends)
 
 
 def volume(box: Box) -> int:
@@ -87,6 +108,16 @@ def overlap(box: Box, other: Box) -> Box:
     starts = [max(a[0], b[0]) for a, b in zip(box, other, strict=True)]
     stops = [min(a[1], b[1]) for a, b in zip(box, other, strict=True)]
     return tuple((start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
+
+
+def is_contiguous(part: Box, box: Box) -> bool:
+    """Whether a part of a box lies in one piece in a contiguous tensor of the box."""
+    below = [stop - start for start, stop in part]
+    for (start, stop), held in zip(reversed(part), reversed(box), strict=True):
+        below.pop()
+        if (start, stop) != held:
+            return math.prod(below) == 1
+    return True
 
 
 def plan_direct(
@@ -103,20 +134,32 @@ def plan_direct(
     """
     seconds_of = seconds_of or (lambda exchange: float(exchange.load()[0]))
     plans: list[tuple[tuple[State, Exchange], ...]] = [((target, plan_exchange(source, target, shape, mesh_shape)),)]
-    for between in _reduced_to_shards(source) if source.partials else ():
+    for between in _reduced_to_shards(source, target) if source.partials else ():
         first = plan_exchange(source, between, shape, mesh_shape)
         plans.append(((between, first), (target, plan_exchange(between, target, shape, mesh_shape))))
     return min(plans, key=lambda plan: sum(seconds_of(exchange) for _, exchange in plan))
 
 
-def _reduced_to_shards(source: State) -> list[State]:
-    """The source with all its partial mesh dims as the last ones to shard a tensor dim, for each tensor dim."""
-    pushed, found = tuple(mesh_dim for mesh_dim, _ in source.partials), []
-    for tensor_dim in range(source.tensor_ndim):
-        orders = [*source.orders]
-        orders[tensor_dim] += pushed
-        found.append(State(source.mesh_ndim, tuple(orders)))
-    return found
+def _reduced_to_shards(source: State, target: State) -> list[State]:
+    """Layouts without partials in between, of which every rank holds less than of the source.
+
+    For each tensor dim: the source with its partial mesh dims as the last ones to shard it; the same with those that
+    hold replicas; and the target with its own replicas cut.
+    """
+    pushed = tuple(mesh_dim for mesh_dim, _ in source.partials)
+    cut = [(source.orders, pushed), (source.orders, pushed + _replicated(source)), (target.orders, _replicated(target))]
+    found = []
+    for orders, mesh_dims in cut:
+        for tensor_dim in range(source.tensor_ndim):
+            longer = [*orders]
+            longer[tensor_dim] += mesh_dims
+            found.append(State(source.mesh_ndim, tuple(longer)))
+    return [state for state in dict.fromkeys(found) if state != target]
+
+
+def _replicated(state: State) -> tuple[int, ...]:
+    taken = {mesh_dim for order in state.orders for mesh_dim in order} | dict(state.partials).keys()
+    return tuple(mesh_dim for mesh_dim in range(state.mesh_ndim) if mesh_dim not in taken)
 
 
 @lru_cache(maxsize=1024)

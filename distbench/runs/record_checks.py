@@ -70,7 +70,7 @@ RESULT: Kinds = {
 }
 COUNTERS: Kinds = {
     **dict.fromkeys(("path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"), TEXT),
-    **dict.fromkeys(("num_collectives", "wire_bytes_executed", "lower_bound_bytes"), BYTES),
+    **dict.fromkeys(("num_collectives", "num_messages", "wire_bytes_executed", "lower_bound_bytes"), BYTES),
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
     **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),

@@ -120,15 +120,15 @@ def check_local_targets_stay_silent(mesh: DeviceMesh) -> None:
     def forbidden(*arguments: object) -> None:
         raise AssertionError("a collective ran")
 
-    replaced, full = dist.all_to_all_single, tagged((5, 6), torch.float32)
-    dist.all_to_all_single = forbidden  # type: ignore[assignment]
+    replaced, full = (dist.isend, dist.irecv), tagged((5, 6), torch.float32)
+    dist.isend = dist.irecv = forbidden  # type: ignore[assignment]
     try:
         for before, after in (("RR", "S(0)S(1)"), ("S(1)R", "S(1)S(1)"), ("S(0)S(1)", "S(0)S(1)")):
             source, target = parse_state(before, 2), parse_state(after, 2)
             result = DirectRedistribution(source, target, full.shape, mesh.mesh)(nested_shard(full, source, mesh))
             assert torch.equal(result, nested_shard(full, target, mesh))
     finally:
-        dist.all_to_all_single = replaced
+        dist.isend, dist.irecv = replaced
 
 
 def check_calibrated(mesh: DeviceMesh, shapes: tuple[tuple[int, ...], ...], stride: int) -> int:

@@ -80,12 +80,17 @@ def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]
 
 
 def exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
-    """Whole-mesh layouts before and after that differ in how much each rank receives, and how contiguous it is."""
+    """Whole-mesh layouts before and after that differ in how much each rank receives, copies and adds.
+
+    From Partial only such as are moved by one exchange, whatever is predicted.
+    """
     rows, columns, whole = "S(0)" * mesh_ndim, "S(1)" * mesh_ndim, "R" * mesh_ndim
     sides = [(before, after) for before, after in itertools.permutations((rows, columns, whole), 2) if before != whole]
+    sides += [("P(sum)" * mesh_ndim, after) for after in (rows, columns)]
     if mesh_ndim > 1:
         rest = mesh_ndim - 1
         sides += [("S(0)" + "R" * rest, "R" * rest + "S(1)"), ("S(0)" + "S(1)" * rest, "S(1)" + "S(0)" * rest)]
+        sides += [("P(sum)" + "S(0)" * rest, "S(1)" + "S(0)" * rest)]
     return sides
 
 
@@ -117,9 +122,10 @@ def _fields(
     op: str, mesh_dim: str, experiment: Experiment, planned: PlannedRedistribution, context: RankContext
 ) -> dict[str, Any]:
     """What the row of a step, or of the direct exchange, says besides its times."""
+    num_messages = 0
     if op == DIRECT:
-        payload_numel, num_copies = _exchange(experiment.pair, context).load()
-        group_size, backend_op = context.mesh.size(), "all_to_all"
+        payload_numel, num_copies, num_messages = _exchange(experiment.pair, context).load()
+        group_size, backend_op = context.mesh.size(), "+".join(planned.executed_as)
     elif op == "partition":
         payload_numel, num_copies = math.prod(experiment.pair.shape), 0
         group_size, backend_op = context.size(mesh_dim), "none"
@@ -133,7 +139,7 @@ def _fields(
         "mesh_dim": mesh_dim,
         "wire_bytes": planned.wire_bytes,
         "backend_op": backend_op,
-        "counters": {"num_copies": num_copies},
+        "counters": {"num_copies": num_copies, "num_messages": num_messages},
     }
 
 

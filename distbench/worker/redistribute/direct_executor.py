@@ -1,16 +1,19 @@
-"""The direct executor: a redistribution as one all-to-all with splits, each rank receiving only what it lacks.
+"""The direct executor: a redistribution as one exchange, each rank receiving only what it lacks.
 
 From Partial it is one, or two: see `planning.direct_exchange`. Gradients of what it returns are moved by another one,
 from the target back to the source with each Partial a replica, as DTensor has it.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from distbench.planning.direct_exchange import Exchange, overlap, plan_direct, volume
 from distbench.planning.states import Box, State
+from distbench.worker.redistribute.exchanged_pieces import Piece, Pieces, part_of_box, shape_of
 
 REDUCTIONS: dict[str | None, Callable[..., object]] = {
     "sum": torch.add,
@@ -75,68 +78,47 @@ class _Run:
     """One exchange on one rank."""
 
     def __init__(self, exchange: Exchange, position: int, peers: list[int], group: dist.ProcessGroup | None) -> None:
-        self.exchange, self.group, self.part = exchange, group, exchange.parts[position]
+        self.exchange, self.part = exchange, exchange.parts[position]
         self.before, self.after = exchange.source_boxes[position], exchange.target_boxes[position]
-        sends, receives = _pieces(exchange, position, peers)
-        self._send_splits = [sum(map(volume, boxes)) for boxes in sends]
-        self._receive_splits = [sum(map(volume, boxes)) for boxes in receives]
-        self._sent = [box for boxes in sends for box in boxes]
-        self._received = [
-            (exchange.parts[peer], box) for peer, boxes in zip(peers, receives, strict=True) for box in boxes
-        ]
+        self.kept = overlap(self.before, self.after)
+        self.pieces = Pieces(exchange, position, peers, group)
 
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
-        if tuple(local.shape) != _shape_of(self.before):
+        if tuple(local.shape) != shape_of(self.before):
             raise ValueError(
-                f"the local tensor is {tuple(local.shape)}, the source layout says {_shape_of(self.before)}"
+                f"the local tensor is {tuple(local.shape)}, the source layout says {shape_of(self.before)}"
             )
         if self.exchange.changes_nothing:
             return local
         if self.exchange.num_averaged > 1 and not local.is_floating_point():
             raise ValueError(f"parts of an average of {local.dtype} cannot be put together; use a floating-point dtype")
-        pieces = []
-        kept = overlap(self.before, self.after)
-        if volume(kept):
-            pieces.append((self.part, kept, _part(local, self.before, kept)))
-        if self.exchange.transfers:
-            pieces += self._arrived(local)
-        output = local.new_empty(_shape_of(self.after))
+        output = local.new_empty(shape_of(self.after))
+        pieces, leaving = self._moving(local, output)
+        if volume(self.kept):
+            # Before those of the same part: it is here already, and copied while the others travel.
+            pieces.insert(0, Piece(self.part, self.kept, part_of_box(local, self.before, self.kept)))
+        parts_of: dict[Box, list[Piece]] = defaultdict(list)
         # In the order of the parts, so that ranks that hold replicas of a sum hold the same bits.
-        for part, box, piece in sorted(pieces, key=lambda entry: entry[0]):
-            where = _part(output, self.after, box)
-            if part == 0:
-                where.copy_(piece)
-            else:
-                REDUCTIONS[self.exchange.reduce_op](where, piece, out=where)
+        for piece in sorted(pieces, key=lambda piece: piece.part):
+            parts_of[piece.box].append(piece)
+        for box, parts in parts_of.items():
+            self._put_together(parts, part_of_box(output, self.after, box))
+        for work in leaving:
+            work.wait()
         return output.div_(self.exchange.num_averaged) if self.exchange.num_averaged > 1 else output
 
-    def _arrived(self, local: torch.Tensor) -> list[tuple[int, Box, torch.Tensor]]:
-        flat = [_part(local, self.before, box).reshape(-1) for box in self._sent]
-        buffer = torch.cat(flat) if flat else local.new_empty(0)
-        arrived = local.new_empty(sum(self._receive_splits))
-        dist.all_to_all_single(arrived, buffer, self._receive_splits, self._send_splits, self.group)
-        pieces = arrived.split([volume(box) for _, box in self._received])
-        return [
-            (part, box, piece.view(_shape_of(box))) for (part, box), piece in zip(self._received, pieces, strict=True)
-        ]
+    def _moving(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
+        if not self.exchange.transfers:
+            return [], []
+        if local.device.type == "cpu":
+            return self.pieces.messages(local, output)
+        return self.pieces.all_to_all(local), []
 
-
-def _pieces(exchange: Exchange, position: int, peers: list[int]) -> tuple[list[list[Box]], list[list[Box]]]:
-    """The boxes a position sends to, and receives from, each peer, in the order that both sides know."""
-    sends: dict[int, list[Box]] = {peer: [] for peer in peers}
-    receives: dict[int, list[Box]] = {peer: [] for peer in peers}
-    for transfer in exchange.transfers:
-        if transfer.sender == position:
-            sends[transfer.receiver].append(transfer.box)
-        if transfer.receiver == position:
-            receives[transfer.sender].append(transfer.box)
-    return [sends[peer] for peer in peers], [receives[peer] for peer in peers]
-
-
-def _part(local: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
-    """The view of `part` in a local tensor that holds `box`."""
-    return local[tuple(slice(p[0] - b[0], p[1] - b[0]) for p, b in zip(part, box, strict=True))]
-
-
-def _shape_of(box: Box) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in box)
+    def _put_together(self, parts: list[Piece], where: torch.Tensor) -> None:
+        first, *others = parts
+        so_far = first.arrived()
+        for other in others:
+            REDUCTIONS[self.exchange.reduce_op](so_far, other.arrived(), out=where)
+            so_far = where
+        if not others and so_far.data_ptr() != where.data_ptr():
+            where.copy_(so_far)

@@ -141,9 +141,8 @@ def exchange_between(
     itemsize = local.dtype.itemsize
 
     def seconds_of(exchange: Exchange) -> float:
-        busiest, written = exchange.load()
-        predicted = _exchange_seconds(busiest, written, itemsize, context)
-        return float(busiest) if predicted is None else predicted
+        predicted = _exchange_seconds(exchange, itemsize, context)
+        return float(exchange.load()[0]) if predicted is None else predicted
 
     def plan() -> DirectRedistribution:
         return DirectRedistribution(before, after, shape, context.mesh.mesh, seconds_of=seconds_of)
@@ -154,14 +153,14 @@ def exchange_between(
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()
     ops = tuple("all_to_all" for exchange in direct.exchanges if exchange.transfers)
-    predicted = [_exchange_seconds(*exchange.load(), itemsize, context) for exchange in direct.exchanges]
+    predicted = [_exchange_seconds(exchange, itemsize, context) for exchange in direct.exchanges]
     steps = [f"-[{'direct' if exchange.transfers else 'local'}]->{state}" for state, exchange in direct.stages]
     sent_bytes = sum(max(exchange.sent) for exchange in direct.exchanges) * itemsize
     return PlannedRedistribution(
         call=lambda: direct(local),
         path=f"{before}{''.join(steps)}",
         collectives=ops,
-        executed_as=ops,
+        executed_as=tuple("send_recv" if local.device.type == "cpu" else op for op in ops),
         wire_bytes=sent_bytes,
         wire_bytes_executed=sent_bytes,
         planning_s=planning_s,
@@ -186,11 +185,12 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
     return total
 
 
-def _exchange_seconds(busiest: int, num_copies: float, itemsize: int, context: RankContext) -> float | None:
+def _exchange_seconds(exchange: Exchange, itemsize: int, context: RankContext) -> float | None:
     line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
     if line is None:
         return None
-    return line.seconds(busiest * itemsize, num_copies) if busiest else 0.0
+    busiest, num_copies, num_messages = exchange.load()
+    return line.seconds(busiest * itemsize, num_copies, num_messages) if busiest else 0.0
 
 
 def _forget_paths() -> None:

@@ -23,7 +23,7 @@ from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route, least_peak_route
 from distbench.planning.search import Route
 from distbench.spec.errors import UserError
-from distbench.worker.torch_internals.dtensor_planners import layout_of, state_of_layout
+from distbench.worker.torch_internals.dtensor_planners import dist_state, state_of_layout
 from distbench.worker.torch_internals.mesh_facts import is_strided_shard, unordered_groups
 from distbench.worker.torch_internals.probe import Unsupported, require
 from distbench.worker.torch_internals.replacements import PlanCounts, Steps, planned_by
@@ -49,16 +49,16 @@ def calibrated_planning(
 
     It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. What it
     does not know (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover
-    by name and size) is planned and priced as without it. Enter and leave it on all ranks alike, and while no other
-    thread plans.
+    by name and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left
+    in any order. What other threads do meanwhile is planned by it as well: backward may run on threads of its own.
 
     Args:
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other for ever.
         max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, the same on all
-            ranks. The cheapest path within it is taken; where there is none, the one that holds least, and the counts
-            say so (`PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
+            ranks. The cheapest path within it is taken; where there is none, the one that holds least, with a warning
+            (and `PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
 
     Raises:
         Unsupported: torch's planner is not the one we know.
@@ -148,13 +148,15 @@ class _Planning:
 
             def path(source: Any, target: Any) -> list[Any]:
                 routes.append(self.route(planner.device_mesh, planner.dtensor_meta, source, target))
-                return [_dist_state(module.DTensorRedistributePlanner.DistState, state) for state in routes[0].states]
+                return [dist_state(module.DTensorRedistributePlanner.DistState, state) for state in routes[0].states]
 
             planner.find_min_cost_path = path
             steps = Steps(planner.generate_graph_based_transform_infos(source, target, source.shape))
-            steps.is_above_max_bytes = (
-                bool(steps) and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes
-            )
+            if steps and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes:
+                steps.above_max_bytes = (
+                    f"a redistribution of {tuple(source.shape)} from {source.placements} to {target.placements} holds "
+                    f"{routes[0].peak_bytes} bytes of a rank on any path, and max_bytes is {self.max_bytes}; allow more"
+                )
             return steps, None
         except (NotHandled, NoPath) as error:
             reason = str(error)
@@ -244,11 +246,6 @@ def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: 
     _plan_one_pair(planner_class)
 
 
-@functools.lru_cache(maxsize=65536)
-def _dist_state(state_class: Callable[..., Any], state: State) -> Any:
-    return state_class(*layout_of(state))
-
-
 def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
     names = mesh.mesh_dim_names
     if names is None:
@@ -289,7 +286,7 @@ def _plan_one_pair(planner_class: Any) -> None:
         target = state((Shard(1), Replicate()), (ShardOrderEntry(1, (0,)),))
         planning = _Planning(lambda mesh: TorchCost((2, 2), devices_per_host=1))
         route = planning.route(planner.device_mesh, planner.dtensor_meta, source, target)
-        path = [_dist_state(state, layout) for layout in route.states]
+        path = [dist_state(state, layout) for layout in route.states]
         legal = [
             after in planner.get_next_state(before.placements, before.tensor_dim_to_mesh_dim)
             for before, after in pairwise(path)

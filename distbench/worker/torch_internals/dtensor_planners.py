@@ -166,6 +166,12 @@ def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 @lru_cache(maxsize=65536)
+def dist_state(state_class: Callable[..., Any], state: State) -> Any:
+    """One of our states as one of the planner's (`DTensorRedistributePlanner.DistState`)."""
+    return state_class(*layout_of(state))
+
+
+@lru_cache(maxsize=65536)
 def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], tensor_ndim: int) -> State:
     """Our state of torch's placements and shard order; NotHandled for a placement or reduce op that we do not know."""
     orders: list[tuple[int, ...]] = [()] * tensor_ndim

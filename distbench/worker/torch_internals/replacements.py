@@ -9,8 +9,9 @@ import contextlib
 import functools
 import inspect
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -34,11 +35,14 @@ class PlanCounts:
     def count(self, steps: Any, reason: str | None) -> None:
         """One more plan; `reason` says why torch made it, None that we did."""
         with self._lock:
-            if reason is None:
-                self.ours += 1
-                self.above_max_bytes += steps.is_above_max_bytes
-            else:
+            if reason is not None:
                 self.left_to_torch[reason] += 1
+                return
+            self.ours += 1
+            self.above_max_bytes += bool(steps.above_max_bytes)
+            says = steps.above_max_bytes if self.above_max_bytes == 1 else ""
+        if says:
+            warnings.warn(f"{says}; further ones are only counted, in above_max_bytes", stacklevel=2)
 
 
 class Steps(list[Any]):
@@ -48,7 +52,7 @@ class Steps(list[Any]):
     shards are uneven it is wrong (pytorch PR 194457).
     """
 
-    is_above_max_bytes = False
+    above_max_bytes = ""  # why it holds more than was asked for, a sentence
 
 
 class Planning(Protocol):
@@ -67,70 +71,117 @@ class Planning(Protocol):
 
 @contextlib.contextmanager
 def planned_by(planning: Planning) -> Iterator[PlanCounts]:
-    """Let DTensor plan redistributions, and its operators price them, by this; nesting and leaving restore."""
+    """Let DTensor plan redistributions, and its operators price them, by this; nesting and leaving restore.
+
+    Contexts may be left in any order, as by threads, or by a generator that is closed late: one that was left under
+    another that still stands passes on to what it had replaced.
+    """
     from torch.distributed.tensor import _redistribute as module
     from torch.distributed.tensor._ops import utils as operators
 
-    counts = PlanCounts()
+    here = _Context(planning)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(module, "_gen_transform_infos", _planned_once(planning, counts, module)))
-        stack.enter_context(replaced(module, "_gen_transform_infos_non_cached", _planned(planning, counts, module)))
-        stack.enter_context(replaced(module, "_optimize_transform_infos", _merged(module._optimize_transform_infos)))
-        stack.enter_context(replaced(operators, "redistribute_cost", _price(planning, operators.redistribute_cost)))
-        yield counts
+        for owner, name, made in (
+            (module, "_gen_transform_infos", here.planned_once),
+            (module, "_gen_transform_infos_non_cached", here.planned),
+            (module, "_optimize_transform_infos", here.merged),
+            (operators, "redistribute_cost", here.price),
+        ):
+            stack.enter_context(here.replaced(owner, name, made))
+        yield here.counts
 
 
-def _planned_once(planning: Planning, counts: PlanCounts, module: Any) -> Any:
-    counted: set[int] = set()
+class _Context:
+    """What stands in the place of torch's functions from when one context is entered until it is left."""
 
-    @functools.wraps(module._gen_transform_infos)
-    def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
-        forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
-        found = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
-        if id(found) not in counted:
-            counted.add(id(found))
-            counts.count(*found)
-        return found[0]
+    _lock = threading.Lock()
 
-    def clear() -> None:
-        counted.clear()
-        planning.kept.cache_clear()
+    def __init__(self, planning: Planning) -> None:
+        self.planning, self.counts, self.is_left = planning, PlanCounts(), False
 
-    made: Any = plan
-    made.cache_clear, made.cache_info = clear, planning.kept.cache_info
-    return made
-
-
-def _planned(planning: Planning, counts: PlanCounts, module: Any) -> Any:
-    @functools.wraps(module._gen_transform_infos_non_cached)
-    def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
-        forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
-        steps, reason = planning.plan(src_spec, dst_spec, use_graph_based_transform, forced)
-        counts.count(steps, reason)
-        return steps
-
-    return plan
-
-
-def _merged(original: Any) -> Any:
-    @functools.wraps(original)
-    def merge(transform_infos: Any, *arguments: Any, **named: Any) -> Any:
-        return transform_infos if isinstance(transform_infos, Steps) else original(transform_infos, *arguments, **named)
-
-    return merge
-
-
-def _price(planning: Planning, original: Any) -> Any:
-    torchs = inspect.unwrap(original)
-
-    @functools.wraps(original)
-    def price(current_spec: Any, target_spec: Any) -> Any:
+    @contextlib.contextmanager
+    def replaced(self, owner: Any, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
+        """`made(before)` is in the place of what was there before."""
+        with self._lock:
+            before = getattr(owner, name)
+            new = made(before)
+            new.context, new.before = self, before
+            setattr(owner, name, new)
         try:
-            return planning.price(current_spec, target_spec)
-        except (NotHandled, NoPath):
-            return torchs(current_spec, target_spec)
+            yield
+        finally:
+            with self._lock:
+                self.is_left = True
+                found = getattr(owner, name)
+                while (context := getattr(found, "context", None)) and context.is_left:
+                    found = found.before
+                setattr(owner, name, found)
 
-    return price
+    def planned_once(self, original: Any) -> Any:
+        """`_gen_transform_infos`, which keeps what it planned."""
+        from torch.distributed.tensor import _redistribute as module
+
+        planning, counted = self.planning, set[int]()
+
+        @functools.wraps(original)
+        def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
+            if self.is_left:
+                return original(src_spec, dst_spec, use_graph_based_transform)
+            forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
+            found = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
+            if id(found) not in counted:
+                counted.add(id(found))
+                self.counts.count(*found)
+            return found[0]
+
+        def clear() -> None:
+            counted.clear()
+            planning.kept.cache_clear()
+
+        made: Any = plan
+        made.cache_clear, made.cache_info = clear, planning.kept.cache_info
+        return made
+
+    def planned(self, original: Any) -> Any:
+        """`_gen_transform_infos_non_cached`."""
+        from torch.distributed.tensor import _redistribute as module
+
+        @functools.wraps(original)
+        def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
+            if self.is_left:
+                return original(src_spec, dst_spec, use_graph_based_transform)
+            forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
+            steps, reason = self.planning.plan(src_spec, dst_spec, use_graph_based_transform, forced)
+            self.counts.count(steps, reason)
+            return steps
+
+        return plan
+
+    def merged(self, original: Any) -> Any:
+        """`_optimize_transform_infos`, which leaves ours as they are."""
+
+        @functools.wraps(original)
+        def merge(transform_infos: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(transform_infos, Steps):
+                return transform_infos
+            return original(transform_infos, *arguments, **named)
+
+        return merge
+
+    def price(self, original: Any) -> Any:
+        """`redistribute_cost`."""
+        torchs = inspect.unwrap(original)
+
+        @functools.wraps(original)
+        def price(current_spec: Any, target_spec: Any) -> Any:
+            if self.is_left:
+                return original(current_spec, target_spec)
+            try:
+                return self.planning.price(current_spec, target_spec)
+            except (NotHandled, NoPath):
+                return torchs(current_spec, target_spec)
+
+        return price
 
 
 @contextlib.contextmanager
