@@ -1,13 +1,19 @@
-"""Tensors without values: a model of any size runs on them in seconds, and shows what does not fit together."""
+"""Tensors without values: a model of any size runs on them in seconds, and shows what does not fit together; and a
+device without hardware for them to be on."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.collective_mode import flat_tensors
+from distbench.worker.torch_internals.probe import Unsupported, replaced, require
+
+# torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
+_REGISTERED: dict[str, Any] = {}
 
 
 class NeedsValues(Unsupported):
@@ -44,6 +50,13 @@ class ShapesOnly:
             raise NeedsValues(f"asks for values ({getattr(error, 'func', None) or type(error).__name__})") from error
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a real one."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor)
+
+
 class _MaskedWrites(TorchDispatchMode):
     """`x[mask] = number` without asking how many elements the mask has; vocabulary parallel embeddings do that."""
 
@@ -54,3 +67,133 @@ class _MaskedWrites(TorchDispatchMode):
                 shape = (*mask.shape, *(1 for _ in range(given.ndim - mask.ndim)))
                 return given.masked_fill_(mask.reshape(shape), value.reshape(()))
         return func(*args, **(kwargs or {}))
+
+
+def simulated_device(name: str, module: Any) -> None:
+    """Make a device type known to torch that has streams, events and a current device as `module` has them, and no
+    kernels: only tensors without values can be on it. Once in a process; the same again does nothing.
+
+    Unsupported where this torch cannot, or has given its one extra device type to another.
+    """
+    require("simulated device")
+    if name in _REGISTERED:
+        return
+    from torch.distributed import Backend
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - it registers the backend
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    try:
+        _setup_privateuseone_for_python_backend(name, backend_module=module)
+    except RuntimeError as error:
+        raise Unsupported(f"torch cannot simulate a device in this process: {error}") from error
+    capable = Backend.backend_capability["fake"]
+    capable += [] if name in capable else [name]
+    Backend.default_device_backend_map[name] = "fake"
+    _REGISTERED[name] = _kernels_of_accelerators()
+
+
+def _kernels_of_accelerators() -> Any:
+    """Operators that CPU and CUDA have kernels for and other devices are given a decomposition of, kept whole.
+
+    torch.nn.functional.silu's backward would be five operators instead of one.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise NeedsValues("asks for values on a device that has none")
+
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::") or has(name, "PrivateUse1"):
+            continue
+        if has(name, "CPU") and has(name, "CompositeImplicitAutograd"):
+            library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
+    return library
+
+
+@contextlib.contextmanager
+def meshes_with_values() -> Iterator[None]:
+    """Have meshes that are made while tensors have no values made with values: their ranks are asked for."""
+    require("simulated device")
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def with_values(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return plain(*args, **kwargs)
+
+        return run
+
+    with contextlib.ExitStack() as undo:
+        for name in ("__init__", "__getitem__", "_flatten", "_concatenate", "_unflatten", "_compute_coordinate_on_dim"):
+            found = vars(DeviceMesh).get(name)
+            if found is not None:
+                is_bound = isinstance(found, staticmethod | classmethod)
+                new = type(found)(with_values(found.__func__)) if is_bound else with_values(found)
+                setattr(DeviceMesh, name, new)
+                undo.callback(setattr, DeviceMesh, name, found)
+        yield
+
+
+@contextlib.contextmanager
+def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `around()` entered whenever DTensor runs an operator on global shapes only to learn its metadata."""
+    require("simulated device")
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def propagate(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return plain(*args, **kwargs)
+
+        return propagate
+
+    with contextlib.ExitStack() as undo:
+        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
+            plain = getattr(ShardingPropagator, name)
+            undo.enter_context(replaced(ShardingPropagator, name, surrounded(plain)))
+        yield
+
+
+class FlashAttention(TorchFunctionMode):
+    """scaled_dot_product_attention as its flash kernel on a device that has none, and so would multiply it out.
+
+    Only without a mask and dropout; else it stays as torch has it.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            given = dict(zip(names, args, strict=False)) | kwargs
+            on_device = given["query"].device.type == self._device_type
+            if on_device and given.get("attn_mask") is None and not given.get("dropout_p"):
+                flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
+                tensors = (given[name] for name in names[:3])
+                return flash(*tensors, 0.0, given.get("is_causal", False), False, scale=given.get("scale"))[0]
+        return func(*args, **kwargs)
+
+
+def is_attention(func: Any) -> tuple[bool, bool]:
+    """Whether an operator is attention's fused forward, and whether it is its backward."""
+    name = func.overloadpacket.__name__
+    fused = name.startswith("_scaled_dot_product_") and "attention" in name
+    return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
+
+
+def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """An operator's arguments by their names; those that were not given are not there."""
+    schema = func._schema.arguments
+    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes into."""
+    given = arguments_of(func, args, kwargs)
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]
