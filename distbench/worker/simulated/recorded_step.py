@@ -18,7 +18,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.simulated.operator_costs import tensors_in
 from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
-from distbench.worker.torch_internals import FlashAttention, ShapesOnly, Unsupported, fake_ranks, meshes_with_values
+from distbench.worker.torch_internals import ShapesOnly, Unsupported, fake_ranks, meshes_with_values
 from distbench.worker.tracing.attribution import tracked_collectives
 
 SEED = 0
@@ -81,8 +81,7 @@ def _built(
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
-    attention = FlashAttention(DEVICE_TYPE)
-    with shapes.on(), recorder.on(), meshes_with_values(), attention:
+    with shapes.on(), recorder.on(), meshes_with_values():
         recorder.events.append(StepBegun(1))
         step(no_stamp)
     gradients: dict[int, str] = {}
@@ -93,7 +92,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
             gradients.update(_blocks(recorder, [parameter.grad for parameter in step.model.parameters()], "gradients"))
             tracker.stamp()
 
-        with shapes.on(), recorder.on(), meshes_with_values(), attention:
+        with shapes.on(), recorder.on(), meshes_with_values():
             recorder.events.append(StepBegun(2))
             step(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))

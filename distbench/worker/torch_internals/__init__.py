@@ -50,7 +50,6 @@ from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, s
 from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, replaced, require
 from distbench.worker.torch_internals.replacements import native_all_to_all
 from distbench.worker.torch_internals.shapes_only import (
-    FlashAttention,
     NeedsValues,
     ShapesOnly,
     arguments_of,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbench.worker.torch_internals.collective_mode import flat_tensors
@@ -108,6 +107,8 @@ def _kernels_of_accelerators() -> Any:
             continue
         if has(name, "CPU") and has(name, "CompositeImplicitAutograd"):
             library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
+    # Without a kernel torch would multiply queries and keys out.
+    library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
     return library
 
 
@@ -156,27 +157,23 @@ def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]
         yield
 
 
-class FlashAttention(TorchFunctionMode):
-    """scaled_dot_product_attention as its flash kernel on a device that has none, and so would multiply it out.
-
-    Only without a mask and dropout; else it stays as torch has it.
-    """
-
-    def __init__(self, device_type: str) -> None:
-        super().__init__()
-        self._device_type = device_type
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            given = dict(zip(names, args, strict=False)) | kwargs
-            on_device = given["query"].device.type == self._device_type
-            if on_device and given.get("attn_mask") is None and not given.get("dropout_p"):
-                flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
-                tensors = (given[name] for name in names[:3])
-                return flash(*tensors, 0.0, given.get("is_causal", False), False, scale=given.get("scale"))[0]
-        return func(*args, **kwargs)
+def _flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """scaled_dot_product_attention by its flash kernel; with a mask, by the one that takes it as a bias."""
+    aten: Any = torch.ops.aten
+    scale = options.get("scale")
+    if attn_mask is None:
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    efficient = aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
 def is_attention(func: Any) -> tuple[bool, bool]:
