@@ -79,14 +79,31 @@ def rotation_numbers(length: int, head_dim: int, base: float = 500_000.0) -> tor
     return torch.polar(torch.ones_like(angle), angle)
 
 
+class WrittenOutNorm(nn.Module):
+    """RMSNorm operator by operator, as torch's own was until accelerators got a kernel for it (torch 2.9)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).add_(1e-5))
+        return wide.mul(scale).type_as(x).mul(self.weight)
+
+
+def make_norm(kind: str, dim: int) -> nn.Module:
+    return nn.RMSNorm(dim, eps=1e-5) if kind == "fused" else WrittenOutNorm(dim)
+
+
 class Llama3Block(nn.Module):
     """Pre-norm transformer block."""
 
-    def __init__(self, dim: int, num_heads: int, num_kv_heads: int, hidden: int) -> None:
+    def __init__(self, dim: int, num_heads: int, num_kv_heads: int, hidden: int, norm: str) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.attention_norm = make_norm(norm, dim)
         self.attention = GroupedAttention(dim, num_heads, num_kv_heads)
-        self.ffn_norm = nn.RMSNorm(dim, eps=1e-5)
+        self.ffn_norm = make_norm(norm, dim)
         self.feed_forward = FeedForward(dim, hidden)
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -98,12 +115,12 @@ class Llama3(nn.Module):
     """Token ids (batch, sequence) to logits (batch, sequence, vocabulary)."""
 
     def __init__(
-        self, dim: int, num_layers: int, num_heads: int, num_kv_heads: int, hidden: int, sequence: int
+        self, dim: int, num_layers: int, num_heads: int, num_kv_heads: int, hidden: int, sequence: int, norm: str
     ) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(VOCAB_SIZE, dim)
-        self.layers = nn.ModuleList(Llama3Block(dim, num_heads, num_kv_heads, hidden) for _ in range(num_layers))
-        self.norm = nn.RMSNorm(dim, eps=1e-5)
+        self.layers = nn.ModuleList(Llama3Block(dim, num_heads, num_kv_heads, hidden, norm) for _ in range(num_layers))
+        self.norm = make_norm(norm, dim)
         self.output = nn.Linear(dim, VOCAB_SIZE, bias=False)
         self.register_buffer("rotations", rotation_numbers(sequence, dim // num_heads), persistent=False)
 
@@ -136,11 +153,18 @@ def keep_some() -> Any:
 
 
 def _llama3(
-    sizes: dict[str, int], *, num_layers: int, batch: int, sequence: int, checkpoint: str, microbatches: int
+    sizes: dict[str, int],
+    *,
+    num_layers: int,
+    batch: int,
+    sequence: int,
+    checkpoint: str,
+    norm: str,
+    microbatches: int,
 ) -> Scenario:
     contexts: dict[str, Callable[[], Any] | None] = {"selective": keep_some, "full": None, "none": None}
     return Scenario(
-        build_model=partial(Llama3, num_layers=num_layers, sequence=sequence, **sizes),
+        build_model=partial(Llama3, num_layers=num_layers, sequence=sequence, norm=norm, **sizes),
         make_batch=partial(token_batch, batch, sequence, VOCAB_SIZE),
         num_tokens=batch * sequence,
         loss=next_token_loss,
@@ -167,6 +191,7 @@ def llama3_8b(
     batch: int = 16,
     sequence: int = 8192,
     checkpoint: str = "selective",
+    norm: str = "fused",
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3 8B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
@@ -177,6 +202,7 @@ def llama3_8b(
         batch=batch,
         sequence=sequence,
         checkpoint=checkpoint,
+        norm=norm,
         microbatches=microbatches,
     )
 
@@ -188,6 +214,7 @@ def llama3_70b(
     batch: int = 512,
     sequence: int = 8192,
     checkpoint: str = "full",
+    norm: str = "fused",
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3 70B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
@@ -198,5 +225,6 @@ def llama3_70b(
         batch=batch,
         sequence=sequence,
         checkpoint=checkpoint,
+        norm=norm,
         microbatches=microbatches,
     )

@@ -52,6 +52,8 @@ class Recorder:
         self._blocks: dict[int, _Block] = {}
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
         self._num_blocks = 0
+        # Of storages that are filled again: nobody but FSDP2 does that.
+        self._filled: set[int] = set()
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
         self._pending: dict[int, SimEvent] = {}
@@ -84,7 +86,8 @@ class Recorder:
         for number, (place, issued_in) in self._issued_in.items():
             block = self.events[place]
             assert isinstance(block, Allocated)
-            self.events[place] = block._replace(held=held.get(number) or _held(issued_in), owner=self._owner(issued_in))
+            kind = held.get(number) or ("fsdp" if number in self._filled else _held(issued_in))
+            self.events[place] = block._replace(held=kind, owner=self._owner(issued_in))
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block that a tensor's memory is now; None where it has none on the device."""
@@ -220,7 +223,9 @@ class Recorder:
         if block is None or block.num_bytes == size:
             return
         self._free(block)
-        self._keep(storage, _Block(self._allocate(size), size))
+        number = self._allocate(size)
+        self._filled.add(number)
+        self._keep(storage, _Block(number, size))
 
     def _allocate(self, size: int) -> int:
         number = self._num_blocks

@@ -13,6 +13,8 @@ from distbench.worker.torch_internals.probe import Unsupported, replaced, requir
 
 # torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
 _REGISTERED: dict[str, Any] = {}
+# Accelerators have kernels for these, a CPU has not.
+OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
 
 class NeedsValues(Unsupported):
@@ -92,9 +94,10 @@ def simulated_device(name: str, module: Any) -> None:
 
 
 def _kernels_of_accelerators() -> Any:
-    """Operators that CPU and CUDA have kernels for and other devices are given a decomposition of, kept whole.
+    """Operators that accelerators have kernels for and unknown devices are given a decomposition of, kept whole.
 
-    torch.nn.functional.silu's backward would be five operators instead of one.
+    torch.nn.functional.silu's backward would be five operators instead of one. A torch built for the CPU alone does not
+    know which kernels accelerators have: those that the CPU has, and those named above.
     """
     library = torch.library.Library("aten", "IMPL")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -105,7 +108,7 @@ def _kernels_of_accelerators() -> Any:
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith("aten::") or has(name, "PrivateUse1"):
             continue
-        if has(name, "CPU") and has(name, "CompositeImplicitAutograd"):
+        if has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or name in OWN_KERNELS):
             library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
     # Without a kernel torch would multiply queries and keys out.
     library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
