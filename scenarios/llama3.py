@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import CompilePlan, FsdpPlan, ParallelPlan, Scenario, scenario
 
 VOCAB_SIZE = 128_256
 TP_PLAN = {
@@ -93,6 +93,7 @@ class WrittenOutNorm(nn.Module):
 
 
 def make_norm(kind: str, dim: int) -> nn.Module:
+    """RMSNorm by its kernel, or written out."""
     return nn.RMSNorm(dim, eps=1e-5) if kind == "fused" else WrittenOutNorm(dim)
 
 
@@ -160,6 +161,7 @@ def _llama3(
     sequence: int,
     checkpoint: str,
     norm: str,
+    compiled: bool,
     microbatches: int,
 ) -> Scenario:
     contexts: dict[str, Callable[[], Any] | None] = {"selective": keep_some, "full": None, "none": None}
@@ -174,6 +176,7 @@ def _llama3(
             loss_parallel=True,
             checkpoint=() if checkpoint == "none" else ("layers.*",),
             checkpoint_context=contexts[checkpoint],
+            compile=CompilePlan(("layers.*",)) if compiled else None,
             microbatches=microbatches,
             fsdp=FsdpPlan(
                 wrap=("layers.*",),
@@ -192,6 +195,7 @@ def llama3_8b(
     sequence: int = 8192,
     checkpoint: str = "selective",
     norm: str = "fused",
+    compiled: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3 8B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
@@ -203,6 +207,7 @@ def llama3_8b(
         sequence=sequence,
         checkpoint=checkpoint,
         norm=norm,
+        compiled=compiled,
         microbatches=microbatches,
     )
 
@@ -215,6 +220,7 @@ def llama3_70b(
     sequence: int = 8192,
     checkpoint: str = "full",
     norm: str = "fused",
+    compiled: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
     """Llama 3 70B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
@@ -226,5 +232,6 @@ def llama3_70b(
         sequence=sequence,
         checkpoint=checkpoint,
         norm=norm,
+        compiled=compiled,
         microbatches=microbatches,
     )

@@ -53,6 +53,7 @@ class Head:
         num_tokens: tokens of the global batch; None where the scenario names none.
         microbatches: parts that a rank's batch is split into.
         phases: of the step, in order.
+        compiled: names of the modules that the plan compiles; their operators are recorded as they run uncompiled.
     """
 
     scenario: str
@@ -64,6 +65,7 @@ class Head:
     num_tokens: int | None
     microbatches: int
     phases: tuple[str, ...]
+    compiled: tuple[str, ...] = ()
 
 
 class StepBegun(NamedTuple):
@@ -252,7 +254,7 @@ _HEAD: Kinds = {
     "torch": NAME,
     **dict.fromkeys(("num_parameters", "batch_size", "microbatches"), SIZE),
     "num_tokens": or_none(SIZE),
-    "phases": list_of(NAME),
+    **dict.fromkeys(("phases", "compiled"), list_of(TEXT)),
 }
 
 
@@ -273,7 +275,8 @@ def load_recording(path: Path) -> Recording:
         events = []
         if wrong := wrong_field(record, _HEAD, [name for name in _HEAD if name != "num_tokens"]):
             raise _damaged(path, number, wrong)
-        head = Head(**{one.name: record.get(one.name) for one in fields(Head)} | {"phases": tuple(record["phases"])})
+        lists = {name: tuple(record[name]) for name in ("phases", "compiled")}
+        head = Head(**{one.name: record.get(one.name) for one in fields(Head)} | lists)
         for number, record in lines:
             events.append(_event(record, path, number))
     _require_order(events, path)

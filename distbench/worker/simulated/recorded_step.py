@@ -1,6 +1,7 @@
 """A variant's step, its plan applied as for a measured one, recorded on the simulated device as rank 0 runs it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from distbench.simulate.recording import Head, Recording, StepBegun
 from distbench.spec import Scenario, UserError
 from distbench.worker.plans.materialise import allocate, blueprint
+from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line
@@ -33,6 +35,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     """
     if scenario.build_model is None or scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"scenario {name!r} has no step to simulate; give it build_model, make_batch and loss")
+    # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
+    compile_plan = scenario.plan.compile
+    scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
     device = simulate_device()
     with fake_ranks(mesh, DEVICE_TYPE) as devices:
         assert dist.group.WORLD is not None
@@ -43,8 +48,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             inputs, _ = scenario.make_batch()
         if found := problems(built.model, inputs, scenario.plan, context):
             raise UserError("; ".join(found))
+        compiled = tuple(matching_modules(compile_plan.modules, built.model)) if compile_plan else ()
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-        recorder, steps = Recorder(), None
+        recorder = Recorder()
         try:
             step = _built(scenario, context, built, shapes, recorder)
             phases = step.phases
@@ -53,7 +59,6 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             raise UserError(f"{variant or name} cannot be simulated: it {error}") from error
         except Exception as error:
             raise UserError(f"{variant or name} cannot be simulated: its step raises {one_line(error)}") from error
-        del step, steps
     head = Head(
         scenario=name,
         variant=variant,
@@ -64,6 +69,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         num_tokens=scenario.num_tokens,
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),
+        compiled=compiled,
     )
     return Recording(head, recorder.events)
 
