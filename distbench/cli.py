@@ -21,6 +21,7 @@ from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say
 from distbench.commands.signature import signature
+from distbench.commands.simulate import simulate
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
 from distbench.spec.signals import stopped_as_interrupt
@@ -111,5 +112,5 @@ def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
     sys.exit(0 if found["usable"] else 1)
 
 
-for _command in (run, report, calibrate, plan, check, signature, gate, baseline, export, ab, history):
+for _command in (run, report, calibrate, plan, check, signature, simulate, gate, baseline, export, ab, history):
     main.add_command(_command)

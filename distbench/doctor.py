@@ -58,7 +58,7 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
     from distbench.launch.request import MESH_TAGS
     from distbench.spec import list_entries
 
-    targets = targets or [entry.name for entry in list_entries() if not MESH_TAGS & set(entry.tags)]
+    targets = targets or [entry.name for entry in list_entries() if not {*MESH_TAGS, REAL_SIZE_TAG} & set(entry.tags)]
     jobs = jobs_of(Request(tuple(targets), device="cpu", quick=True), None)
     answers = ask_child(
         "distbench.worker.children.cross_check",

@@ -275,8 +275,8 @@ def load_recording(path: Path) -> Recording:
         events = []
         if wrong := wrong_field(record, _HEAD, [name for name in _HEAD if name != "num_tokens"]):
             raise _damaged(path, number, wrong)
-        lists = {name: tuple(record[name]) for name in ("phases", "compiled")}
-        head = Head(**{one.name: record.get(one.name) for one in fields(Head)} | lists)
+        given: dict[str, Any] = {one.name: record.get(one.name) for one in fields(Head)}
+        head = Head(**{**given, **{name: tuple(record[name]) for name in ("phases", "compiled")}})
         for number, record in lines:
             events.append(_event(record, path, number))
     _require_order(events, path)

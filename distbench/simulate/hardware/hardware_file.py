@@ -108,7 +108,7 @@ def _hardware(record: Any, where: str) -> Hardware:
         raise UserError(f"{where} is newer than this distbench; update distbench")
     wrong = None if version == VERSION else f"hardware_version is {shown(version)}, not {VERSION}"
     wrong = wrong or wrong_field(record, {"name": NAME, "summary": TEXT}, ("name", "summary"))
-    figures = record.get("figures")
+    figures: Any = record.get("figures")
     if not wrong and not isinstance(figures, dict):
         wrong = f"figures is {shown(figures)}, not an object"
     wrong = wrong or _wrong_in_figures(figures)

@@ -38,6 +38,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
+    assert scenario.build_model is not None and scenario.make_batch is not None
     device = simulate_device()
     with fake_ranks(mesh, DEVICE_TYPE) as devices:
         assert dist.group.WORLD is not None
