@@ -86,7 +86,9 @@ def _recorded(
     if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
         what = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
         raise UserError(f"{scenario} is {what}; choose one with FILE::NAME or --set NAME=VALUE")
-    found = record_steps(jobs[0])
+    ((found, left_out),) = record_steps(jobs)
+    for label, reason in left_out.items():
+        say(f"distbench: left out: {label}: {reason}", err=True)
     if save is not None:
         found[0].save(save)
         say(f"recording: {save}", err=True)

@@ -1,6 +1,7 @@
-"""`python -m distbench.worker.children.recordings FOLDER`: the steps of one job on a device that is not here, recorded.
+"""`python -m distbench.worker.children.recordings FOLDER`: the steps of jobs on a device that is not here, recorded.
 
-It answers one entry a variant: {"label": its name, "file": the recording in FOLDER}, or {"user_error": sentence}.
+For each job it answers one entry a variant: {"label": its name, "file": the recording in FOLDER}, or {"label",
+"left_out": why there is none}.
 """
 
 import sys
@@ -14,8 +15,8 @@ from distbench.worker.simulated.recorded_step import recorded
 from distbench.worker.torch_internals import Unsupported
 
 
-def recordings(job: Job, folder: Path) -> Iterator[dict[str, str]]:
-    """Record a step of each variant into a file."""
+def recordings(job: Job, prefix: Path) -> Iterator[dict[str, str]]:
+    """Record a step of each variant into a file, whose name begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
         scenario = function(**variant)
@@ -24,15 +25,16 @@ def recordings(job: Job, folder: Path) -> Iterator[dict[str, str]]:
         label = variant_label(job, variant)
         try:
             found = recorded(scenario, job.scenario, label.partition("/")[2], job.mesh)
-        except Unsupported as error:
-            raise UserError(f"{label} cannot be simulated: {error}") from error
-        file = folder / f"{number}.jsonl"
+        except (UserError, Unsupported) as error:
+            yield {"label": label, "left_out": str(error)}
+            continue
+        file = prefix.with_name(f"{prefix.name}-{number}.jsonl")
         found.save(file)
         yield {"label": label, "file": str(file)}
 
 
 def _of_jobs(jobs: Sequence[Job]) -> list[list[dict[str, str]]]:
-    return [[*recordings(job, Path(sys.argv[1]))] for job in jobs]
+    return [[*recordings(job, Path(sys.argv[1]) / str(number))] for number, job in enumerate(jobs)]
 
 
 if __name__ == "__main__":

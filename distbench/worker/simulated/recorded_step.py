@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.simulate.recording import Head, Recording, StepBegun
+from distbench.simulate.recording import Head, Recording
 from distbench.spec import Scenario, UserError
 from distbench.worker.plans.materialise import allocate, blueprint
 from distbench.worker.plans.patterns import matching_modules
@@ -35,6 +35,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     """
     if scenario.build_model is None or scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"scenario {name!r} has no step to simulate; give it build_model, make_batch and loss")
+    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
+        raise UserError("CPU offload is not simulated; leave it out")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
@@ -57,9 +59,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             phases = step.phases
             _run(step, context, shapes, recorder)
         except (UserError, Unsupported) as error:
-            raise UserError(f"{variant or name} cannot be simulated: it {error}") from error
+            raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
-            raise UserError(f"{variant or name} cannot be simulated: its step raises {one_line(error)}") from error
+            raise UserError(f"it cannot be simulated, its step raises {one_line(error)}") from error
     head = Head(
         scenario=name,
         variant=variant,
@@ -89,7 +91,7 @@ def _built(
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
     with shapes.on(), recorder.on(), meshes_with_values():
-        recorder.events.append(StepBegun(1))
+        recorder.begin_step()
         step(no_stamp)
     gradients: dict[int, str] = {}
     with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
@@ -100,7 +102,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
             tracker.stamp()
 
         with shapes.on(), recorder.on(), meshes_with_values():
-            recorder.events.append(StepBegun(2))
+            recorder.begin_step()
             step(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distbench.simulate.recording import Allocated, Collective, Event, Freed, Operator, Touched
+from distbench.simulate.recording import Allocated, Collective, Event, Freed, Operator, StepBegun, Touched
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.simulated import operator_costs as costs
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, STREAMS, SimEvent, SimStream
@@ -51,13 +51,18 @@ class Recorder:
         self.tracker: CollectiveTracker | None = None
         self._blocks: dict[int, _Block] = {}
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
-        self._num_blocks = 0
+        self._num_blocks = self._num_steps = 0
         # Of storages that are filled again: nobody but FSDP2 does that.
         self._filled: set[int] = set()
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
         self._pending: dict[int, SimEvent] = {}
         self._owners: dict[int, str] = {}
+
+    def begin_step(self) -> None:
+        """What follows is another step."""
+        self._num_steps += 1
+        self.events.append(StepBegun(self._num_steps))
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -124,8 +129,9 @@ class Recorder:
 
     def _value_of(self, tensor: torch.Tensor) -> float | int | bool:
         """A number that the optimizer asks for on the host; nobody else may: its time would depend on it."""
-        phase = self.tracker.issue_context().phase if self.tracker else "optimizer"
-        if tensor.device.type != "cpu" or phase != "optimizer":
+        phase = self.tracker.issue_context().phase if self.tracker else ""
+        is_first = self.tracker is None and self._num_steps > 0
+        if tensor.device.type != "cpu" or not (is_first or phase == "optimizer"):
             raise NeedsValues("asks for a tensor's value, which a simulated step does not have")
         return STEPS_TAKEN if tensor.is_floating_point() else int(STEPS_TAKEN)
 

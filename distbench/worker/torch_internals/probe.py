@@ -143,6 +143,7 @@ NEEDED = (
     ("simulated device", "torch", "_C._dispatch_get_all_op_names"),
     ("simulated device", "torch", "ops.aten._scaled_dot_product_flash_attention"),
     ("simulated device", FAKE, "unset_fake_temporarily"),
+    ("simulated device", "torch.distributed.fsdp._fully_shard._fully_shard", "_get_post_forward_mesh_info"),
     ("simulated device", "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta"),
     *(("simulated device", DIST, f"Backend.{name}") for name in ("backend_capability", "default_device_backend_map")),
     ("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),

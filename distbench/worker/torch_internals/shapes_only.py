@@ -121,6 +121,7 @@ def meshes_with_values() -> Iterator[None]:
     require("simulated device")
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp._fully_shard import _fully_shard
 
     def with_values(plain: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -137,6 +138,9 @@ def meshes_with_values() -> Iterator[None]:
                 new = type(found)(with_values(found.__func__)) if is_bound else with_values(found)
                 setattr(DeviceMesh, name, new)
                 undo.callback(setattr, DeviceMesh, name, found)
+        # FSDP2 makes the smaller mesh that it reshards to out of a view of another one's ranks.
+        smaller = "_get_post_forward_mesh_info"
+        undo.enter_context(replaced(_fully_shard, smaller, with_values(getattr(_fully_shard, smaller))))
         yield
 
 
