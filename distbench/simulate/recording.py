@@ -288,9 +288,9 @@ def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if number > MAX_LINES or len(line) > MAX_LINE_BYTES:
             raise UserError(f"recording {path}, line {number}: it is longer than any recording; record the step anew")
         try:
-            record = parse_json(line)
+            record = parse_json(line.rstrip(b"\n"))
         except ValueError as error:
-            raise _damaged(path, number, f"it {error}") from error
+            raise _damaged(path, number, str(error).removeprefix("line 1, ")) from error
         if not isinstance(record, dict):
             raise _damaged(path, number, f"it is {shown(record)}, not an object")
         yield number, record
