@@ -24,8 +24,8 @@ from distbench.simulate.recording import (
     Operator,
     Recording,
     StepBegun,
-    load_recording,
 )
+from distbench.simulate.recording_file import load_recording, save_recording
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
@@ -263,7 +263,7 @@ def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
         HostWaited(0),
         Freed(1),
     )
-    recording.save(tmp_path / "step.jsonl")
+    save_recording(recording, tmp_path / "step.jsonl")
     assert load_recording(tmp_path / "step.jsonl") == recording
 
 
@@ -284,7 +284,7 @@ def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
 )
 def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: str, says: str) -> None:
     file = tmp_path / "step.jsonl"
-    run().save(file)
+    save_recording(run(), file)
     lines = file.read_text().splitlines()
     lines[line - 1] = text
     file.write_text("\n".join(lines) + "\n")

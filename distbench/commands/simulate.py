@@ -48,7 +48,7 @@ def simulate(
       distbench simulate --recording 70b.jsonl --hardware mine.json
     """
     from distbench.simulate.hardware.hardware_file import load_hardware
-    from distbench.simulate.recording import load_recording
+    from distbench.simulate.recording_file import load_recording
     from distbench.simulate.simulation import Simulation
 
     machine = load_hardware(hardware)
@@ -77,6 +77,7 @@ def _recorded(
 ) -> "list[Recording]":
     from distbench.launch import Request, jobs_of
     from distbench.simulate.record_steps import record_steps
+    from distbench.simulate.recording_file import save_recording
     from distbench.spec import parse_mesh
 
     if save is not None:
@@ -90,6 +91,6 @@ def _recorded(
     for label, reason in left_out.items():
         say(f"distbench: left out: {label}: {reason}", err=True)
     if save is not None:
-        found[0].save(save)
+        save_recording(found[0], save)
         say(f"recording: {save}", err=True)
     return found

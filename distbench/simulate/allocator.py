@@ -30,14 +30,14 @@ class OutOfMemory(Exception):
 
 
 @dataclass(eq=False)
-class _Block:
+class _Piece:
     """A part of a segment; its neighbours in memory belong to the same segment."""
 
     address: int
     num_bytes: int
     pool: Pool
-    before: "_Block | None" = None
-    after: "_Block | None" = None
+    before: "_Piece | None" = None
+    after: "_Piece | None" = None
     is_free: bool = False
 
     @property
@@ -64,9 +64,9 @@ class CachingAllocator:
     num_segments: int = 0
     num_retries: int = 0
     _free: dict[Pool, list[tuple[int, int]]] = field(default_factory=dict)
-    _by_address: dict[int, _Block] = field(default_factory=dict)
-    _given: dict[int, _Block] = field(default_factory=dict)
-    _tails: dict[Pool, _Block] = field(default_factory=dict)
+    _by_address: dict[int, _Piece] = field(default_factory=dict)
+    _given: dict[int, _Piece] = field(default_factory=dict)
+    _tails: dict[Pool, _Piece] = field(default_factory=dict)
     _next_address: int = 0
 
     def allocate(self, number: int, num_bytes: int, stream: int) -> None:
@@ -94,24 +94,24 @@ class CachingAllocator:
             self._absorb(block, block.after)
         self._put(block)
 
-    def _best_fit(self, pool: Pool, size: int) -> _Block | None:
+    def _best_fit(self, pool: Pool, size: int) -> _Piece | None:
         fitting = self._free.get(pool, [])
         place = bisect.bisect_left(fitting, (size, -1))
         return self._by_address[fitting[place][1]] if place < len(fitting) else None
 
-    def _segment(self, pool: Pool, size: int) -> _Block:
+    def _segment(self, pool: Pool, size: int) -> _Piece:
         """A new segment, as `get_allocation_size` sizes it."""
         wanted = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         if size >= MIN_LARGE_BYTES:
             wanted = -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
         self._reserve(wanted)
         self.num_segments += 1
-        block = _Block(self._next_address, wanted, pool)
+        block = _Piece(self._next_address, wanted, pool)
         self._next_address += wanted
         self._put(block)
         return block
 
-    def _grown(self, pool: Pool, size: int) -> _Block:
+    def _grown(self, pool: Pool, size: int) -> _Piece:
         """The last block of the pool's one segment, grown by whole pages (2 MiB or 20 MiB) until it is large enough."""
         page = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         tail = self._tails.get(pool)
@@ -121,12 +121,12 @@ class CachingAllocator:
         if tail is None:
             self.num_segments += 1
             # Apart by more than any device has: segments are addresses that never meet.
-            tail = _Block(self.num_segments << 50, more, pool)
+            tail = _Piece(self.num_segments << 50, more, pool)
         elif tail.is_free:
             self._take(tail)
             tail.num_bytes += more
         else:
-            tail.after = _Block(tail.address + tail.num_bytes, more, pool, before=tail)
+            tail.after = _Piece(tail.address + tail.num_bytes, more, pool, before=tail)
             tail = tail.after
         self._tails[pool] = tail
         self._put(tail)
@@ -151,7 +151,7 @@ class CachingAllocator:
                 self._take(block)
                 self.reserved_bytes -= block.num_bytes
 
-    def _shrink(self, block: _Block) -> None:
+    def _shrink(self, block: _Piece) -> None:
         page = SMALL_SEGMENT_BYTES if block.pool[1] else LARGE_SEGMENT_BYTES
         start = block.address % (1 << 50)
         kept = -(-start // page) * page - start  # pages begin where the segment does
@@ -168,13 +168,13 @@ class CachingAllocator:
         else:
             del self._tails[block.pool]
 
-    def _split(self, block: _Block, size: int) -> None:
+    def _split(self, block: _Piece, size: int) -> None:
         """What is left over is a block of its own where it is worth it: `should_split`."""
         left = block.num_bytes - size
         least = ROUND_BYTES if block.pool[1] or self.expandable else SMALL_BYTES + 1
         if left < least:
             return
-        rest = _Block(block.address + size, left, block.pool, before=block, after=block.after)
+        rest = _Piece(block.address + size, left, block.pool, before=block, after=block.after)
         if rest.after is not None:
             rest.after.before = rest
         block.after, block.num_bytes = rest, size
@@ -182,7 +182,7 @@ class CachingAllocator:
             self._tails[block.pool] = rest
         self._put(rest)
 
-    def _absorb(self, block: _Block, other: _Block) -> None:
+    def _absorb(self, block: _Piece, other: _Piece) -> None:
         """Make a free neighbour part of a block."""
         self._take(other)
         if other is block.before:
@@ -197,12 +197,12 @@ class CachingAllocator:
         if self._tails.get(block.pool) is other:
             self._tails[block.pool] = block
 
-    def _put(self, block: _Block) -> None:
+    def _put(self, block: _Piece) -> None:
         block.is_free = True
         self._by_address[block.address] = block
         bisect.insort(self._free.setdefault(block.pool, []), block.key)
 
-    def _take(self, block: _Block) -> None:
+    def _take(self, block: _Piece) -> None:
         fitting = self._free[block.pool]
         del fitting[bisect.bisect_left(fitting, block.key)]
         del self._by_address[block.address]

@@ -18,7 +18,7 @@ from distbench.simulate.operator_time import fused_bytes, operator_s
 from distbench.simulate.recording import Collective, EventRecorded, EventWaited, HostWaited, Operator, Recording
 
 
-class Span(NamedTuple):
+class TimedEvent(NamedTuple):
     """What ran on a stream from when to when, s from the step's begin."""
 
     start_s: float
@@ -38,7 +38,7 @@ class TimedStep:
 
     step_s: float
     host_s: float
-    spans: Sequence[Span]
+    spans: Sequence[TimedEvent]
 
 
 class Exposed(NamedTuple):
@@ -87,13 +87,13 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
             now, host = now + host_s, host + host_s
             start = max(streams[event.stream], now + launch_s)
             streams[event.stream] = start + duration
-            spans.append(Span(start, start + duration, event))
+            spans.append(TimedEvent(start, start + duration, event))
         elif isinstance(event, Collective):
             group = tuple(map(tuple, event.ranks))
             now, host = now + host_s, host + host_s
             start = max(streams[event.stream], communicators[group], now + launch_s)
             streams[event.stream] = communicators[group] = start + collective_s(event, hardware)
-            spans.append(Span(start, streams[event.stream], event))
+            spans.append(TimedEvent(start, streams[event.stream], event))
         elif isinstance(event, EventRecorded):
             happened[event.event] = max(streams[event.stream], now)
         elif isinstance(event, EventWaited):

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distbench.ask_child import ask_child
-from distbench.simulate.recording import Recording, load_recording
+from distbench.simulate.recording import Recording
+from distbench.simulate.recording_file import load_recording
 from distbench.spec import Job, UserError
 
 TIMEOUT_S = 1800.0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from distbench.simulate.recording_file import save_recording
 from distbench.spec import Job, Scenario, UserError
 from distbench.worker.children.answer import answer_jobs
 from distbench.worker.session import load_scenario, variant_label
@@ -29,7 +30,7 @@ def recordings(job: Job, prefix: Path) -> Iterator[dict[str, str]]:
             yield {"label": label, "left_out": str(error)}
             continue
         file = prefix.with_name(f"{prefix.name}-{number}.jsonl")
-        found.save(file)
+        save_recording(found, file)
         yield {"label": label, "file": str(file)}
 
 

@@ -31,7 +31,7 @@ from distbench.worker.tracing.attribution import CollectiveTracker, IssueContext
 STEPS_TAKEN = 2.0
 
 
-class _Block(NamedTuple):
+class _Memory(NamedTuple):
     """Memory of a storage: its number in the recording, and its bytes."""
 
     number: int
@@ -49,7 +49,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.tracker: CollectiveTracker | None = None
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _Memory] = {}
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
         self._num_blocks = self._num_steps = 0
         # Of storages that are filled again: nobody but FSDP2 does that.
@@ -211,10 +211,10 @@ class Recorder:
         if (block := self._blocks.get(key)) is not None:
             return block.number
         number = self._allocate(storage.nbytes())
-        self._keep(storage, _Block(number, storage.nbytes()))
+        self._keep(storage, _Memory(number, storage.nbytes()))
         return number
 
-    def _keep(self, storage: torch.UntypedStorage, block: _Block) -> None:
+    def _keep(self, storage: torch.UntypedStorage, block: _Memory) -> None:
         self._blocks[id(storage)] = block
         weakref.finalize(storage, self._gone, id(storage), block.number).atexit = False
 
@@ -231,7 +231,7 @@ class Recorder:
         self._free(block)
         number = self._allocate(size)
         self._filled.add(number)
-        self._keep(storage, _Block(number, size))
+        self._keep(storage, _Memory(number, size))
 
     def _allocate(self, size: int) -> int:
         number = self._num_blocks
@@ -241,7 +241,7 @@ class Recorder:
             self.events.append(Allocated(number, size, STREAMS.current.number, "other", ""))
         return number
 
-    def _free(self, block: _Block) -> None:
+    def _free(self, block: _Memory) -> None:
         if block.num_bytes:
             self.events.append(Freed(block.number))
 
