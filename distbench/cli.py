@@ -27,6 +27,7 @@ from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say
 from distbench.commands.signature import signature
+from distbench.commands.simulate import simulate
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
@@ -147,5 +148,8 @@ def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
     sys.exit(0 if found["usable"] else 1)
 
 
-for _command in (run, ab, calibrate, report, history, export, compare, gate, baseline, check, plan, signature, clean):
+_MEASURING = (run, ab, calibrate)
+_READING = (report, history, export, compare, gate, baseline)
+_PLANNING = (check, plan, signature, simulate)
+for _command in (*_MEASURING, *_READING, *_PLANNING, clean):
     main.add_command(_command)

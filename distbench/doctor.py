@@ -55,10 +55,10 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
     `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
     """
     from distbench.launch import Request, jobs_of
-    from distbench.launch.request import MESH_TAGS
+    from distbench.launch.request import MESH_TAGS, REAL_SIZE_TAG
     from distbench.spec import list_entries
 
-    targets = targets or [entry.name for entry in list_entries() if not MESH_TAGS & set(entry.tags)]
+    targets = targets or [entry.name for entry in list_entries() if not {*MESH_TAGS, REAL_SIZE_TAG} & set(entry.tags)]
     jobs = jobs_of(Request(tuple(targets), device="cpu", quick=True), None)
     answers = ask_child(
         "distbench.worker.children.cross_check",

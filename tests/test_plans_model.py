@@ -127,6 +127,28 @@ def test_a_checkpointed_module_is_run_again_in_backward_and_others_are_not() -> 
     assert [name for name, _ in model.named_parameters()] == names
 
 
+def test_what_a_selective_checkpoint_keeps_is_not_computed_again() -> None:
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    kept = {torch.ops.aten.addmm.default}
+    again: list[object] = []
+
+    def policy(context: object, operator: object, *_: object, **__: object) -> CheckpointPolicy:
+        again.extend([operator] if context.is_recompute else [])  # type: ignore[attr-defined]
+        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    gradients = []
+    for context_fn in (None, lambda: create_selective_checkpoint_contexts(policy)):
+        torch.manual_seed(0)
+        model = nn.Sequential(Counted())
+        recompute_modules(model, ("0",), context_fn)
+        model(torch.ones(2, 3)).sum().backward()
+        assert model[0].calls == 2
+        gradients.append(model[0].inner.weight.grad)
+    assert torch.equal(*gradients)
+    assert torch.ops.aten.addmm.default in again and torch.ops.aten.exp.default in again
+
+
 def test_only_the_modules_that_match_are_compiled() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Counted(), Counted())

@@ -14,7 +14,12 @@ from distbench.spec.parallel import ATTENTION_KERNELS
 ENTRIES = {entry.name: entry for entry in list_entries()}
 PLANS = (ParallelPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim)
 # Values of parameters that are no axes, as a header lists those.
-OTHER_VALUES = {"kernel": ATTENTION_KERNELS, "causal": (True, False), "bf16": (True, False)}
+OTHER_VALUES = {
+    "kernel": ATTENTION_KERNELS,
+    "causal": (True, False),
+    "bf16": (True, False),
+    "checkpoint": ("selective",),
+}
 
 
 def rows() -> list[list[str]]:

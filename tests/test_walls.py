@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "gate", "ab", "history"),
+        *("report", "advise", "signature", "simulate", "gate", "ab", "history"),
     },
     "compare": {"spec"},
     "costmodel": {"spec", "runs", "compare", "render"},
@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory"},
     "runs": {"spec", "compare"},
     "signature": {"spec", "render", "ask_child"},
+    "simulate": {"spec", "render", "ask_child"},
     "spec": set(),
     "traces": {"spec", "runs", "compare", "render"},
     "version": set(),
@@ -59,8 +60,8 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.children": {
-        *("spec", "planning", "worker.session", "worker.cases", "worker.tracing", "worker.plans", "worker.rank"),
-        *("worker.redistribute", "worker.torch_internals"),
+        *("spec", "planning", "simulate", "worker.session", "worker.cases", "worker.tracing", "worker.plans"),
+        *("worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
@@ -76,6 +77,9 @@ MAY_IMPORT = {
         "planning",
         "worker.rank",
         "worker.torch_internals",
+    },
+    "worker.simulated": {
+        *("spec", "simulate", "worker.plans", "worker.rank", "worker.tracing", "worker.torch_internals"),
     },
     "worker.rank": {"spec", "runs", "compare", "costmodel"},
     "worker.torch_internals": {"spec", "costmodel", "planning"},
@@ -244,6 +248,7 @@ def test_a_private_name_is_seen(line: str) -> None:
         "distbench.launch",
         "distbench.pytest_plugin.fixture",
         "distbench.runs.run_file",
+        "distbench.simulate.simulation",
         "distbench.spec",
     ],
 )

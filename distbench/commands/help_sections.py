@@ -23,6 +23,7 @@ SECTIONS = {
         "list": "List the shipped scenarios.",
         "check": "Say whether plans can work on a mesh of any size; starts no ranks.",
         "plan": "Show how a tensor would be redistributed, and by which planner best.",
+        "simulate": "Say how long a step takes, and how much memory, on hardware not at hand.",
         "signature": "Write what scenarios communicate, exactly, for git.",
     },
     "Machine": {

@@ -11,7 +11,7 @@ from distbench.launch.ranks import Joined
 from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
 from distbench.spec.case_choice import CaseChoice
-from distbench.spec.devices import DEVICES
+from distbench.spec.devices import ACCELERATORS, DEVICES
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
@@ -19,6 +19,8 @@ from distbench.spec.mesh import mesh_size
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
 # Scenarios that measure the mesh and not a model on it.
 MESH_TAGS = {"calibrate", "laboratory"}
+# Scenarios whose model no CPU runs in reasonable time.
+REAL_SIZE_TAG = "real-size"
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,20 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
         what = f"--device {device}: no {device.upper()} device"
         raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
     request = replace(request, device=device)
+    _require_small_enough(request, entries)
     invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
     return [
         _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
         for entry in entries
     ]
+
+
+def _require_small_enough(request: Request, entries: list[Entry]) -> None:
+    """Refuse models at their real size where ranks would run them on CPUs; `full_mesh` says that none is started."""
+    large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
+    if large and request.device == "cpu" and not request.full_mesh:
+        what = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
+        raise UserError(f"{what}; use distbench simulate {large[0]}, or --device {' or '.join(ACCELERATORS)}")
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:

@@ -123,6 +123,8 @@ class ParallelPlan:
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
         cp: context parallel, or None.
         checkpoint: glob patterns over modules whose activations are computed again in backward.
+        checkpoint_context: what `torch.utils.checkpoint` takes as `context_fn`, to keep the outputs of some operators:
+            `() -> create_selective_checkpoint_contexts(policy)`; None keeps none.
         compile: torch.compile, or None.
         fsdp: FSDP2, or None.
         microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
@@ -134,6 +136,7 @@ class ParallelPlan:
     loss_parallel: bool = False
     cp: CpPlan | None = None
     checkpoint: tuple[str, ...] = ()
+    checkpoint_context: Callable[[], Any] | None = None
     compile: CompilePlan | None = None
     fsdp: FsdpPlan | None = None
     microbatches: int = 1

@@ -3,10 +3,11 @@
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +21,17 @@ from distbench.worker.torch_internals import Skipped
 TRACING_ONLY = ("eager", "aot_eager")
 
 
-def recompute_modules(model: nn.Module, patterns: Iterable[str]) -> None:
+def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Callable[[], Any] | None = None) -> None:
     """Keep only the inputs of the matching modules; their activations are computed again in backward.
+
+    With a `context_fn`, as `torch.utils.checkpoint` takes it, also what that keeps.
 
     The forward is replaced and not the module, so parameters keep their names and hooks (TP's before, FSDP's later)
     stay outside of what is computed again.
     """
+    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": context_fn} if context_fn else {})
     for module in matching_modules(patterns, model).values():
-        module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+        module.forward = partial(checkpoint, module.forward, **options)  # type: ignore[method-assign]
 
 
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device) -> None:

@@ -68,6 +68,12 @@ def materialise(
 
     Parameters go to the rank's device, or to `device` where they are offloaded.
     """
+    allocate(model, context, device)
+    load_initial_values(model, context, buffers)
+
+
+def allocate(model: nn.Module, context: RankContext, device: torch.device | None = None) -> None:
+    """The same without values."""
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
     model.to_empty(device=device or context.device)
     # torch gives each holder of a shared parameter memory of its own, unless it is a DTensor.
@@ -78,7 +84,6 @@ def materialise(
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(context.device))
-    load_initial_values(model, context, buffers)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ def parallelize(model: nn.Module, plan: ParallelPlan, context: RankContext) -> t
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
     if plan.tp is not None and tp_dims:
         model = _tensor_parallel(model, plan, context, tp_dims)
-    recompute_modules(model, plan.checkpoint)
+    recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
     if plan.compile is not None:
         compile_modules(model, plan.compile, context.device)
     return model, shard_fully(model, plan.fsdp, context) if plan.fsdp is not None else Sharded()

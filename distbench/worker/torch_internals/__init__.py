@@ -5,7 +5,15 @@ recorded.
 """
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
-from distbench.worker.torch_internals.collective_mode import CollectiveCall, each_collective, kind_of
+from distbench.worker.torch_internals.collective_mode import (
+    NAMESPACES,
+    CollectiveCall,
+    call_of,
+    each_collective,
+    each_operator,
+    flat_tensors,
+    kind_of,
+)
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.dtensor_planners import (
     OrderedPlacements,
@@ -39,6 +47,16 @@ from distbench.worker.torch_internals.mesh_facts import (
     strided_shard,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
-from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, require
+from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, replaced, require
 from distbench.worker.torch_internals.replacements import native_all_to_all
-from distbench.worker.torch_internals.shapes_only import NeedsValues, ShapesOnly
+from distbench.worker.torch_internals.shapes_only import (
+    NeedsValues,
+    ShapesOnly,
+    arguments_of,
+    global_metadata,
+    has_values,
+    is_attention,
+    meshes_with_values,
+    simulated_device,
+    written_by,
+)

@@ -49,28 +49,41 @@ def kind_of(name: str) -> str:
 @contextlib.contextmanager
 def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
     """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued."""
+
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        if func.namespace in NAMESPACES:
+            call = call_of(func, args, kwargs)
+            if call is not None:
+                on_issue(call)
+        return func(*args, **kwargs)
+
+    with each_operator(handle):
+        yield
+
+
+@contextlib.contextmanager
+def each_operator(handle: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    """Have `handle(operator, args, kwargs)` called in the place of each operator on plain tensors, which it then calls
+    itself."""
     require("collectives seen at dispatch")
-    with _Mode(on_issue):
+    with _Mode(handle):
         yield
 
 
 class _Mode(TorchDispatchMode):
-    def __init__(self, on_issue: Callable[[CollectiveCall], None]) -> None:
+    def __init__(self, handle: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()
-        self._on_issue = on_issue
+        self._handle = handle
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A DTensor's own dispatch first, then what it issues comes back here with plain tensors.
         if any(issubclass(kind, torch.distributed.tensor.DTensor) for kind in types):
             return NotImplemented
-        if func.namespace in NAMESPACES:
-            call = _call_of(func, args, kwargs or {})
-            if call is not None:
-                self._on_issue(call)
-        return func(*args, **(kwargs or {}))
+        return self._handle(func, args, kwargs or {})
 
 
-def _call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
+def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
+    """The collective that an operator of NAMESPACES issues; None for one that communicates nothing."""
     name = func._schema.name.split("::")[1]
     if name in SILENT:
         return None

@@ -56,6 +56,7 @@ class Probe:
 
 
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
+PYTHON_DEVICE = "_setup_privateuseone_for_python_backend"
 SPECS = "src_spec, dst_spec"
 PLANNER = "DTensorRedistributePlanner"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
@@ -137,6 +138,14 @@ NEEDED = (
     ("tensors without values", FAKE, "DynamicOutputShapeException"),
     ("tensors without values", FAKE, "UnsupportedFakeTensorException"),
     ("tensors without values", FAKE, "UnsupportedOperatorException"),
+    ("simulated device", "torch.utils.backend_registration", f"{PYTHON_DEVICE}(rename, backend_module)"),
+    ("simulated device", "torch", "_C._dispatch_has_kernel_for_dispatch_key"),
+    ("simulated device", "torch", "_C._dispatch_get_all_op_names"),
+    ("simulated device", "torch", "ops.aten._scaled_dot_product_flash_attention"),
+    ("simulated device", FAKE, "unset_fake_temporarily"),
+    ("simulated device", "torch.distributed.fsdp._fully_shard._fully_shard", "_get_post_forward_mesh_info"),
+    ("simulated device", "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta"),
+    *(("simulated device", DIST, f"Backend.{name}") for name in ("backend_capability", "default_device_backend_map")),
     ("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     ("fake process group", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
     ("fake process group", COSTS, "_mesh_resources.num_devices_per_host(device_type)"),

@@ -1,13 +1,20 @@
-"""Tensors without values: a model of any size runs on them in seconds, and shows what does not fit together."""
+"""Tensors without values: a model of any size runs on them in seconds, and shows what does not fit together; and a
+device without hardware for them to be on."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.collective_mode import flat_tensors
+from distbench.worker.torch_internals.probe import Unsupported, replaced, require
+
+# torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
+_REGISTERED: dict[str, Any] = {}
+# Accelerators have kernels for these, a CPU has not.
+OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
 
 class NeedsValues(Unsupported):
@@ -44,6 +51,13 @@ class ShapesOnly:
             raise NeedsValues(f"asks for values ({getattr(error, 'func', None) or type(error).__name__})") from error
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a real one."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor)
+
+
 class _MaskedWrites(TorchDispatchMode):
     """`x[mask] = number` without asking how many elements the mask has; vocabulary parallel embeddings do that."""
 
@@ -54,3 +68,136 @@ class _MaskedWrites(TorchDispatchMode):
                 shape = (*mask.shape, *(1 for _ in range(given.ndim - mask.ndim)))
                 return given.masked_fill_(mask.reshape(shape), value.reshape(()))
         return func(*args, **(kwargs or {}))
+
+
+def simulated_device(name: str, module: Any) -> None:
+    """Make a device type known to torch that has streams, events and a current device as `module` has them, and no
+    kernels: only tensors without values can be on it. Once in a process; the same again does nothing.
+
+    Unsupported where this torch cannot, or has given its one extra device type to another.
+    """
+    require("simulated device")
+    if name in _REGISTERED:
+        return
+    from torch.distributed import Backend
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - it registers the backend
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    try:
+        _setup_privateuseone_for_python_backend(name, backend_module=module)
+    except RuntimeError as error:
+        raise Unsupported(f"torch cannot simulate a device in this process: {error}") from error
+    capable = Backend.backend_capability["fake"]
+    capable += [] if name in capable else [name]
+    Backend.default_device_backend_map[name] = "fake"
+    _REGISTERED[name] = _kernels_of_accelerators()
+
+
+def _kernels_of_accelerators() -> Any:
+    """Operators that accelerators have kernels for and unknown devices are given a decomposition of, kept whole.
+
+    torch.nn.functional.silu's backward would be five operators instead of one. A torch built for the CPU alone does not
+    know which kernels accelerators have: those that the CPU has, and those named above.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise NeedsValues("asks for values on a device that has none")
+
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::") or has(name, "PrivateUse1"):
+            continue
+        if has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or name in OWN_KERNELS):
+            library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
+    # Without a kernel torch would multiply queries and keys out.
+    library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
+    return library
+
+
+@contextlib.contextmanager
+def meshes_with_values() -> Iterator[None]:
+    """Have meshes that are made while tensors have no values made with values: their ranks are asked for."""
+    require("simulated device")
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+
+    def with_values(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return plain(*args, **kwargs)
+
+        return run
+
+    with contextlib.ExitStack() as undo:
+        for name in ("__init__", "__getitem__", "_flatten", "_concatenate", "_unflatten", "_compute_coordinate_on_dim"):
+            found = vars(DeviceMesh).get(name)
+            if found is not None:
+                is_bound = isinstance(found, staticmethod | classmethod)
+                new = type(found)(with_values(found.__func__)) if is_bound else with_values(found)
+                setattr(DeviceMesh, name, new)
+                undo.callback(setattr, DeviceMesh, name, found)
+        # FSDP2 makes the smaller mesh that it reshards to out of a view of another one's ranks.
+        smaller = "_get_post_forward_mesh_info"
+        undo.enter_context(replaced(_fully_shard, smaller, with_values(getattr(_fully_shard, smaller))))
+        yield
+
+
+@contextlib.contextmanager
+def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `around()` entered whenever DTensor runs an operator on global shapes only to learn its metadata."""
+    require("simulated device")
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def propagate(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return plain(*args, **kwargs)
+
+        return propagate
+
+    with contextlib.ExitStack() as undo:
+        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
+            plain = getattr(ShardingPropagator, name)
+            undo.enter_context(replaced(ShardingPropagator, name, surrounded(plain)))
+        yield
+
+
+def _flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """scaled_dot_product_attention by its flash kernel; with a mask, by the one that takes it as a bias."""
+    aten: Any = torch.ops.aten
+    scale = options.get("scale")
+    if attn_mask is None:
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    efficient = aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+def is_attention(func: Any) -> tuple[bool, bool]:
+    """Whether an operator is attention's fused forward, and whether it is its backward."""
+    name = func.overloadpacket.__name__
+    fused = name.startswith("_scaled_dot_product_") and "attention" in name
+    return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
+
+
+def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """An operator's arguments by their names; those that were not given are not there."""
+    schema = func._schema.arguments
+    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes into."""
+    given = arguments_of(func, args, kwargs)
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]

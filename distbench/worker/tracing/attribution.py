@@ -120,12 +120,18 @@ class CollectiveTracker:
         position = autograd_position() if module is None else None
         return IssueContext(self._phase, self._labels.current, self._labels.owner, module, position)
 
+    def owner_of(self, issued_in: IssueContext) -> str | None:
+        """The module for which something was issued; empty for the root, None where none is known."""
+        if issued_in.fsdp_owner is not None:
+            return issued_in.fsdp_owner
+        return self._modules.owner(issued_in.module, issued_in.position)
+
     def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
         """One collective, with its owner."""
-        phase, label, fsdp_owner, module, position = issued_in
+        phase, label = issued_in.phase, issued_in.label
         ranks = tuple(sorted(call.ranks))
         mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
-        owner = fsdp_owner if fsdp_owner is not None else self._modules.owner(module, position)
+        owner = self.owner_of(issued_in)
         return Communication(
             phase=phase,
             source=_source(label, mesh_dim, phase, self._plan),

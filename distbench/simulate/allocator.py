@@ -1,0 +1,285 @@
+"""torch's caching allocator for accelerators on a recorded list of allocations: what it reserves for what is alive.
+
+The rules are those of CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
+`expandable_segments:True`; a test holds each against hand-worked cases. Not modelled: `max_split_size_mb`,
+`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs.
+"""
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from distbench.simulate.recording import Allocated, Event, Freed
+
+MIB = 1 << 20
+ROUND_BYTES = 512  # kMinBlockSize
+SMALL_BYTES = 1 * MIB  # kSmallSize: what is larger comes from the large pool
+SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
+MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: what is smaller shares segments of
+LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
+LARGE_ROUND_BYTES = 2 * MIB  # kRoundLarge
+Pool = tuple[int, bool]
+
+
+class OutOfMemory(Exception):
+    """The device cannot hold what is asked for, also without what is cached."""
+
+    def __init__(self, asked_bytes: int, reserved_bytes: int) -> None:
+        super().__init__(asked_bytes, reserved_bytes)
+        self.asked_bytes, self.reserved_bytes = asked_bytes, reserved_bytes
+
+
+@dataclass(eq=False)
+class _Piece:
+    """A part of a segment; its neighbours in memory belong to the same segment."""
+
+    address: int
+    num_bytes: int
+    pool: Pool
+    before: "_Piece | None" = None
+    after: "_Piece | None" = None
+    is_free: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Best fit: the smallest that is large enough, of those the one at the lowest address."""
+        return self.num_bytes, self.address
+
+
+@dataclass
+class CachingAllocator:
+    """The allocator of one device.
+
+    Args:
+        expandable: with `expandable_segments:True`, one segment a pool, which grows.
+        capacity_bytes: what it may reserve; None for as much as is asked for.
+    """
+
+    expandable: bool = False
+    capacity_bytes: int | None = None
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_allocated_bytes: int = 0
+    num_segments: int = 0
+    num_retries: int = 0
+    _free: dict[Pool, list[tuple[int, int]]] = field(default_factory=dict)
+    _by_address: dict[int, _Piece] = field(default_factory=dict)
+    _given: dict[int, _Piece] = field(default_factory=dict)
+    _tails: dict[Pool, _Piece] = field(default_factory=dict)
+    _next_address: int = 0
+
+    def allocate(self, number: int, num_bytes: int, stream: int) -> None:
+        """Give a block of at least `num_bytes` to whoever calls it `number`.
+
+        Raises:
+            OutOfMemory: the capacity is used up, also after what is cached was given back.
+        """
+        size = max(-(-num_bytes // ROUND_BYTES), 1) * ROUND_BYTES
+        pool = (stream, size <= SMALL_BYTES)
+        block = self._best_fit(pool, size) or (self._grown if self.expandable else self._segment)(pool, size)
+        self._take(block)
+        self._split(block, size)
+        self._given[number] = block
+        self.allocated_bytes += block.num_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+
+    def free(self, number: int) -> None:
+        """Take a block back into the pool of its stream, merged with free neighbours."""
+        block = self._given.pop(number)
+        self.allocated_bytes -= block.num_bytes
+        if block.before is not None and block.before.is_free:
+            self._absorb(block, block.before)
+        if block.after is not None and block.after.is_free:
+            self._absorb(block, block.after)
+        self._put(block)
+
+    def _best_fit(self, pool: Pool, size: int) -> _Piece | None:
+        fitting = self._free.get(pool, [])
+        place = bisect.bisect_left(fitting, (size, -1))
+        return self._by_address[fitting[place][1]] if place < len(fitting) else None
+
+    def _segment(self, pool: Pool, size: int) -> _Piece:
+        """A new segment, as `get_allocation_size` sizes it."""
+        wanted = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
+        if size >= MIN_LARGE_BYTES:
+            wanted = -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
+        self._reserve(wanted)
+        self.num_segments += 1
+        block = _Piece(self._next_address, wanted, pool)
+        self._next_address += wanted
+        self._put(block)
+        return block
+
+    def _grown(self, pool: Pool, size: int) -> _Piece:
+        """The last block of the pool's one segment, grown by whole pages (2 MiB or 20 MiB) until it is large enough."""
+        page = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
+        tail = self._tails.get(pool)
+        free_bytes = tail.num_bytes if tail is not None and tail.is_free else 0
+        more = -(-(size - free_bytes) // page) * page
+        self._reserve(more)
+        if tail is None:
+            self.num_segments += 1
+            # Apart by more than any device has: segments are addresses that never meet.
+            tail = _Piece(self.num_segments << 50, more, pool)
+        elif tail.is_free:
+            self._take(tail)
+            tail.num_bytes += more
+        else:
+            tail.after = _Piece(tail.address + tail.num_bytes, more, pool, before=tail)
+            tail = tail.after
+        self._tails[pool] = tail
+        self._put(tail)
+        return tail
+
+    def _reserve(self, num_bytes: int) -> None:
+        limit = self.capacity_bytes
+        if limit is not None and self.reserved_bytes + num_bytes > limit:
+            self.num_retries += 1
+            self._give_back()
+            if self.reserved_bytes + num_bytes > limit:
+                raise OutOfMemory(num_bytes, self.reserved_bytes)
+        self.reserved_bytes += num_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
+    def _give_back(self) -> None:
+        """Release what is cached: segments that are free as a whole, or the free end of one that can grow."""
+        for block in [block for block in self._by_address.values() if block.is_free and block.after is None]:
+            if self.expandable:
+                self._shrink(block)
+            elif block.before is None:
+                self._take(block)
+                self.reserved_bytes -= block.num_bytes
+
+    def _shrink(self, block: _Piece) -> None:
+        page = SMALL_SEGMENT_BYTES if block.pool[1] else LARGE_SEGMENT_BYTES
+        start = block.address % (1 << 50)
+        kept = -(-start // page) * page - start  # pages begin where the segment does
+        if kept >= block.num_bytes:
+            return
+        self._take(block)
+        self.reserved_bytes -= block.num_bytes - kept
+        block.num_bytes = kept
+        if kept:
+            self._put(block)
+        elif block.before is not None:
+            block.before.after = None
+            self._tails[block.pool] = block.before
+        else:
+            del self._tails[block.pool]
+
+    def _split(self, block: _Piece, size: int) -> None:
+        """What is left over is a block of its own where it is worth it: `should_split`."""
+        left = block.num_bytes - size
+        least = ROUND_BYTES if block.pool[1] or self.expandable else SMALL_BYTES + 1
+        if left < least:
+            return
+        rest = _Piece(block.address + size, left, block.pool, before=block, after=block.after)
+        if rest.after is not None:
+            rest.after.before = rest
+        block.after, block.num_bytes = rest, size
+        if self._tails.get(block.pool) is block:
+            self._tails[block.pool] = rest
+        self._put(rest)
+
+    def _absorb(self, block: _Piece, other: _Piece) -> None:
+        """Make a free neighbour part of a block."""
+        self._take(other)
+        if other is block.before:
+            block.address, block.before = other.address, other.before
+            if block.before is not None:
+                block.before.after = block
+        else:
+            block.after = other.after
+            if block.after is not None:
+                block.after.before = block
+        block.num_bytes += other.num_bytes
+        if self._tails.get(block.pool) is other:
+            self._tails[block.pool] = block
+
+    def _put(self, block: _Piece) -> None:
+        block.is_free = True
+        self._by_address[block.address] = block
+        bisect.insort(self._free.setdefault(block.pool, []), block.key)
+
+    def _take(self, block: _Piece) -> None:
+        fitting = self._free[block.pool]
+        del fitting[bisect.bisect_left(fitting, block.key)]
+        del self._by_address[block.address]
+        block.is_free = False
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What a recording needs of a device, bytes.
+
+    Args:
+        reserved_bytes: by the allocator at its peak, of all steps.
+        allocated_bytes: of what it handed out, rounded up, at its peak.
+        live_bytes: of what was asked for, at its peak.
+        alive: what was alive at that peak: (held, owner) to bytes.
+        num_retries: how often it had to give back what it cached.
+        out_of_memory: what could not be allocated, bytes; None where all could.
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    live_bytes: int
+    alive: dict[tuple[str, str], int]
+    num_segments: int
+    num_retries: int = 0
+    out_of_memory: int | None = None
+
+
+def replay_memory(events: Iterable[Event], *, expandable: bool = False, capacity_bytes: int | None = None) -> MemoryUse:
+    """Replay every allocation of a recording; nothing is computed."""
+    allocator = CachingAllocator(expandable, capacity_bytes)
+    alive: dict[int, Allocated] = {}
+    live = peak = 0
+    at_peak: dict[int, Allocated] = {}
+    failed: int | None = None
+    events = list(events)
+    where_peak = _peak_of(events)
+    for place, event in enumerate(events):
+        if isinstance(event, Allocated):
+            alive[event.block] = event
+            live += event.num_bytes
+            peak = max(peak, live)
+            if failed is None:
+                try:
+                    allocator.allocate(event.block, event.num_bytes, event.stream)
+                except OutOfMemory as error:
+                    failed = error.asked_bytes
+        elif isinstance(event, Freed):
+            live -= alive.pop(event.block).num_bytes
+            if failed is None:
+                allocator.free(event.block)
+        if place == where_peak:
+            at_peak = dict(alive)
+    held: dict[tuple[str, str], int] = {}
+    for block in at_peak.values():
+        held[block.held, block.owner] = held.get((block.held, block.owner), 0) + block.num_bytes
+    return MemoryUse(
+        allocator.peak_reserved_bytes,
+        allocator.peak_allocated_bytes,
+        peak,
+        held,
+        allocator.num_segments,
+        allocator.num_retries,
+        failed,
+    )
+
+
+def _peak_of(events: Iterable[Event]) -> int:
+    """Where the most is alive."""
+    live = peak = where = 0
+    sizes: dict[int, int] = {}
+    for place, event in enumerate(events):
+        if isinstance(event, Allocated):
+            sizes[event.block] = event.num_bytes
+            live += event.num_bytes
+            if live > peak:
+                peak, where = live, place
+        elif isinstance(event, Freed):
+            live -= sizes.pop(event.block)
+    return where

@@ -1,0 +1,162 @@
+"""When each operator and collective of a recorded step begins: one host, streams, events, and a queue a communicator.
+
+The host issues one thing after another and is never ahead of what it waits for. What is issued to a stream begins when
+the host has issued it, when what was issued to the stream before has ended, and when what the stream waits for has
+happened; NCCL runs the collectives of one communicator one after another. Nothing slows down what runs beside it.
+"""
+
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from distbench.simulate.collective_time import collective_s
+from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.operator_time import fused_bytes, operator_s
+from distbench.simulate.recording import Collective, EventRecorded, EventWaited, HostWaited, Operator, Recording
+
+
+class TimedEvent(NamedTuple):
+    """What ran on a stream from when to when, s from the step's begin."""
+
+    start_s: float
+    end_s: float
+    what: Operator | Collective
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A step on the simulated clock.
+
+    Args:
+        step_s: until the device and the host are done.
+        host_s: of the host's own work.
+        spans: in the order of issue.
+    """
+
+    step_s: float
+    host_s: float
+    spans: Sequence[TimedEvent]
+
+
+class Exposed(NamedTuple):
+    """Who communicates while nothing is computed."""
+
+    mesh_dim: str
+    kind: str
+    source: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the time of a step is made of; all parts together are the step.
+
+    Args:
+        compute_s: some operator runs.
+        exposed_s: by whom it is exposed, communication runs and no operator.
+        idle_s: neither runs: the host has not issued anything yet.
+        by_kind_s: of compute, what operators of each kind take, summed over streams.
+        communication_s: by mesh dim, collectives' durations, summed.
+    """
+
+    compute_s: float
+    exposed_s: Mapping[Exposed, float]
+    idle_s: float
+    by_kind_s: Mapping[str, float]
+    communication_s: Mapping[str, float]
+
+
+def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
+    """Run the recorded step on a clock."""
+    events = recording.step
+    fused = fused_bytes(events, recording.head.compiled)
+    streams: dict[int, float] = defaultdict(float)
+    communicators: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    happened: dict[int, float] = {}
+    spans = []
+    now = host = 0.0
+    launch_s, host_s = hardware["launch_s"], hardware["host_s"]
+    for place, event in enumerate(events):
+        if isinstance(event, Operator):
+            duration = operator_s(event, hardware, fused.get(place))
+            if duration <= 0:
+                continue
+            now, host = now + host_s, host + host_s
+            start = max(streams[event.stream], now + launch_s)
+            streams[event.stream] = start + duration
+            spans.append(TimedEvent(start, start + duration, event))
+        elif isinstance(event, Collective):
+            group = tuple(map(tuple, event.ranks))
+            now, host = now + host_s, host + host_s
+            start = max(streams[event.stream], communicators[group], now + launch_s)
+            streams[event.stream] = communicators[group] = start + collective_s(event, hardware)
+            spans.append(TimedEvent(start, streams[event.stream], event))
+        elif isinstance(event, EventRecorded):
+            happened[event.event] = max(streams[event.stream], now)
+        elif isinstance(event, EventWaited):
+            streams[event.stream] = max(streams[event.stream], happened.get(event.event, 0.0))
+        elif isinstance(event, HostWaited):
+            now = max(now, streams[event.stream])
+    return TimedStep(max([now, *streams.values()]), host, spans)
+
+
+def parts_of(timed: TimedStep) -> Parts:
+    """Where the time of a step went."""
+    operators = [span for span in timed.spans if isinstance(span.what, Operator)]
+    collectives = [span for span in timed.spans if isinstance(span.what, Collective)]
+    computing = _union((span.start_s, span.end_s) for span in operators)
+    computed = _Covered(computing)
+    exposed: dict[Exposed, float] = defaultdict(float)
+    # Of several collectives at once, the one that began first is what is waited for.
+    until = 0.0
+    for span in sorted(collectives, key=lambda span: span.start_s):
+        start = max(span.start_s, until)
+        if span.end_s > start:
+            assert isinstance(span.what, Collective)
+            what, until = span.what, span.end_s
+            alone = span.end_s - start - computed.between(start, span.end_s)
+            exposed[Exposed(what.mesh_dim, what.kind, what.source, what.owner)] += max(alone, 0.0)
+    compute_s = sum(end - start for start, end in computing)
+    by_kind: dict[str, float] = defaultdict(float)
+    for span in operators:
+        assert isinstance(span.what, Operator)
+        by_kind[span.what.kind] += span.end_s - span.start_s
+    communication: dict[str, float] = defaultdict(float)
+    for span in collectives:
+        assert isinstance(span.what, Collective)
+        communication[span.what.mesh_dim] += span.end_s - span.start_s
+    idle_s = timed.step_s - compute_s - sum(exposed.values())
+    return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication))
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Ascending intervals that do not touch, covering the same."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+class _Covered:
+    """How much of any interval a list of ascending intervals covers."""
+
+    def __init__(self, intervals: Sequence[tuple[float, float]]) -> None:
+        self._starts = [start for start, _ in intervals]
+        self._ends = [end for _, end in intervals]
+        self._before = [0.0, *itertools.accumulate(end - start for start, end in intervals)]
+
+    def between(self, start: float, end: float) -> float:
+        """Seconds of [start, end]."""
+        return self._until(end) - self._until(start)
+
+    def _until(self, moment: float) -> float:
+        place = bisect.bisect_right(self._starts, moment)
+        if not place:
+            return 0.0
+        return self._before[place] - max(self._ends[place - 1] - moment, 0.0)

@@ -1,0 +1,44 @@
+"""How long a collective takes on a hardware file's links: a fixed part by the nodes it spans, and its bytes."""
+
+from functools import lru_cache
+
+from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.recording import Collective, Touched
+
+
+def collective_s(collective: Collective, hardware: Hardware) -> float:
+    """Seconds of one collective that has its links to itself.
+
+    Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
+    for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once for
+    every device of the group that is there, so their network links add up, to no more than the node's own.
+    """
+    size = collective.group_size
+    if size == 1:
+        return 0.0
+    nodes = num_nodes(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
+    turns = 2 if collective.kind == "all_reduce" else 1
+    moved = turns * (size - 1) / size * collective.payload_bytes
+    if collective.kind in ("broadcast", "send", "recv"):
+        moved = float(collective.payload_bytes)
+    if nodes == 1:
+        return hardware["node_base_s"] + moved / hardware["node_bytes_per_s"]
+    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * size / nodes)
+    fixed = hardware["network_base_s"] + turns * (nodes - 2) * hardware["network_hop_s"]
+    return fixed + moved / bandwidth
+
+
+@lru_cache(maxsize=1024)
+def num_nodes(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> int:
+    """Nodes that a group spans, whose ranks are numbered node by node."""
+    return len({rank // devices_per_node for rank in ranks_of(ranks)})
+
+
+def ranks_of(loops: Touched) -> list[int]:
+    """The ranks of `Collective.ranks`."""
+    if loops and all(count == 1 for count, _ in loops):
+        return [rank for _, rank in loops]
+    found = [0]
+    for count, stride in loops:
+        found = [base + at * stride for base in found for at in range(count)]
+    return found

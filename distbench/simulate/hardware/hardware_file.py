@@ -1,0 +1,135 @@
+"""A hardware file: JSON, every figure with its value, its basis and its source; checked when it is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.fields import NAME, TEXT, Kind, Kinds, number_within, one_of, shown, wrong_field
+from distbench.spec.reading import read_json
+
+VERSION = 1
+FOLDER = Path(__file__).parent
+# published: by the maker or in a paper; measured: on the machine; fitted: to one published run; guess: by nobody.
+BASES = ("published", "measured", "fitted", "guess")
+_RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to what no device reaches
+_BANDWIDTH = number_within(1e6, 1e14)  # bytes a second
+_LATENCY = number_within(0, 1)  # s
+_SHARE = number_within(0.01, 1)
+FIGURES: Kinds = {
+    "memory_bytes": number_within(1 << 28, 1 << 44),
+    "peak_bf16_flops": _RATE,
+    "matmul_bf16_flops": _RATE,
+    "matmul_f32_flops": _RATE,
+    "attention_flops": _RATE,
+    "attention_backward_flops": _RATE,
+    "memory_bytes_per_s": _BANDWIDTH,
+    "memory_share": _SHARE,
+    "operator_s": _LATENCY,
+    "launch_s": _LATENCY,
+    "host_s": _LATENCY,
+    "devices_per_node": Kind(lambda value: type(value) is int and 1 <= value <= 1024, "a whole number from 1 to 1024"),
+    "node_bytes_per_s": _BANDWIDTH,
+    "node_base_s": _LATENCY,
+    "network_bytes_per_s": _BANDWIDTH,
+    "network_base_s": _LATENCY,
+    "network_hop_s": _LATENCY,
+}
+_FIGURE: Kinds = {"basis": one_of(BASES), "source": NAME}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a hardware file.
+
+    Args:
+        basis: out of BASES.
+        source: where it can be looked up, or what it was guessed from.
+    """
+
+    value: float
+    basis: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine to simulate.
+
+    Args:
+        figures: one for each of FIGURES, whose meanings are in docs/simulation.md.
+    """
+
+    name: str
+    summary: str
+    figures: Mapping[str, Figure]
+
+    def __getitem__(self, name: str) -> float:
+        """A figure's value."""
+        return self.figures[name].value
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices that share the fast links."""
+        return int(self["devices_per_node"])
+
+    def of_basis(self, *bases: str) -> dict[str, Figure]:
+        """The figures of these bases."""
+        return {name: figure for name, figure in self.figures.items() if figure.basis in bases}
+
+
+def shipped_hardware() -> list[str]:
+    """Names of the hardware files that come with distbench."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load_hardware(name: str) -> Hardware:
+    """A shipped hardware file by its name, or one by its path.
+
+    Raises:
+        UserError: there is no such file, or a figure of it is missing, absurd or without a source.
+    """
+    path = Path(name)
+    if name in shipped_hardware():
+        path = FOLDER / f"{name}.json"
+    elif path.suffix != ".json":
+        known = nearest(name, shipped_hardware())
+        raise UserError(f"--hardware {name!r} is unknown ({known}); give one of those, or a path to a .json file")
+    return _hardware(read_json(path, "hardware file"), f"hardware file {path}")
+
+
+def _hardware(record: Any, where: str) -> Hardware:
+    advice = "docs/simulation.md says what each figure is"
+    if not isinstance(record, dict):
+        raise UserError(f"{where} cannot be used: it is {shown(record)}, not an object; {advice}")
+    version = record.get("hardware_version")
+    if type(version) is int and version > VERSION:
+        raise UserError(f"{where} is newer than this distbench; update distbench")
+    wrong = None if version == VERSION else f"hardware_version is {shown(version)}, not {VERSION}"
+    wrong = wrong or wrong_field(record, {"name": NAME, "summary": TEXT}, ("name", "summary"))
+    figures: Any = record.get("figures")
+    if not wrong and not isinstance(figures, dict):
+        wrong = f"figures is {shown(figures)}, not an object"
+    wrong = wrong or _wrong_in_figures(figures)
+    if wrong:
+        raise UserError(f"{where} cannot be used: {wrong}; {advice}")
+    found = {name: Figure(figure["value"], figure["basis"], figure["source"]) for name, figure in figures.items()}
+    return Hardware(record["name"], record["summary"], found)
+
+
+def _wrong_in_figures(figures: Any) -> str | None:
+    for name in FIGURES:
+        if name not in figures:
+            return f"figures.{name} is missing"
+    for name, figure in figures.items():
+        if name not in FIGURES:
+            return f"figures.{name} is unknown ({nearest(name, FIGURES)})"
+        if not isinstance(figure, dict):
+            return f"figures.{name} is {shown(figure)}, not an object of value, basis and source"
+        kinds = {**_FIGURE, "value": FIGURES[name]}
+        if wrong := wrong_field(figure, kinds, ("value", "basis", "source"), f"figures.{name}."):
+            return wrong
+    if figures["matmul_bf16_flops"]["value"] > figures["peak_bf16_flops"]["value"]:
+        return "figures.matmul_bf16_flops is above figures.peak_bf16_flops, which nothing reaches"
+    return None

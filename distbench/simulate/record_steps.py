@@ -1,0 +1,50 @@
+"""Steps recorded in a child process, which runs torch; everything else about a simulation needs none."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from distbench.ask_child import ask_child
+from distbench.simulate.recording import Recording
+from distbench.simulate.recording_file import load_recording
+from distbench.spec import Job, UserError
+
+TIMEOUT_S = 1800.0
+
+
+class Recorded(NamedTuple):
+    """What came of recording a job's variants.
+
+    Args:
+        left_out: a variant's label to why it cannot be simulated.
+    """
+
+    recordings: list[Recording]
+    left_out: dict[str, str]
+
+
+def record_steps(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Recorded]:
+    """A step of every variant of each job, as rank 0 runs it; jobs follow one another in one process.
+
+    Raises:
+        UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model asks for
+            values), or the process failed.
+    """
+    names = ", ".join(job.scenario for job in jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = ask_child(
+            "distbench.worker.children.recordings",
+            (folder,),
+            given=[job.to_record() for job in jobs],
+            timeout_s=timeout_s,
+            failure=f"no step of {names} was recorded: {{why}}; see whether distbench check passes it",
+        )
+        found = []
+        for of_job in answer:
+            left_out = {one["label"]: one["left_out"] for one in of_job if "left_out" in one}
+            files = [Path(one["file"]) for one in of_job if "file" in one]
+            if not files:
+                raise UserError("; ".join(f"{label}: {reason}" for label, reason in left_out.items()))
+            found.append(Recorded([load_recording(file) for file in files], left_out))
+        return found

@@ -1,0 +1,143 @@
+"""A recording on a machine: its step's time and memory, and what was assumed for that."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from distbench.simulate.allocator import MemoryUse, replay_memory
+from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
+from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.recording import Operator, Recording
+from distbench.spec.parallel import folded
+
+# Of a step: forward once, and backward of twice its operations.
+PASSES_OF_FORWARD = 3
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One recorded step on one machine.
+
+    Args:
+        expandable: whether the allocator runs with `expandable_segments:True`.
+    """
+
+    recording: Recording
+    hardware: Hardware
+    expandable: bool = False
+
+    @cached_property
+    def timed(self) -> TimedStep:
+        """Every operator and collective with its times."""
+        return replay_time(self.recording, self.hardware)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What the step's time is made of."""
+        return parts_of(self.timed)
+
+    @cached_property
+    def memory(self) -> MemoryUse:
+        """What it needs where memory has no end."""
+        return replay_memory(self.recording.events, expandable=self.expandable)
+
+    @cached_property
+    def memory_here(self) -> MemoryUse:
+        """What comes of it within this machine's memory; the same where that is not used up."""
+        capacity = int(self.hardware["memory_bytes"])
+        if self.memory.reserved_bytes <= capacity:
+            return self.memory
+        return replay_memory(self.recording.events, expandable=self.expandable, capacity_bytes=capacity)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens (or samples, where the scenario names none) a second and device."""
+        amount = self.recording.head.num_tokens or self.recording.head.batch_size
+        return amount / self.timed.step_s / self.recording.world_size
+
+    @property
+    def model_share(self) -> float:
+        """MFU: 3 times forward's operations, of what the device could have done in bf16. Causal attention is counted
+        half, and nothing that is computed twice."""
+        return PASSES_OF_FORWARD * self._flops("forward") / self._possible
+
+    @property
+    def hardware_share(self) -> float:
+        """HFU: all operations that are done, also a second time."""
+        return self._flops() / self._possible
+
+    @property
+    def exposed_s(self) -> dict[Exposed, float]:
+        """Exposed communication, modules of one stack together."""
+        found: dict[Exposed, float] = defaultdict(float)
+        for key, seconds in self.parts.exposed_s.items():
+            found[key._replace(owner=folded(key.owner))] += seconds
+        return dict(found)
+
+    @property
+    def alive(self) -> dict[tuple[str, str], int]:
+        """What is alive at the peak: (what it is, whose, for activations) to bytes, modules of one stack together."""
+        found: dict[tuple[str, str], int] = defaultdict(int)
+        for (held, owner), num_bytes in self.memory.alive.items():
+            found[held, folded(owner) if held in ("activations", "backward") else ""] += num_bytes
+        return dict(found)
+
+    def to_record(self) -> dict[str, Any]:
+        """All figures as plain data: s, bytes, shares of one."""
+        head, parts, memory = self.recording.head, self.parts, self.memory
+        return {
+            "simulated": True,
+            "scenario": head.scenario,
+            "variant": head.variant,
+            "mesh": head.mesh,
+            "hardware": self.hardware.name,
+            "step_s": self.timed.step_s,
+            "compute_s": parts.compute_s,
+            "idle_s": parts.idle_s,
+            "host_s": self.timed.host_s,
+            "by_kind_s": dict(parts.by_kind_s),
+            "communication_s": dict(parts.communication_s),
+            "exposed_s": [{**key._asdict(), "exposed_s": seconds} for key, seconds in self.exposed_s.items()],
+            "tokens_per_s_per_device": self.tokens_per_s,
+            "mfu": self.model_share,
+            "hfu": self.hardware_share,
+            "memory": {
+                "peak_reserved_bytes": memory.reserved_bytes,
+                "peak_allocated_bytes": memory.allocated_bytes,
+                "peak_live_bytes": memory.live_bytes,
+                "expandable_segments": self.expandable,
+                "fits": self.memory_here.out_of_memory is None,
+                "num_retries": self.memory_here.num_retries,
+                "alive": [
+                    {"held": held, "owner": owner, "num_bytes": num_bytes}
+                    for (held, owner), num_bytes in self.alive.items()
+                ],
+            },
+            "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
+            "not_simulated": list(NOT_SIMULATED),
+        }
+
+    @property
+    def _possible(self) -> float:
+        return self.timed.step_s * self.hardware["peak_bf16_flops"]
+
+    def _flops(self, phase: str | None = None) -> int:
+        operators = [event for event in self.recording.step if isinstance(event, Operator)]
+        return sum(operator.flops for operator in operators if phase in (None, operator.phase))
+
+
+def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
+    """Exposed seconds by mesh dim."""
+    found: dict[str, float] = defaultdict(float)
+    for key, seconds in exposed.items():
+        found[key.mesh_dim] += seconds
+    return dict(found)
+
+
+NOT_SIMULATED = (
+    "rank 0 stands for all ranks: stragglers and uneven ranks are not simulated",
+    "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
+    "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
+)

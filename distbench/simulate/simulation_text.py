@@ -1,0 +1,168 @@
+"""A simulation as a person reads it: the step's time and its parts, memory and what is alive, what was assumed."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, table_of
+from distbench.render.units import brief_time_text, size_text, time_text
+from distbench.simulate.clock import Exposed
+from distbench.simulate.simulation import NOT_SIMULATED, Simulation, by_mesh_dim
+from distbench.spec.mesh import format_mesh
+
+MAX_ROWS = 8
+LEAST_S = 1e-9  # below it is what floating point leaves over
+# What lies in a block of memory, as a reader calls it.
+CALLED = {
+    "parameters": "parameters (this rank's shards)",
+    "gradients": "gradients (this rank's shards)",
+    "optimizer": "optimizer state",
+    "buffers": "buffers",
+    "batch": "batch",
+    "fsdp": "gathered parameters and reductions of FSDP",
+    "activations": "activations of",
+    "backward": "of backward:",
+    "other": "other",
+}
+
+
+class _Part(NamedTuple):
+    name: str
+    seconds: float
+    of: float
+
+
+PARTS: TableColumns = (
+    ("<part of the step", lambda part: part.name),
+    ("time", lambda part: time_text(part.seconds)),
+    ("of the step", lambda part: _share(part.seconds, part.of)),
+)
+
+
+def blocks_of(simulation: Simulation) -> list[Block]:
+    """Everything about one simulated step."""
+    head = simulation.recording.head
+    title = f"{head.scenario}{'/' + head.variant if head.variant else ''}, simulated on {simulation.hardware.name}"
+    return [
+        Heading(title),
+        Lines(_sentences(simulation)),
+        _time(simulation),
+        *_exposed(simulation.exposed_s, simulation.timed.step_s),
+        _memory(simulation),
+        Lines(assumptions(simulation)),
+    ]
+
+
+def _sentences(simulation: Simulation) -> tuple[str, ...]:
+    head, memory = simulation.recording.head, simulation.memory
+    unit = "tokens" if head.num_tokens else "samples"
+    first = (
+        f"step {brief_time_text(simulation.timed.step_s)}: {simulation.tokens_per_s:,.0f} {unit}/s a device, "
+        f"MFU {100 * simulation.model_share:.1f} %, HFU {100 * simulation.hardware_share:.1f} %"
+    )
+    second = (
+        f"memory: {size_text(memory.reserved_bytes)} reserved at the peak, {size_text(memory.live_bytes)} of it alive; "
+        f"{_fits(simulation)}"
+    )
+    where = f"mesh {format_mesh(head.mesh)} ({simulation.recording.world_size:,} devices, {_nodes(simulation)})"
+    return (first, second, f"{where}: {head.num_parameters / 1e9:.2f} G parameters, a batch of {head.batch_size:,}")
+
+
+def _nodes(simulation: Simulation) -> str:
+    count = -(-simulation.recording.world_size // simulation.hardware.devices_per_node)
+    return f"{count:,} nodes of {simulation.hardware.devices_per_node}" if count > 1 else "1 node"
+
+
+def _fits(simulation: Simulation) -> str:
+    capacity = size_text(simulation.hardware["memory_bytes"])
+    here = simulation.memory_here
+    if here.out_of_memory is not None:
+        return f"out of memory: {size_text(here.out_of_memory)} more than {capacity} were asked for"
+    if here.num_retries:
+        return f"it fits into {capacity} only because the allocator gives back {here.num_retries} times what it cached"
+    return f"it fits into {capacity}"
+
+
+def _time(simulation: Simulation) -> Table:
+    parts, step_s = simulation.parts, simulation.timed.step_s
+    dims = by_mesh_dim(simulation.exposed_s)
+    rows = [
+        _Part("compute: some operator runs", parts.compute_s, step_s),
+        *(_Part(f"exposed communication over {name}", seconds, step_s) for name, seconds in dims.items()),
+        _Part("idle: the host has issued nothing yet", max(parts.idle_s, 0.0), step_s),
+    ]
+    kinds = ", ".join(f"{_kind(kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items())
+    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in parts.communication_s.items())
+    notes = [
+        f"operators, on all streams: {kinds}",
+        f"collectives, exposed or not: {moved or 'none'}",
+        f"the host issues for {brief_time_text(simulation.timed.host_s)} of the step",
+    ]
+    return table_of("where the time goes", PARTS, rows, notes)
+
+
+def _kind(kind: str) -> str:
+    return {"memory": "memory-bound", "attention_backward": "attention's backward"}.get(kind, kind)
+
+
+def _exposed(exposed: Mapping[Exposed, float], step_s: float) -> list[Block]:
+    ranked = sorted(exposed.items(), key=lambda item: -item[1])
+    rows = [
+        (
+            key.mesh_dim,
+            key.kind,
+            key.source,
+            key.owner or "(root)",
+            time_text(seconds),
+            f"{100 * seconds / step_s:.1f} %",
+        )
+        for key, seconds in ranked[:MAX_ROWS]
+        if seconds > LEAST_S
+    ]
+    if not rows:
+        return []
+    columns = ("<mesh dim", "<collective", "<source", "<owner", "exposed", "of the step")
+    notes = [f"... {len(ranked) - MAX_ROWS} more: --format json"] if len(ranked) > MAX_ROWS else []
+    return [Table("exposed communication by owner", columns, rows, notes)]
+
+
+def _share(seconds: float, step_s: float) -> str:
+    return f"{100 * seconds / step_s:.1f} %"
+
+
+def _memory(simulation: Simulation) -> Table:
+    ranked = sorted(simulation.alive.items(), key=lambda item: -item[1])
+    rows = [(_held(held, owner), size_text(num_bytes)) for (held, owner), num_bytes in ranked[: MAX_ROWS + 4]]
+    memory = simulation.memory
+    mode = "expandable_segments:True" if simulation.expandable else "its default settings"
+    notes = [f"... {len(ranked) - len(rows)} more: --format json"] if len(ranked) > len(rows) else []
+    notes.append(
+        f"the allocator, with {mode}, rounds that up to {size_text(memory.allocated_bytes)} and reserves "
+        f"{size_text(memory.reserved_bytes)} for it: pools of different streams share nothing, and free blocks may be "
+        "too small"
+    )
+    return Table("alive at the peak", ("<what", "bytes"), rows, notes)
+
+
+def _held(held: str, owner: str) -> str:
+    if held not in ("activations", "backward"):
+        return CALLED[held]
+    return f"{CALLED[held]} {owner or 'the root and the loss'}"
+
+
+def assumptions(simulation: Simulation) -> tuple[str, ...]:
+    """What a reader must know of the figures: what was guessed, fitted, and left out."""
+    hardware = simulation.hardware
+    said: list[str] = []
+    for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
+        if names := _listed(sorted(hardware.of_basis(basis))):
+            said.append(f"{verb} in hardware file {hardware.name}: {names}")
+    if simulation.recording.head.compiled:
+        said.append(
+            "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; memory is that "
+            "of the step uncompiled"
+        )
+    return (*said, *NOT_SIMULATED)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,125 @@
+"""A variant's step, its plan applied as for a measured one, recorded on the simulated device as rank 0 runs it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbench.simulate.recording import Head, Recording
+from distbench.spec import Scenario, UserError
+from distbench.worker.plans.materialise import allocate, blueprint
+from distbench.worker.plans.patterns import matching_modules
+from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.measure import no_stamp
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.simulated.operator_costs import tensors_in
+from distbench.worker.simulated.recorder import Recorder
+from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
+from distbench.worker.torch_internals import ShapesOnly, Unsupported, fake_ranks, meshes_with_values
+from distbench.worker.tracing.attribution import tracked_collectives
+
+SEED = 0
+
+
+def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int]) -> Recording:
+    """The second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
+
+    Raises:
+        UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
+        Unsupported: this torch cannot simulate a device.
+    """
+    if scenario.build_model is None or scenario.make_batch is None or scenario.loss is None:
+        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model, make_batch and loss")
+    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
+        raise UserError("CPU offload is not simulated; leave it out")
+    # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
+    compile_plan = scenario.plan.compile
+    scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
+    assert scenario.build_model is not None and scenario.make_batch is not None
+    device = simulate_device()
+    with fake_ranks(mesh, DEVICE_TYPE) as devices:
+        assert dist.group.WORLD is not None
+        context = RankContext(0, device, devices, "nccl", dist.group.WORLD, SEED)
+        built = blueprint(scenario.build_model, SEED)
+        shapes = ShapesOnly()
+        with shapes.on():
+            inputs, _ = scenario.make_batch()
+        if found := problems(built.model, inputs, scenario.plan, context):
+            raise UserError("; ".join(found))
+        compiled = tuple(matching_modules(compile_plan.modules, built.model)) if compile_plan else ()
+        num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+        recorder = Recorder()
+        try:
+            step = _built(scenario, context, built, shapes, recorder)
+            phases = step.phases
+            _run(step, context, shapes, recorder)
+        except (UserError, Unsupported) as error:
+            raise UserError(f"it cannot be simulated, it {error}") from error
+        except Exception as error:
+            raise UserError(f"it cannot be simulated, its step raises {one_line(error)}") from error
+    head = Head(
+        scenario=name,
+        variant=variant,
+        mesh=dict(mesh),
+        torch=torch.__version__,
+        num_parameters=num_parameters,
+        batch_size=len(inputs),
+        num_tokens=scenario.num_tokens,
+        microbatches=scenario.plan.microbatches,
+        phases=tuple(dict.fromkeys(phases)),
+        compiled=compiled,
+    )
+    return Recording(head, recorder.events)
+
+
+def _built(
+    scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, recorder: Recorder
+) -> TrainingStep:
+    """The step on tensors without values, its plan applied before they have memory on the simulated device."""
+
+    def give_memory(model: nn.Module, context: RankContext, _: object, device: torch.device | None) -> None:
+        allocate(model, context, device)
+
+    with shapes.on(), recorder.on(), meshes_with_values():
+        return TrainingStep(scenario, context, built, give_memory)
+
+
+def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
+    with shapes.on(), recorder.on(), meshes_with_values():
+        recorder.begin_step()
+        step(no_stamp)
+    gradients: dict[int, str] = {}
+    with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
+        recorder.tracker = tracker
+
+        def stamp() -> None:
+            gradients.update(_blocks(recorder, [parameter.grad for parameter in step.model.parameters()], "gradients"))
+            tracker.stamp()
+
+        with shapes.on(), recorder.on(), meshes_with_values():
+            recorder.begin_step()
+            step(stamp)
+        recorder.annotate(gradients | _held_by(step, recorder))
+
+
+def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
+    """What a step holds between two runs: block to kind."""
+    kinds: dict[str, Any] = {
+        "batch": step.microbatches,
+        "buffers": list(step.model.buffers()),
+        "optimizer": [dict(state) for state in step.optimizer.state.values()] if step.optimizer is not None else [],
+        "parameters": list(step.model.parameters()),
+    }
+    return {block: kind for kind, found in kinds.items() for block in _blocks(recorder, found, kind)}
+
+
+def _blocks(recorder: Recorder, found: Any, kind: str) -> dict[int, str]:
+    """This rank's parts of DTensors are what has memory."""
+    tensors: list[Any] = tensors_in(found)
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    return {number: kind for tensor in local if (number := recorder.block_of(tensor)) is not None}

@@ -1,0 +1,151 @@
+"""One rank's real step on the simulated device: what it communicates, computes and holds, and `distbench simulate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from conftest import DATA, ROOT
+from processes import Children
+
+from distbench.cli import main
+from distbench.launch import Request, jobs_of
+from distbench.signature import counted, load
+from distbench.simulate.allocator import replay_memory
+from distbench.simulate.record_steps import Recorded, record_steps
+from distbench.simulate.recording import MATMUL, Operator, Recording
+from distbench.simulate.recording_file import load_recording
+from distbench.spec import Job, UserError
+
+# The others are compared by benchmarks/bench_simulation.py.
+SCENARIOS = ("llama_2d", "fsdp_stack", "tp_mlp")
+UNSIMULABLE = str(DATA / "unsimulable.py")
+
+
+def quick_jobs(*names: str) -> list[Job]:
+    return jobs_of(Request(names, device="cpu", quick=True, full_mesh=True), None)
+
+
+@pytest.fixture(scope="module")
+def recorded(children: Children) -> dict[str, Recorded]:
+    """By scenario, all in one child process."""
+    with children.forked():
+        return dict(zip([*SCENARIOS, "unsimulable"], record_steps(quick_jobs(*SCENARIOS, UNSIMULABLE)), strict=True))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_collectives_are_those_of_the_signature(recorded: dict[str, Recorded], name: str) -> None:
+    """Kind, mesh dim, bytes, owner and phase: the file was written by another method, on tensors with values."""
+    found, left_out = recorded[name]
+    signature = load(ROOT / "signatures" / f"{name}.signature")
+    ours = {
+        recording.head.variant: dict(counted([one._asdict() for one in recording.collectives])) for recording in found
+    }
+    theirs = {case.rpartition(name)[2].removeprefix("/"): dict(paths) for case, paths in signature.cases.items()}
+    assert ours == theirs and all(ours.values()) and not left_out
+
+
+def only(recorded: dict[str, Recorded], name: str) -> Recording:
+    return recorded[name].recordings[0]
+
+
+def test_matmuls_are_three_times_forwards_two_operations_a_parameter_and_token(recorded: dict[str, Recorded]) -> None:
+    # w1, w2 and w3 of 256 x 1024 on 4 ranks, 4 x 128 tokens: 2 x 3 x 256 x 1024/4 x 512 operations in forward. In
+    # backward as many for the weights and as many for inputs: of w1 and w3 the input is the batch, which needs none.
+    forward = 2 * 3 * 256 * 1024 // 4 * 512
+    step = only(recorded, "tp_mlp").step
+    flops = {
+        phase: sum(event.flops for event in step if isinstance(event, Operator) and event.phase == phase)
+        for phase in ("forward", "backward", "optimizer")
+    }
+    assert flops == {"forward": forward, "backward": forward + forward // 3, "optimizer": 0}
+    owners = {event.owner for event in step if isinstance(event, Operator) and event.kind == MATMUL}
+    assert owners == {"w1", "w2", "w3"}
+
+
+def test_what_a_step_holds_is_known_by_its_kind(recorded: dict[str, Recorded]) -> None:
+    recording = only(recorded, "fsdp_stack")
+    held: dict[str, int] = {}
+    for (kind, _), num_bytes in replay_memory(recording.events).alive.items():
+        held[kind] = held.get(kind, 0) + num_bytes
+    shards = recording.head.num_parameters * 4 // 4  # fp32 on four ranks
+    assert held["parameters"] == shards
+    assert held["optimizer"] == 2 * shards  # AdamW's two moments; its counts of steps are on the host
+    assert held["batch"] == 2 * 8 // 4 * 64 * 8  # inputs and targets: 2 of 8 samples, 64 tokens of 8 bytes
+    assert held["activations"] > 0 and "other" not in held
+
+
+def test_fsdp_communicates_on_streams_of_its_own(recorded: dict[str, Recorded]) -> None:
+    recording = only(recorded, "fsdp_stack")
+    streams = {one.kind: one.stream for one in recording.collectives if one.source == "fsdp"}
+    assert streams["all_gather"] != streams["reduce_scatter"] and 0 not in streams.values()
+    resharded, kept = recorded["fsdp_stack"].recordings
+    peaks = [replay_memory(one.events).live_bytes for one in (resharded, kept)]
+    assert len(resharded.collectives) > len(kept.collectives) and peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("item", "it cannot be simulated, it asks for a tensor's value, which a simulated step does not have"),
+        ("mask", "it cannot be simulated, it asks for values (aten.nonzero"),
+        ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
+        ("offload", "CPU offload is not simulated; leave it out"),
+        ("loss", "it cannot be simulated, its step raises RuntimeError: "),
+    ],
+)
+def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Recorded], fault: str, says: str) -> None:
+    found, left_out = recorded["unsimulable"]
+    assert [recording.head.variant for recording in found] == ["fault=none"]
+    sentence = left_out[f"unsimulable/fault={fault}"]
+    assert sentence.startswith(says) and "\n" not in sentence
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *arguments])
+
+
+def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: Path) -> None:
+    file = str(tmp_path / "step.jsonl")
+    first = simulate("tp_mlp", "--quick", "--set", "sequence_parallel=True", "--mesh", "tp=2", "--save", file)
+    assert first.exit_code == 0, first.output
+    assert "tp_mlp/sequence_parallel=True, simulated on h100" in first.output
+    assert "mesh tp=2 (2 devices, 1 node)" in first.output
+    assert all(len(line) <= 100 for line in first.stdout.splitlines())
+    again = simulate("--recording", file, "--format", "json", "--hardware", "h100_96gb", "--expandable-segments")
+    (record,) = json.loads(again.stdout)
+    assert record["hardware"] == "h100_96gb" and record["memory"]["expandable_segments"] is True
+    assert load_recording(Path(file)).head.mesh == {"tp": 2}
+    failed = simulate(UNSIMULABLE, "--set", "fault=item")
+    assert failed.exit_code == 2 and failed.output.startswith(
+        "distbench: unsimulable/fault=item: it cannot be simulated"
+    )
+    collectives = simulate("collectives", "--quick")
+    assert collectives.exit_code == 2 and "has no step to simulate; give it build_model" in collectives.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "simulate takes a SCENARIO or --recording FILE; give one of them"),
+        (("tp_mlp", "--recording", "x.jsonl"), "give one of them"),
+        (("--recording", "x.jsonl", "--mesh", "tp=2"), "leave --mesh, --set, --quick and --save out"),
+        (("--recording", "missing.jsonl"), "recording missing.jsonl cannot be read: No such file"),
+        (("tp_mlp", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
+        (("tp_mlp", "--mesh", "tp=65536,dp_shard=2"), "give a mesh of at most 65,536"),
+        (("tp_mlp", "--save", "step.jsonl"), "is 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(
+    known_host: None, arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = simulate(*arguments)
+    assert done.exit_code == 2 and says in done.output and done.output.count("\n") == 1
+
+
+def test_a_model_of_real_size_is_not_run_on_a_cpu(known_host: None) -> None:
+    with pytest.raises(UserError, match=r"llama3_8b is a model at its real size.*; use distbench simulate"):
+        jobs_of(Request(("tp_mlp", "llama3_8b"), device="cpu"), None)
+    (job,) = jobs_of(Request(("llama3_8b",), device="cpu", full_mesh=True), None)
+    assert job.mesh == {"dp_replicate": 1, "dp_shard": 8}

@@ -1,0 +1,159 @@
+"""The caching allocator's rules, one by one: every expected number is worked by hand from CUDACachingAllocator.cpp."""
+
+import pytest
+
+from distbench.simulate.allocator import MIB, CachingAllocator, OutOfMemory, replay_memory
+from distbench.simulate.recording import Allocated, Event, Freed
+
+KIB = 1 << 10
+
+
+def given(*sizes: int, stream: int = 0, **options: int) -> CachingAllocator:
+    """An allocator that was asked for blocks 0, 1, ... of these sizes."""
+    allocator = CachingAllocator(**options)  # type: ignore[arg-type]
+    for number, size in enumerate(sizes):
+        allocator.allocate(number, size, stream)
+    return allocator
+
+
+@pytest.mark.parametrize(("asked", "handed_out"), [(1, 512), (512, 512), (513, 1024), (MIB - 1, MIB)])
+def test_sizes_are_rounded_up_to_512_bytes(asked: int, handed_out: int) -> None:
+    assert given(asked).allocated_bytes == handed_out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reserved_mib"),
+    [
+        ((512,), 2),  # up to 1 MiB: segments of 2 MiB
+        ((MIB, MIB), 2),
+        ((MIB, MIB, 512), 4),
+        ((MIB + 512,), 20),  # up to 10 MiB: segments of 20 MiB
+        ((MIB + 512, 512), 22),  # which small blocks do not share
+        ((9 * MIB, 9 * MIB), 20),
+        ((9 * MIB, 9 * MIB, 9 * MIB), 40),
+        ((10 * MIB,), 10),  # from 10 MiB on: segments of their own, in steps of 2 MiB
+        ((10 * MIB + 512,), 12),
+        ((13 * MIB, 13 * MIB), 28),
+    ],
+)
+def test_segments_have_the_size_that_their_pool_gives_them(sizes: tuple[int, ...], reserved_mib: int) -> None:
+    assert given(*sizes).reserved_bytes == reserved_mib * MIB
+
+
+def test_a_large_block_is_split_where_more_than_1_mib_is_left() -> None:
+    # A segment of 20 MiB: 1 MiB left over stays with the block, 1 MiB and 512 B does not.
+    assert given(19 * MIB).allocated_bytes == 20 * MIB
+    assert given(19 * MIB - 512).allocated_bytes == 19 * MIB - 512
+
+
+def test_a_small_block_is_split_where_512_bytes_are_left() -> None:
+    allocator = given(2 * MIB // 4 * 2 - 512, MIB)
+    assert allocator.allocated_bytes == 2 * MIB - 512 and allocator.reserved_bytes == 2 * MIB
+    allocator.allocate(2, 512, 0)
+    assert allocator.reserved_bytes == 2 * MIB
+
+
+def test_the_smallest_free_block_that_is_large_enough_is_taken() -> None:
+    allocator = given(30 * MIB, 12 * MIB)
+    allocator.free(0)
+    allocator.free(1)
+    allocator.allocate(2, 12 * MIB, 0)
+    allocator.allocate(3, 30 * MIB, 0)
+    assert allocator.reserved_bytes == 42 * MIB  # had the larger one been split, there would be no room for this
+
+
+def test_a_block_larger_than_asked_for_is_taken_and_split() -> None:
+    allocator = given(30 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 12 * MIB, 0)
+    allocator.allocate(2, 18 * MIB, 0)
+    assert allocator.reserved_bytes == 30 * MIB
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
+def test_free_neighbours_are_merged_whatever_the_order(order: tuple[int, ...]) -> None:
+    allocator = given(6 * MIB, 6 * MIB, 6 * MIB)  # of one segment of 20 MiB, 2 MiB left
+    for number in order:
+        allocator.free(number)
+    allocator.allocate(3, 20 * MIB, 0)
+    assert allocator.reserved_bytes == 20 * MIB and allocator.allocated_bytes == 20 * MIB
+
+
+def test_segments_are_not_merged() -> None:
+    allocator = given(10 * MIB, 10 * MIB)
+    allocator.free(0)
+    allocator.free(1)
+    allocator.allocate(2, 20 * MIB, 0)
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+def test_streams_share_nothing() -> None:
+    allocator = given(30 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, 30 * MIB, stream=7)
+    assert allocator.reserved_bytes == 60 * MIB and allocator.peak_allocated_bytes == 30 * MIB
+
+
+def test_expandable_segments_grow_by_pages_and_split_to_512_bytes() -> None:
+    allocator = given(11 * MIB, expandable=True)
+    assert allocator.reserved_bytes == 20 * MIB and allocator.allocated_bytes == 11 * MIB
+    allocator.allocate(1, 11 * MIB, 0)  # 9 MiB are free at the end: one more page of 20 MiB
+    assert allocator.reserved_bytes == 40 * MIB and allocator.num_segments == 1
+    allocator.allocate(2, 18 * MIB, 0)
+    assert allocator.reserved_bytes == 40 * MIB
+    for number in range(3):
+        allocator.free(number)
+    allocator.allocate(3, 59 * MIB, 0)  # 40 MiB are free: one more page
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.allocate(4, 512, 0)
+    assert allocator.reserved_bytes == 62 * MIB and allocator.num_segments == 2
+
+
+def test_what_is_cached_is_given_back_before_memory_runs_out() -> None:
+    allocator = given(30 * MIB, 8 * MIB, capacity_bytes=60 * MIB)
+    assert allocator.reserved_bytes == 50 * MIB
+    allocator.free(0)
+    allocator.allocate(2, 36 * MIB, 0)
+    # The segment of 30 MiB was given back; that of 20 MiB, which is in use, was not.
+    assert allocator.reserved_bytes == 56 * MIB and allocator.num_retries == 1
+    assert allocator.peak_reserved_bytes == 56 * MIB
+    with pytest.raises(OutOfMemory) as raised:
+        allocator.allocate(3, 14 * MIB, 0)
+    assert raised.value.asked_bytes == 14 * MIB
+
+
+def test_an_expandable_segment_gives_back_its_free_end() -> None:
+    allocator = given(15 * MIB, 30 * MIB, expandable=True, capacity_bytes=60 * MIB)
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.free(1)
+    allocator.allocate(2, 30 * MIB, 3)
+    # Of [15, 60) MiB the pages from 20 on are given back; the other stream takes two.
+    assert allocator.reserved_bytes == 60 * MIB and allocator.num_retries == 1
+    allocator.free(0)
+    allocator.allocate(4, 19 * MIB, 0)
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_a_replay_says_what_is_alive_where_the_most_is() -> None:
+    def block(number: int, mib: int, held: str, owner: str = "") -> Event:
+        return Allocated(number, mib * MIB, 0, held, owner)
+
+    events: list[Event] = [
+        block(0, 4, "parameters"),
+        block(1, 40, "backward", "a"),
+        Freed(1),
+        block(2, 30, "activations", "layers.0"),
+        block(3, 12, "activations", "layers.1"),
+        Freed(2),
+        block(4, 2, "fsdp"),
+    ]
+    used = replay_memory(events)
+    assert used.live_bytes == 46 * MIB
+    assert used.alive == {
+        ("parameters", ""): 4 * MIB,
+        ("activations", "layers.0"): 30 * MIB,
+        ("activations", "layers.1"): 12 * MIB,
+    }
+    # 20 MiB for the first; 40 of its own, split into 30 and 10; 12 fit beside the first.
+    assert used.reserved_bytes == 60 * MIB and used.out_of_memory is None
+    assert replay_memory(events, capacity_bytes=50 * MIB).out_of_memory == 40 * MIB

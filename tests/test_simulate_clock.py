@@ -1,0 +1,292 @@
+"""The clock, collectives and hardware files of a simulation: plain data, every expected time worked by hand."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distbench.render.blocks import text_of
+from distbench.simulate.clock import Exposed, parts_of, replay_time
+from distbench.simulate.collective_time import collective_s, num_nodes, ranks_of
+from distbench.simulate.hardware.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
+from distbench.simulate.recording import (
+    Allocated,
+    Collective,
+    Event,
+    EventRecorded,
+    EventWaited,
+    Freed,
+    Head,
+    HostWaited,
+    Operator,
+    Recording,
+    StepBegun,
+)
+from distbench.simulate.recording_file import load_recording, save_recording
+from distbench.simulate.simulation import Simulation
+from distbench.simulate.simulation_text import blocks_of
+from distbench.spec import UserError
+
+HEAD = Head("mine", "", {"dp_shard": 8}, "2.13.0", 1000, 16, 4096, 1, ("forward", "backward"))
+
+
+def machine(**values: float) -> Hardware:
+    """One on which a matmul of 1 FLOP, a byte of memory and a byte on a link take 1 ns, and nothing else any time."""
+    plain = load_hardware("h100")
+    zero = dict.fromkeys(("operator_s", "launch_s", "host_s", "node_base_s", "network_base_s", "network_hop_s"), 0.0)
+    ones = dict.fromkeys(
+        ("matmul_bf16_flops", "memory_bytes_per_s", "attention_flops", "attention_backward_flops", "node_bytes_per_s"),
+        1e9,
+    )
+    chosen = {**ones, "memory_share": 1.0, "network_bytes_per_s": 1e8, **zero, **values}
+    figures = {name: replace(figure, value=chosen.get(name, figure.value)) for name, figure in plain.figures.items()}
+    return replace(plain, figures=figures)
+
+
+def matmul(stream: int, seconds: float, owner: str = "") -> Operator:
+    return Operator(stream, "aten.mm.default", "matmul", int(seconds * 1e9), "bf16", 0, [], [], "forward", owner)
+
+
+def elementwise(seconds: float, reads: Sequence[Any], writes: Sequence[Any], owner: str = "layers.0.ffn") -> Operator:
+    return Operator(0, "aten.mul", "memory", 0, "bf16", int(seconds * 1e9), reads, writes, "forward", owner)
+
+
+def gather(stream: int, seconds: float, owner: str = "layers.0", ranks: Sequence[Any] = ((2, 1),)) -> Collective:
+    size = int(seconds * 1e9) * 2  # of two ranks, each moves a half
+    return Collective(
+        stream, "forward", "fsdp", "all_gather", "dp_shard", 2, "bf16", size, owner, True, "", None, ranks
+    )
+
+
+def run(*events: Event, head: Head = HEAD, **values: float) -> Recording:
+    return Recording(head, [StepBegun(2), *events])
+
+
+def spans(*events: Event, **values: float) -> list[tuple[float, float]]:
+    timed = replay_time(run(*events), machine(**values))
+    return [(round(span.start_s, 9), round(span.end_s, 9)) for span in timed.spans]
+
+
+def test_streams_run_beside_one_another_and_each_in_order() -> None:
+    assert spans(matmul(0, 2), matmul(1, 3), matmul(0, 1)) == [(0, 2), (0, 3), (2, 3)]
+
+
+def test_a_stream_waits_for_what_was_issued_before_the_event() -> None:
+    events = (matmul(0, 2), EventRecorded(0, 5), matmul(0, 4), EventWaited(1, 5), matmul(1, 1))
+    assert spans(*events) == [(0, 2), (2, 6), (2, 3)]
+
+
+def test_the_host_issues_one_thing_after_another_and_may_be_what_limits() -> None:
+    assert spans(matmul(0, 1), matmul(0, 1), host_s=0.25, launch_s=0.5) == [(0.75, 1.75), (1.75, 2.75)]
+    assert spans(matmul(0, 0.1), matmul(0, 0.1), host_s=0.25) == [(0.25, 0.35), (0.5, 0.6)]
+    timed = replay_time(run(matmul(0, 0.1), matmul(0, 0.1)), machine(host_s=0.25))
+    parts = parts_of(timed)
+    assert parts.compute_s == pytest.approx(0.2) and parts.idle_s == pytest.approx(0.4)
+
+
+def test_the_host_waits_for_a_stream() -> None:
+    assert spans(matmul(0, 3), HostWaited(0), matmul(1, 1), host_s=0.5) == [(0.5, 3.5), (4.0, 5.0)]
+
+
+def test_one_communicator_is_one_queue() -> None:
+    other = ((2, 4),)
+    found = spans(gather(1, 2), gather(2, 2), gather(3, 2, ranks=other))
+    assert found == [(0, 2), (2, 4), (0, 2)]
+
+
+def test_the_parts_of_a_step_are_the_step() -> None:
+    # Compute 0-2 and 5-6; gathers 1-4 and, of another communicator, 3-5: 2-4 is the first one's, 4-5 the second's.
+    events = (
+        matmul(9, 1),
+        EventRecorded(9, 1),
+        matmul(0, 2),
+        EventWaited(1, 1),
+        gather(1, 3, "layers.0"),
+        matmul(8, 1),
+        matmul(7, 2),
+        matmul(6, 3),
+    )
+    early = (matmul(0, 2), EventRecorded(0, 0), gather(1, 4, "a"), EventRecorded(1, 3), EventWaited(0, 3), matmul(0, 1))
+    parts = parts_of(replay_time(run(*early), machine()))
+    assert parts.compute_s == pytest.approx(3) and parts.idle_s == pytest.approx(0)
+    assert parts.exposed_s == {Exposed("dp_shard", "all_gather", "fsdp", "a"): pytest.approx(2)}
+    assert parts.communication_s == {"dp_shard": pytest.approx(4)}
+    assert parts_of(replay_time(run(*events), machine())).compute_s == pytest.approx(3)
+
+
+def test_of_several_collectives_the_first_is_what_is_waited_for() -> None:
+    both = (matmul(0, 1), gather(1, 4, "a"), gather(2, 6, "b", ranks=((2, 4),)), HostWaited(2), matmul(0, 1))
+    exposed = parts_of(replay_time(run(*both), machine())).exposed_s
+    assert {key.owner: seconds for key, seconds in exposed.items()} == {"a": pytest.approx(3), "b": pytest.approx(2)}
+
+
+def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
+    by_bytes = matmul(0, 1)._replace(num_bytes=3 * 10**9)
+    by_f32 = matmul(0, 1)._replace(dtype="f32")
+    assert spans(by_bytes) == [(0, 3)]
+    assert spans(by_f32, matmul_f32_flops=5e8) == [(0, 2)]
+
+
+def test_what_is_compiled_is_one_kernel_that_never_writes_what_dies_in_it() -> None:
+    gib = 10**9  # a second each
+    events: list[Event] = [
+        elementwise(2, [(1, gib)], [(2, gib)]),
+        elementwise(3, [(2, gib), (3, gib)], [(4, gib)]),
+        Freed(2),
+        elementwise(2, [(4, gib)], [(5, gib)]),
+        matmul(0, 1),
+        elementwise(2, [(5, gib)], [(6, gib)]),
+        elementwise(2, [(6, gib)], [(7, gib)], owner="norm"),
+    ]
+    alone = replay_time(run(*events), machine()).step_s
+    assert alone == pytest.approx(2 + 3 + 2 + 1 + 2 + 2)
+    # Reads 1 and 3, writes 4 and 5, which outlive it; the last two are a kernel each: "norm" is not compiled.
+    compiled = replay_time(run(*events, head=replace(HEAD, compiled=("layers.0",))), machine()).step_s
+    assert compiled == pytest.approx(4 + 1 + 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "size", "seconds"),
+    [
+        # Within a node: (n-1)/n of S, or twice that, over the links.
+        ("all_gather", ((8, 1),), 8, 0.5 + 7 / 8),
+        ("all_reduce", ((8, 1),), 8, 0.5 + 2 * 7 / 8),
+        ("broadcast", ((8, 1),), 8, 0.5 + 1),
+        # One device of each of 4 nodes: a tenth of the bandwidth; 2 hops more than between two nodes.
+        ("all_gather", ((4, 8),), 4, 0.25 + 2 * 0.125 + 10 * 3 / 4),
+        ("all_reduce", ((4, 8),), 4, 0.25 + 2 * 2 * 0.125 + 10 * 2 * 3 / 4),
+        # All devices of two nodes: eight network links together.
+        ("reduce_scatter", ((16, 1),), 16, 0.25 + 15 / 16 / 0.8),
+        ("all_gather", ((1, 3),), 1, 0.0),
+    ],
+)
+def test_a_collective_takes_its_share_of_the_links_it_crosses(
+    kind: str, ranks: Sequence[Any], size: int, seconds: float
+) -> None:
+    links = machine(node_base_s=0.5, network_base_s=0.25, network_hop_s=0.125)
+    one = gather(0, 1)._replace(kind=kind, ranks=ranks, group_size=size, payload_bytes=10**9)
+    assert collective_s(one, links) == pytest.approx(seconds)
+
+
+def test_groups_are_loops_of_ranks() -> None:
+    assert ranks_of([[2, 8], [3, 1]]) == [0, 1, 2, 8, 9, 10]
+    assert ranks_of([[1, 0], [1, 5]]) == [0, 5]
+    assert num_nodes(((2, 8), (3, 1)), 8) == 2 and num_nodes(((4, 2),), 8) == 1 and num_nodes(((4, 2),), 4) == 2
+
+
+def test_the_page_of_a_simulation_says_what_it_is_made_of() -> None:
+    recording = run(
+        Allocated(1, 1 << 30, 0, "parameters", ""),
+        Allocated(2, 2 << 30, 0, "activations", "layers.3.ffn"),
+        matmul(0, 2, "layers.0"),
+        EventRecorded(0, 0),
+        gather(1, 3),
+        EventRecorded(1, 1),
+        EventWaited(0, 1),
+        matmul(0, 1)._replace(phase="backward"),
+    )
+    simulation = Simulation(recording, machine())
+    text = text_of(blocks_of(simulation))
+    # 4,096 tokens on 8 devices in 4 s; forward 2e9 operations, three times that of 4 s x 989.4e12.
+    assert "step 4.00 s: 128 tokens/s a device, MFU 0.0 %" in text
+    assert simulation.model_share == pytest.approx(6e9 / 4 / 989.4e12)
+    assert "exposed communication over dp_shard    1.00  s       25.0 %" in text
+    assert "activations of layers.*.ffn" in text and "3 GiB of it alive; it fits into 79.1 GiB" in text
+    assert "fitted" not in text and "guessed in hardware file h100: attention_backward_flops" in text
+    record = simulation.to_record()
+    assert record["simulated"] is True and record["memory"]["peak_live_bytes"] == 3 << 30
+    assert json.loads(json.dumps(record)) == record
+
+
+@pytest.mark.parametrize("name", shipped_hardware())
+def test_a_shipped_hardware_file_is_read_and_says_where_each_figure_is_from(name: str) -> None:
+    hardware = load_hardware(name)
+    assert hardware.name == name and hardware.devices_per_node > 0
+    assert all(figure.source for figure in hardware.figures.values())
+    assert hardware.of_basis("guess") and hardware.of_basis("published")
+
+
+def changed(tmp_path: Path, change: Any) -> str:
+    record = json.loads((FOLDER / "h100.json").read_text())
+    change(record)
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(record))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda record: record["figures"].pop("host_s"), r"figures.host_s is missing"),
+        (lambda record: record["figures"]["host_s"].pop("source"), r"figures.host_s.source is missing"),
+        (
+            lambda record: record["figures"]["memory_bytes"].update(value=80),
+            r"figures.memory_bytes.value is 80, not a number from 2.68435e\+08 to",
+        ),
+        (lambda record: record["figures"]["host_s"].update(value=-1), r"figures.host_s.value is -1, not"),
+        (lambda record: record["figures"]["host_s"].update(basis="sure"), r"basis is 'sure', not one of published"),
+        (lambda record: record["figures"].update(nic=1), r"figures.nic is unknown \(there are: "),
+        (lambda record: record["figures"].update(host_s=1), r"figures.host_s is 1, not an object of value"),
+        (
+            lambda record: record["figures"]["matmul_bf16_flops"].update(value=1e15),
+            "matmul_bf16_flops is above figures.peak_bf16_flops",
+        ),
+        (lambda record: record["figures"]["devices_per_node"].update(value=8.5), "is 8.5, not a whole number from 1"),
+        (lambda record: record.pop("name"), "name is missing"),
+        (lambda record: record.pop("figures"), "figures is None, not an object"),
+        (lambda record: record.update(hardware_version=2), "is newer than this distbench"),
+        (lambda record: record.update(hardware_version="x"), "hardware_version is 'x', not 1"),
+    ],
+)
+def test_a_hardware_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, change: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_hardware(changed(tmp_path, change))
+
+
+def test_an_unknown_machine_names_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match=r"--hardware 'h10' is unknown \(nearest: h100.*\); give one of those, or a path"
+    ):
+        load_hardware("h10")
+
+
+def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    recording = run(
+        Allocated(1, 512, 0, "other", ""),
+        elementwise(1, [[1, 512]], [[1, 512]]),
+        gather(1, 2, ranks=[[2, 1]]),
+        EventRecorded(1, 0),
+        EventWaited(0, 0),
+        HostWaited(0),
+        Freed(1),
+    )
+    save_recording(recording, tmp_path / "step.jsonl")
+    assert load_recording(tmp_path / "step.jsonl") == recording
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "says"),
+    [
+        (1, '{"recording_version": 2}', "is newer than this distbench"),
+        (1, '{"schema_version": 2}', "is no recording; write one with distbench simulate SCENARIO --save FILE"),
+        (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
+        (2, '{"is": "sleep"}', "line 2: it is no event of a recording"),
+        (2, '{"is": ["step"]}', "line 2: it is no event of a recording"),
+        (2, "[]", "line 2: it is a list of 0, not an object"),
+        (2, '{"is": "step"', "line 2: column 14 is no JSON"),
+        (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed and not allocated"),
+        (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number from 0 on"),
+        (2, '{"is": "host_wait", "stream": 0}', "has no step; record it anew"),
+    ],
+)
+def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: str, says: str) -> None:
+    file = tmp_path / "step.jsonl"
+    save_recording(run(), file)
+    lines = file.read_text().splitlines()
+    lines[line - 1] = text
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=says):
+        load_recording(file)
