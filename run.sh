@@ -12,7 +12,8 @@ usage() {
 ./run.sh test        set up and run the tests, two at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
-./run.sh bench       set up, run the project's own benchmarks and print the README's table (NAME...; --quick: no long ones)
+./run.sh bench       set up, run the project's own benchmarks and print the table of promises (NAME...; --quick: no long ones)
+./run.sh docs        set up and build the documentation site into build/site
 ./run.sh ANYTHING    set up and run `distbench ANYTHING`
 TEXT
 }
@@ -43,7 +44,7 @@ set_up() {
     fi
     echo "run.sh: installing (a few minutes the first time)" >&2
     pip_install "torch==2.13.0"
-    pip_install --editable '.[test,check]'
+    pip_install --editable '.[test,check,docs]'
     touch "$venv/.installed" || fail "$venv cannot be written: see above; make room, then $again"
 }
 
@@ -88,6 +89,7 @@ case "${1-}" in
     test) exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${@:2}" ;;
     check) "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
     signatures) signatures "${@:2}" ;;
+    docs) NO_MKDOCS_2_WARNING=1 exec "$python" -m mkdocs build --quiet ;;
     bench) exec "$python" -m benchmarks "${@:2}" ;;
     *) exec "$python" -m distbench "$@" ;;
 esac

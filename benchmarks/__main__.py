@@ -1,4 +1,4 @@
-"""`./run.sh bench [--quick] [NAME...]`: run the benchmarks (all, or those named) and print the README's table.
+"""`./run.sh bench [--quick] [NAME...]`: run the benchmarks (all, or those named) and print the table of promises.
 
 The table goes to stdout as it grows, each measurement beside its bound to stderr.
 """

@@ -1,7 +1,7 @@
 """The README's table of promises: each benchmark says its own rows, and what of its measurements they show.
 
 A benchmark is a module `bench_NAME.py` with `main()`, which returns measurements (name, measured, allowed), and, for
-what the README shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes.
+what the table shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def benchmark(name: str) -> ModuleType:
 
 
 def claims_of(module: ModuleType) -> tuple[Claim, ...]:
-    """Its rows of the table; none where it has nothing to say in the README."""
+    """Its rows of the table; none where it has nothing to say there."""
     return getattr(module, "CLAIMS", ())
 
 

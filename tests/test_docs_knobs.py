@@ -1,4 +1,4 @@
-"""The README's table of knobs: each names a field of a plan, and a shipped scenario with a value that shows it."""
+"""The table of knobs: each names a field of a plan, and a shipped scenario with a value that shows it."""
 
 import dataclasses
 import re
@@ -23,8 +23,7 @@ OTHER_VALUES = {
 
 
 def rows() -> list[list[str]]:
-    section = (ROOT / "README.md").read_text().split("## Every knob, and what shows it")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    lines = [line for line in (ROOT / "docs" / "knobs.md").read_text().splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 

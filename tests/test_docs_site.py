@@ -1,0 +1,61 @@
+"""The documentation site: built with warnings as errors, every page in its contents, the README short."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from processes import Children
+
+from distbench.cli import main
+
+MAX_WORDS = 1200
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose tags name Python objects."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
+
+
+@pytest.fixture(scope="module")
+def site(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    options = ("--strict", "--quiet", "--site-dir", folder)
+    done = children.run(
+        sys.executable, "-m", "mkdocs", "build", *options, cwd=ROOT, variables={"NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def text_of(page: Path) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", page.read_text()).split())
+
+
+def test_every_command_is_in_the_reference_with_its_options(site: Path) -> None:
+    told = text_of(site / "commands" / "index.html")
+    for name, command in main.commands.items():
+        assert command.hidden or f"distbench {name}" in told
+        for option in command.params:
+            visible = option.opts and not getattr(option, "hidden", False) and option.param_type_name == "option"
+            assert not visible or option.opts[0] in told, f"{name} {option.opts}"
+
+
+def test_the_python_reference_has_what_scenarios_and_training_code_import(site: Path) -> None:
+    told = text_of(site / "api" / "index.html")
+    for name in ("calibrated_planning", "ParallelPlan", "FsdpPlan", "CpPlan", "CompilePlan", "Scenario", "scenario"):
+        assert name in told
+
+
+def test_every_page_is_in_the_contents() -> None:
+    contents = yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)["nav"]
+    named = re.findall(r"[\w-]+\.md", repr(contents))
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= MAX_WORDS
