@@ -260,10 +260,10 @@ def _text(value: Any) -> str:
 
 
 def _keywords(option: click.Parameter) -> list[str]:
-    """An option's names as keywords."""
+    """An option's names as keywords, the longest first."""
     if not isinstance(option, click.Option) or option.hidden:
         return []
-    return [name.removeprefix("--").replace("-", "_") for name in option.opts if name.startswith("--")]
+    return [name.lstrip("-").replace("-", "_") for name in sorted(option.opts, key=len, reverse=True)]
 
 
 def _show_options(function: Callable[..., Any], command: click.Command) -> None:

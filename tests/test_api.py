@@ -90,7 +90,7 @@ def test_a_run_file_of_today_is_one_by_the_schema(notebook: dict[str, Any]) -> N
 def test_a_function_takes_what_its_command_takes(name: str) -> None:
     taken = set(inspect.signature(getattr(distbench, name)).parameters) - {"scenarios", "a", "b"}
     options = {
-        max(option.opts, key=len).removeprefix("--").replace("-", "_")
+        max(option.opts, key=len).lstrip("-").replace("-", "_")
         for option in main.commands[name].params
         if isinstance(option, click.Option) and not option.hidden
     }

@@ -47,7 +47,7 @@ def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPa
     found = examined(monkeypatch, UserError("No module named 'torch'"))
     assert not found["usable"]
     assert doctor.lines_of(found) == [
-        "box-12: x86_64, 2 CPUs, 16 GB",
+        "box-12: x86_64, 2 CPUs, 14.9 GiB",
         "",
         "MISSING torch  No module named 'torch'",
         f"        -> {doctor.TORCH_ADVICE}",

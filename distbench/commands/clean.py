@@ -72,4 +72,5 @@ def _agreed(question: str) -> bool:
     try:
         return click.confirm(question)
     except click.Abort:
+        say("")  # the question has no end of its line
         raise UserError("nothing was deleted: nobody answered; add --yes to delete without being asked") from None
