@@ -55,7 +55,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_diff
 def text_of(found: "SideBySide", form: str) -> str:
     """In one of FORMS."""
     from distbench.gate.side_by_side_text import blocks_of
-    from distbench.render.blocks import shown
+    from distbench.render.terminal import shown
     from distbench.report.output import DATA_FORMS, data_text
 
     return data_text(found.frame, form) if form in DATA_FORMS else shown(blocks_of(found), form)

@@ -70,7 +70,7 @@ def simulate(
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
         return
-    from distbench.render.blocks import shown
+    from distbench.render.terminal import shown
     from distbench.simulate.simulation_text import blocks_of
 
     say(shown([block for simulation in simulations for block in blocks_of(simulation)], form))

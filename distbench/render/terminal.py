@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Sequence
 
-from distbench.render.blocks import Block, Code, Heading, Lines, Table
+from distbench.render.blocks import Block, Code, Heading, Lines, Table, markdown_of
 from distbench.render.columns import GAP, Fitted, fitted
 from distbench.render.screen import width_here
 from distbench.spec.printable import clean
@@ -23,6 +23,11 @@ def text_of(blocks: Sequence[Block], width: int | None = None) -> str:
     width = width or width_here()
     lines = "\n\n".join(filter(None, (_text_block(block, width) for block in blocks))).split("\n")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def shown(blocks: Sequence[Block], form: str) -> str:
+    """The blocks as form "table" or "markdown"."""
+    return text_of(blocks) if form == "table" else markdown_of(blocks)
 
 
 def _text_block(block: Block, width: int) -> str:

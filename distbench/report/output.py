@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distbench.render.blocks import Block, Lines, markdown_of
-from distbench.render.terminal import text_of
+from distbench.render.blocks import Block, Lines
+from distbench.render.terminal import shown
 from distbench.runs.frame import PASSES
 from distbench.spec.printable import cell
 
@@ -38,8 +38,7 @@ def rendered(
         return Rendered(data_text(data(), form), [*warnings, *(f"plot written: {path}" for path in plots), *messages])
     # The folder apart from the names: a whole path may be longer than a line.
     names = (f"plots written to {plots[0].parent}:", *(f"  {path.name}" for path in plots)) if plots else ()
-    as_text = text_of if form == "table" else markdown_of
-    return Rendered(as_text([*blocks(), Lines(names)]), [*warnings, *messages])
+    return Rendered(shown([*blocks(), Lines(names)], form), [*warnings, *messages])
 
 
 def data_text(frame: "pd.DataFrame", form: str) -> str:
