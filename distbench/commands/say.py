@@ -1,10 +1,19 @@
 """The one way that a command prints: sentences, and what may hold names, texts of ranks or lines of files."""
 
 import contextlib
+from collections.abc import Iterable
 
 import click
 
 from distbench.spec.printable import printable
+
+
+def say_lines(lines: Iterable[str], indent: str = "    ", err: bool = False) -> None:
+    """Print sentences within the width of the screen, broken at spaces."""
+    from distbench.render.screen import width_here
+    from distbench.render.terminal import wrap
+
+    say("\n".join(part for line in lines for part in wrap(line, width_here(), indent)), err)
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
