@@ -20,6 +20,7 @@ from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say, say_lines
+from distbench.commands.scenario_table import scenario_table
 from distbench.commands.signature import signature
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
@@ -68,19 +69,14 @@ def list_command(as_json: bool) -> None:
     Example:
       distbench list --json
     """
-    from distbench.spec import format_mesh, list_entries
+    from distbench.spec import list_entries
 
     entries = list_entries()
     if as_json:
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
         _print_json([{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries])
         return
-    from distbench.render.blocks import Table
-    from distbench.render.terminal import text_of
-
-    rows = [(entry.name, format_mesh(entry.mesh), ", ".join(entry.tags), entry.summary) for entry in entries]
-    columns = ("<scenario", "<mesh", "<tags", "<what it measures")
-    say(text_of([Table("distbench run SCENARIO", columns, rows, optional=("tags",), prose="what it measures")]))
+    say(scenario_table(entries))
 
 
 def _print_json(value: Any) -> None:
