@@ -25,7 +25,8 @@ from distbench.commands.old_names import under_new_names
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
-from distbench.commands.say import say
+from distbench.commands.say import say, say_lines
+from distbench.commands.scenario_table import scenario_table
 from distbench.commands.signature import signature
 from distbench.commands.simulate import simulate
 from distbench.commands.width import width_option
@@ -91,7 +92,7 @@ def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
       distbench list
       distbench list cp_attention
     """
-    from distbench.spec import find, format_mesh, list_entries
+    from distbench.spec import find, list_entries
 
     entries = [entry for target in scenarios for entry in find(target)] if scenarios else list_entries()
     if form == "json":
@@ -103,10 +104,7 @@ def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
 
         say("\n\n".join("\n".join(lines_of(entry, runs)) for entry in entries))
         return
-    width = max((len(entry.name) for entry in entries), default=0)
-    meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)
-    for entry in entries:
-        say(f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]")
+    say(scenario_table(entries))
 
 
 def _print_json(value: Any) -> None:
@@ -142,9 +140,9 @@ def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
         here = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
         _print_json(found if paths else {**found, "defaults": here})
     else:
-        say("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
+        say_lines(lines_of_agreement(found) if paths else lines_of(found), " " * 8)
         if defaults.file and not paths:
-            say("\n".join([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())]))
+            say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
     sys.exit(0 if found["usable"] else 1)
 
 

@@ -19,6 +19,7 @@ NOT_OK_TITLE = "NOT OK"
 MAX_ERROR = 400
 # Above this many runnable processes a CPU before the run began, somebody else was measured too.
 BUSY_PER_CPU = 0.5
+MAX_BUSY = 4  # named
 CASE_COLUMNS: TableColumns = (
     ("<status", lambda case: str(case["status"])),
     ("<case", lambda case: str(case["case"]["id"])),
@@ -130,5 +131,6 @@ def busy_line(runs: Sequence[Run]) -> Iterator[str]:
     loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]
     if busy:
-        names = ", ".join(dict.fromkeys(name for name, _ in busy))
-        yield f"caution: begun on a busy machine (load up to {max(load for _, load in busy):.1f} a CPU): {names}"
+        names = list(dict.fromkeys(name for name, _ in busy))
+        more = f" and {len(names) - MAX_BUSY} more" if len(names) > MAX_BUSY else ""
+        yield f"caution: begun on a busy machine (load up to {max(load for _, load in busy):.1f} a CPU): {', '.join(names[:MAX_BUSY])}{more}"
