@@ -8,7 +8,7 @@ python=$venv/bin/python
 
 usage() {
     cat <<'TEXT'
-./run.sh             set up, run every shipped scenario in its quick size, print the report
+./run.sh             set up, run every shipped scenario in its quick size, print the summary, write results/report.html
 ./run.sh test        set up and run the tests, two at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
@@ -60,11 +60,13 @@ shipped() {
 }
 
 quick_start() {
-    local code=0 list
+    local code=0 list page=results/report.html
     list=$(shipped)
     mapfile -t names <<<"$list"
+    rm -f "$page"
     "$python" -m distbench run "${names[@]}" --quick || code=$?
-    "$python" -m distbench report --plots results/plots || code=$((code ? code : $?))
+    "$python" -m distbench report --page "$page" >/dev/null || code=$((code ? code : $?))
+    [ ! -e "$page" ] || echo "page: $page"
     return "$code"
 }
 

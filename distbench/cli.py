@@ -19,7 +19,8 @@ from distbench.commands.history import history
 from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
-from distbench.commands.say import say
+from distbench.commands.say import say, say_lines
+from distbench.commands.scenario_table import scenario_table
 from distbench.commands.signature import signature
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
@@ -68,17 +69,14 @@ def list_command(as_json: bool) -> None:
     Example:
       distbench list --json
     """
-    from distbench.spec import format_mesh, list_entries
+    from distbench.spec import list_entries
 
     entries = list_entries()
     if as_json:
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
         _print_json([{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries])
         return
-    width = max((len(entry.name) for entry in entries), default=0)
-    meshes = max((len(format_mesh(entry.mesh)) for entry in entries), default=0)
-    for entry in entries:
-        say(f"{entry.name:<{width}}  {format_mesh(entry.mesh):<{meshes}}  {entry.summary} [{', '.join(entry.tags)}]")
+    say(scenario_table(entries))
 
 
 def _print_json(value: Any) -> None:
@@ -110,7 +108,7 @@ def doctor(scenarios: tuple[str, ...], paths: bool, as_json: bool) -> None:
     if as_json:
         _print_json(found)
     else:
-        say("\n".join(lines_of_agreement(found) if paths else lines_of(found)))
+        say_lines(lines_of_agreement(found) if paths else lines_of(found), " " * 8)
     sys.exit(0 if found["usable"] else 1)
 
 

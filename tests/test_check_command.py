@@ -157,7 +157,7 @@ def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does(cli: Cli) -> None:
     assert refused.returncode == 2
     lines = refused.stdout.splitlines()
     assert lines[1].startswith("  - attention, given ") and lines[-1].endswith("; a step runs")
-    assert [line for line in lines if "--mesh" in line] == ["  --mesh tp=2 works: tried [fault=heads]"]
+    assert [line for line in lines if "--mesh" in line] == ["  --mesh tp=3 works: tried [fault=heads]"]
 
 
 def test_bytes_of_a_rank_are_those_of_its_shards(here: None) -> None:

@@ -2,7 +2,10 @@
 
 import io
 
-from distbench.launch.display import Plain
+import pytest
+from rich.console import Console
+
+from distbench.launch.display import Live, Plain, progress_on
 
 
 def test_plain_lines_come_now_and_then_and_tell_every_case_that_is_not_ok() -> None:
@@ -21,3 +24,20 @@ def test_plain_lines_come_now_and_then_and_tell_every_case_that_is_not_ok() -> N
         "demo: 2 of 4 cases, about 20 s left",
         "demo: c: wrong",
     ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_line_keeps_bar_count_and_time_left_at_any_width(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    progress = progress_on(console)
+    shown = Live("a_scenario_with_a_long_name", progress)
+    shown.event({"event": "plan", "num_cases": 540})
+    shown.event({"event": "pass", "number": 4, "num_passes": 8, "num_cases": 540})
+    shown.event({"event": "case", "index": 0, "id": f"redistribute/{'f32[512,512]/S(0)S(1)->S(1)S(0)/' * 5}"})
+    shown.event({"event": "samples", "count": 1234})
+    console.print(progress.get_renderable())
+    (line,) = out.getvalue().splitlines()
+    assert len(line) <= width
+    assert "2160/4320" in line and "━" in line and ":" in line[: line.index("a_scenario")]
+    assert "a_scenario" in line

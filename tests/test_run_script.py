@@ -30,6 +30,7 @@ case "$* $FAULT" in
     "-m distbench list"*) echo '[{"name": "collectives", "tags": []}]' ;;
     "-c import json"*) echo collectives ;;
     "-m distbench report"*no-report*) exit 2 ;;
+    "-m distbench report"*) echo summary; mkdir -p results && touch "${@: -1}" ;;
 esac
 """
 
@@ -120,6 +121,13 @@ def test_a_stop_in_the_middle_of_installing_leaves_no_stamp(clone: Clone) -> Non
 @pytest.mark.parametrize(("fault", "code"), [("no-list", 70), ("no-report", 2), ("", 0)])
 def test_the_quick_start_ends_with_the_code_of_what_failed(clone: Clone, fault: str, code: int) -> None:
     assert clone.run(fault=fault).returncode == code
+
+
+def test_the_quick_start_ends_with_the_summary_of_its_run_and_the_path_of_a_page(clone: Clone) -> None:
+    done = clone.run()
+    assert done.stdout.splitlines()[-1] == "page: results/report.html" and "summary" not in done.stdout
+    assert (clone.folder / "results" / "report.html").is_file()
+    assert "page:" not in clone.run(fault="no-report").stdout
 
 
 def test_help_sets_nothing_up(clone: Clone) -> None:

@@ -10,6 +10,7 @@ import click
 from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import MONTH_S, FiniteRange
+from distbench.commands.first_screen import confirm_ranks
 from distbench.commands.run import run_all
 from distbench.commands.say import say
 from distbench.commands.width import width_option
@@ -28,8 +29,11 @@ from distbench.spec.errors import UserError
     "--timeout", type=FiniteRange(1, MONTH_S), default=300.0, metavar="S", help="Give up after S s of no progress."
 )
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
 @width_option
-def calibrate(mesh: str | None, output: Path, plots: Path | None, timeout: float, quiet: bool, **asked: Any) -> None:
+def calibrate(
+    mesh: str | None, output: Path, plots: Path | None, timeout: float, quiet: bool, yes: bool, **asked: Any
+) -> None:
     """Measure what each step of a redistribution costs on this machine, and fit a profile to plan by.
 
     Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size.
@@ -50,6 +54,8 @@ def calibrate(mesh: str | None, output: Path, plots: Path | None, timeout: float
     parsed = parse_mesh(mesh) if mesh else None
     request = Request(targets=("calibrate",), mesh=parsed, timeout_s=timeout, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
+    if joined is None:
+        confirm_ranks(jobs, yes)
     is_first = joined is None or joined.rank == 0
     exit_code = run_all(jobs, joined, quiet or not is_first)
     if exit_code == 0 and is_first:

@@ -5,7 +5,7 @@ import sys
 import click
 
 from distbench.commands import STARTED_AT
-from distbench.commands.say import say
+from distbench.commands.say import say_lines
 from distbench.commands.width import width_option
 
 
@@ -27,11 +27,9 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
     """
     from distbench.check_plans import check_plans
     from distbench.launch import Request
-    from distbench.render.screen import width_here
-    from distbench.render.terminal import wrap
     from distbench.spec import parse_mesh
 
     asked = parse_mesh(mesh) if mesh else None
     found = check_plans(Request(scenarios, choices, mesh=asked, device="cpu", quick=quick, started_at=STARTED_AT))
-    say("\n".join(line for text in found.lines for line in wrap(text, width_here(), "    ")))
+    say_lines(found.lines)
     sys.exit(2 if found.num_problems else 0)

@@ -27,11 +27,16 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
     if not isinstance(num_cpus, int) or num_ranks <= RANKS_PER_CPU * num_cpus:
         return
     what = f"{largest.scenario} on {format_mesh(largest.mesh)} starts {num_ranks} ranks on {num_cpus} CPUs"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not is_terminal():
         limit = f"over {RANKS_PER_CPU} a CPU they measure waiting, and may exhaust this machine"
         raise UserError(f"{what}; {limit}; give a smaller --mesh, or --yes to start them all the same")
     if not click.confirm(f"{what}. Start them?", err=True):
         raise UserError("nothing was started; give a smaller --mesh")
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin is not None and sys.stderr is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def told(job: Job, message: str) -> str:

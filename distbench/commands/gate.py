@@ -14,6 +14,7 @@ from distbench.commands.files import expanded, write
 from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.commands.self_test import self_test
+from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ USED_BY = {
     "--signature": ("--format", "--write", "--github"),
     "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
 }
+ALWAYS_USED = ("paths", "--width")
 SEPARATOR = "vs"
 USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 
@@ -58,6 +60,7 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.option(
     "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="With --self-test: so many."
 )
+@width_option
 @click.pass_context
 def gate(
     ctx: click.Context,
@@ -122,7 +125,7 @@ def _refuse_unused(ctx: click.Context, mode: str | None) -> None:
     """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to."""
     for parameter in ctx.command.params:
         option = parameter.opts[0]
-        if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE or option == "paths":
+        if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE or option in ALWAYS_USED:
             continue
         if mode and option not in (mode, *USED_BY[mode]):
             raise UserError(f"{option} does not go with {mode}, which would ignore it; leave one of them out")

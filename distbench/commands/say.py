@@ -1,10 +1,23 @@
 """The one way that a command prints: sentences, and what may hold names, texts of ranks or lines of files."""
 
 import contextlib
+import re
+from collections.abc import Iterable
 
 import click
 
 from distbench.spec.printable import printable
+
+
+def say_lines(lines: Iterable[str], indent: str = "    ", err: bool = False) -> None:
+    """Print sentences within the width of the screen, broken at spaces; what stands in columns only where all fit."""
+    from distbench.render.screen import width_here
+    from distbench.render.terminal import wrap
+
+    kept, width = list(lines), width_here()
+    if max(map(len, kept), default=0) > width:
+        kept = [part for line in kept for part in wrap(re.sub(r"(?<=\S) {2,}", "  ", line), width, indent)]
+    say("\n".join(kept), err)
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

@@ -65,7 +65,9 @@ def _table(comparison: Comparison, full: bool) -> Table:
     rows = [row for pair in told.tolist() for row in _rows(comparison, pair)]
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
-    notes = [*_summary(comparison), "coll. = collectives on the path; sent = bytes one rank must send along it"]
+    notes = _summary(comparison)
+    if rows:
+        notes.append("coll. = collectives on the path; sent = bytes one rank must send along it")
     if num_left_out := len(comparison.rows) - len(told):
         notes.insert(0, f"{num_left_out} more pairs without a difference beyond noise: --full lists them")
     if len(told) > MAX_PAIRS:

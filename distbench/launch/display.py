@@ -9,7 +9,8 @@ from typing import Any, TextIO
 from distbench.spec.printable import clean, printable
 
 PLAIN_EVERY_S = 10.0
-LONGEST_ID = 60
+LONGEST_ID = 120
+BAR_WIDTH = 16
 
 
 class Display:
@@ -88,6 +89,28 @@ class Live(Display):
                 self._progress.update(self._task, description=self._scenario, samples="")
 
 
+def progress_on(console: Any) -> Any:
+    """A rich Progress on a rich Console, None for standard error: bar, count and time left first, then what runs.
+
+    The text is cut where the screen ends, and so never takes the place of what stands before it.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    columns = (
+        BarColumn(bar_width=BAR_WIDTH),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TextColumn(
+            "{task.description}  {task.fields[samples]}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
+        ),
+    )
+    return Progress(*columns, console=console or Console(stderr=True), refresh_per_second=2, expand=True)
+
+
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
     """The display that fits where standard error goes; one that shows nothing where `quiet`."""
@@ -96,17 +119,7 @@ def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
     elif not sys.stderr.isatty():
         yield Plain(scenario, sys.stderr)
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[samples]}"),
-            TimeRemainingColumn(),
-        )
-        progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=2)
+        progress = progress_on(None)
         with contextlib.suppress(OSError):
             progress.start()
         try:

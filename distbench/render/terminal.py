@@ -12,8 +12,8 @@ from distbench.spec.printable import clean
 INDENT, PROSE_INDENT = "  ", "    "
 # Stands for a space at the end of a cell, which rich would drop: it lines numbers up at their points.
 _KEPT = "\ue000"
-# What stays on one line: a word with the % or unit of measurement after it.
-_WORD = re.compile(r"(?:[^ ]|(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B(?:/s)?)(?!\w)))+ *| +")
+# What stays on one line: a word with the % or unit of measurement after it, and an interval.
+_WORD = re.compile(r"(?:\[[-+.\d]+, [-+.\d]+\]|[^ ]|(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B(?:/s)?)(?!\w)))+ *| +")
 # Where a word longer than a line is broken: after a separator, but not inside an arrow.
 _PIECE = re.compile(r"(?:[^ ,/>=-]|-(?=>))*(?:[ ,/>=]|-(?!>))?")
 

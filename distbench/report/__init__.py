@@ -60,7 +60,9 @@ def render(
         form,
         lambda: whole if groups is None else groups,
         lambda: (
-            _blocks(contents, runs, full or form != "table") if groups is None else [*overview(found), table(groups)]
+            _blocks(contents, runs, out, full or form != "table")
+            if groups is None
+            else [*overview(found), table(groups)]
         ),
         warnings,
         written,
@@ -76,10 +78,11 @@ def summary_of(run_files: Sequence[Path], report: str) -> str:
     return text_of(summary(contents, report))
 
 
-def _blocks(contents: Contents, named: tuple[Path, ...], full: bool) -> list[Block]:
+def _blocks(contents: Contents, named: tuple[Path, ...], out: Path, full: bool) -> list[Block]:
     if full or any(is_scenario_name(name) for name in named):
         return report_blocks(contents, full)
-    return summary(contents, f"distbench report {' '.join(map(str, named))}".rstrip())
+    shown = [str(name) for name in named] or ([] if out == Path("results") else ["--out", str(out)])
+    return summary(contents, " ".join(["distbench report", *shown]))
 
 
 def _write_reproducers(folder: Path, contents: Contents) -> list[str]:

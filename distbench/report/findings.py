@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distbench.compare.passes import BASELINE as HELD_AGAINST
-from distbench.compare.passes import MIN_PASSES, TOO_FEW
+from distbench.compare.passes import TOO_FEW
 from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
 from distbench.laboratory import redistributions
 from distbench.laboratory.comparisons import Ratios
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_NAMED = 4
+NO_VERDICT = f"{TOO_FEW} for a verdict"
 
 
 def step_lines(frame: "pd.DataFrame") -> list[str]:
@@ -59,9 +60,11 @@ def step_lines(frame: "pd.DataFrame") -> list[str]:
     if slower:
         parts.append(f"worst: {_speed_text(min(slower, key=lambda row: row['speedup']), called)}")
     if same:
-        parts.append(f"{len(same)} {WITHIN_NOISE} of {called[same[0]['held_against']]}" + f" ({took})" * (not parts))
+        baselines = list(dict.fromkeys(called[row["held_against"]] for row in same))
+        of = baselines[0] if len(baselines) == 1 else f"their {len(baselines)} baselines"
+        parts.append(f"{len(same)} {WITHIN_NOISE} of {of}" + f" ({took})" * (not parts))
     if too_few:
-        parts.append(f"{took} as {called[first['variant']]}; {TOO_FEW} to tell {len(too_few)} more from it")
+        parts.append(f"{took} as {called[first['variant']]}; {NO_VERDICT} on {len(too_few)} more")
     differing = [row for row in again if row["verdict"] in (FASTER, SLOWER)]
     doubts = [f"caution: the baseline, measured again, came out {row['verdict']}" for row in differing]
     return ["; ".join(parts), *_how_sure(measured.attrs["detectable"], measured.attrs["num_passes"]), *doubts]
@@ -110,7 +113,7 @@ def _planner_lines(planner: str, found: list[Comparison]) -> Iterator[str]:
     enough = [(one, pair) for one, pair in sides if one.ratios.enough[pair]]
     of_pairs = f"{len(sides)} of {num_pairs} pairs"
     if not enough:
-        yield f"{planner} takes another path than {BASELINE} on {of_pairs}; under {MIN_PASSES} passes, so no verdict"
+        yield f"{planner} takes another path than {BASELINE} on {of_pairs}; {NO_VERDICT}"
         return
     faster, slower = ([(one, pair) for one, pair in enough if one.ratios.side[pair] == side] for side in (-1, 1))
     counted = f"faster beyond noise on {len(faster)}, slower on {len(slower)}, neither on the rest"
@@ -122,6 +125,7 @@ def _planner_lines(planner: str, found: list[Comparison]) -> Iterator[str]:
         named.append(f"worst: {_pair_text(planner, *max(slower, key=lambda at: _center(*at)))}")
     if named:
         yield "; ".join(named)
+    yield from max(found, key=lambda one: len(one.rows)).ratios.told[:1]
 
 
 def _center(comparison: Comparison, pair: int) -> float:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distbench.compare.passes import MIN_PASSES
 from distbench.laboratory.study_verdict import verdict_lines
 from distbench.render.blocks import Block, Heading, Lines, shorten
 from distbench.render.units import counts_text
@@ -35,7 +36,7 @@ def summary(contents: Contents, report: str = "distbench report") -> list[Block]
         Heading(f"distbench: {count}: {statuses}", 1),
         Lines((*dict.fromkeys(map(machine_line, runs)), *cautions)),
         Lines(tuple(line for _, lines in found for line in lines)),
-        Lines((_next(runs, report),)),
+        Lines((*_too_few(found), _next(runs, report))),
     ]
 
 
@@ -48,6 +49,13 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents) -> tuple[int, l
     differs = any(line.startswith(("best:", "worst:")) for line in lines)
     rank = FAILED if failed else DIFFERS if differs else OTHER
     return rank, [_head(run), *(f"  {line}" for line in (*failed, *lines))]
+
+
+def _too_few(found: Sequence[tuple[int, list[str]]]) -> list[str]:
+    """What to do where passes were too few for verdicts."""
+    count = sum(any(findings.NO_VERDICT in line for line in lines) for _, lines in found)
+    told = f"in {count} scenario{'s' if count != 1 else ''} passes were too few to tell variants apart"
+    return [f"{told}: measure without --quick, or with --passes {MIN_PASSES}"] if count else []
 
 
 def _head(run: Run) -> str:

@@ -6,6 +6,8 @@ from dataclasses import asdict
 
 from distbench.render.blocks import code_span, markdown_text
 from distbench.render.ci import TOOL, CiOutcome, annotation, annotations, junit_xml
+from distbench.render.screen import width_here
+from distbench.render.terminal import wrap
 from distbench.signature.exact_gate import Compared
 from distbench.spec.printable import printable
 
@@ -18,7 +20,8 @@ def text(found: Compared) -> str:
     for name, sentences in found.changed.items():
         count = "1 difference" if len(sentences) == 1 else f"{len(sentences)} differences"
         lines += [f"{name}: {count}", *(f"  {sentence}" for sentence in sentences)]
-    return printable("\n".join([*lines, *found.uncompared, *found.shown, found.headline]))
+    lines += [*found.uncompared, *found.shown, found.headline]
+    return printable("\n".join(part for line in lines for part in wrap(line, width_here(), "    ")))
 
 
 def markdown(found: Compared) -> str:

@@ -1,0 +1,114 @@
+"""What stands around a launch: a question before very many ranks, and the summary of what was measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT
+
+from distbench.cli import main
+from distbench.commands import first_screen
+from distbench.launch import Request, jobs_of
+from distbench.spec import Job, UserError
+from distbench.spec.mesh import mesh_size
+
+GOLDEN = ROOT / "tests" / "golden"
+
+
+@pytest.fixture
+def job(known_host: None, tmp_path: Path) -> Job:
+    (job,) = jobs_of(Request(("tp_mlp",), device="cpu", quick=True, out=tmp_path), None)
+    return replace(job, environment={**job.environment, "num_cpus": 2})
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
+    """What was asked; standard input and error are a terminal on which somebody gives this answer."""
+    asked: list[str] = []
+
+    def confirm(text: str, err: bool) -> bool:
+        asked.append(text)
+        return answer
+
+    monkeypatch.setattr(first_screen, "is_terminal", lambda: True)
+    monkeypatch.setattr(click, "confirm", confirm)
+    return asked
+
+
+@pytest.mark.parametrize(("ranks", "is_refused"), [(4, False), (8, False), (9, True), (64, True)])
+def test_more_than_four_ranks_a_cpu_are_refused_where_nobody_can_be_asked(
+    job: Job, monkeypatch: pytest.MonkeyPatch, ranks: int, is_refused: bool
+) -> None:
+    monkeypatch.setattr(first_screen, "is_terminal", lambda: False)
+    large = replace(job, mesh={"tp": ranks})
+    first_screen.confirm_ranks([job, large], yes=True)
+    if not is_refused:
+        first_screen.confirm_ranks([job, large], yes=False)
+        return
+    with pytest.raises(UserError, match=f"tp={ranks} starts {ranks} ranks on 2 CPUs.*--yes"):
+        first_screen.confirm_ranks([job, large], yes=False)
+
+
+def test_on_a_terminal_more_ranks_are_a_question(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = replace(job, mesh={"tp": 9})
+    assert mesh_size(large.mesh) == 9
+    asked = on_terminal(monkeypatch, answer=True)
+    first_screen.confirm_ranks([large], yes=False)
+    assert asked == ["tp_mlp on tp=9 starts 9 ranks on 2 CPUs. Start them?"]
+    on_terminal(monkeypatch, answer=False)
+    with pytest.raises(UserError, match="nothing was started"):
+        first_screen.confirm_ranks([large], yes=False)
+
+
+def test_ranks_on_accelerators_are_never_asked_about(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_screen, "is_terminal", lambda: False)
+    first_screen.confirm_ranks([replace(job, mesh={"tp": 64}, device="xpu")], yes=False)
+
+
+def test_what_was_measured_is_summed_up_on_standard_output(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "box"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
+    jobs = [replace(job, run_file=str(folder / name)) for name in ("a.jsonl", "never_begun.jsonl")]
+    first_screen.show_summary(jobs)
+    told = capsys.readouterr()
+    assert told.out.startswith("distbench: 1 scenario: 4 ok, 1 raised\n") and not told.err
+    assert f"distbench report --out {tmp_path} toy" in " ".join(told.out.split())
+    first_screen.show_summary(jobs[1:])
+    assert not capsys.readouterr().out
+
+
+def report(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(main, ["report", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_report_shows_the_summary_a_scenarios_own_tables_or_everything(tmp_path: Path) -> None:
+    runs = [GOLDEN / f"{name}.jsonl" for name in ("collectives", "steps")]
+    for path in runs:
+        (tmp_path / path.name).write_text(path.read_text())
+    summary, own, full = report(tmp_path), report(tmp_path, "toy"), report(tmp_path, "--full")
+    assert "step time" not in summary and "all_reduce 1.26" in summary
+    assert "step time" in own and "mesh dim tp" not in own
+    assert "agreement with one device" in full and "agreement with one device" not in own
+    assert "time spent" in full and "time spent" not in own + summary and "mesh dim tp" in full
+    # Without a path, the latest run of that scenario, whatever else was measured since.
+    assert "step time" in report("toy", "--out", tmp_path) and "toy" in report("--out", tmp_path)
+
+
+def test_a_name_that_is_nothing_is_answered_with_what_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
+    for arguments in (["toyy", "--out", str(tmp_path)], [str(tmp_path), "toyy"]):
+        done = CliRunner().invoke(main, ["report", *arguments])
+        assert done.exit_code == 2 and "toyy" in done.stderr and "measured are: toy" in done.stderr
+
+
+def test_width_is_an_option(tmp_path: Path) -> None:
+    for width in (60, 200):
+        text = report(GOLDEN / "steps.jsonl", "--full", "--width", width.__str__())
+        assert max(map(len, text.splitlines())) <= width
+    assert CliRunner().invoke(main, ["report", "--width", "59"]).exit_code == 2

@@ -1,0 +1,195 @@
+"""Tables on screens of every width: no line too long, one line a row, no word of the data broken."""
+
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from trace_records import record, run_file
+
+from distbench.render.blocks import Block, Code, Lines, Table
+from distbench.render.columns import fitted, shortened, without_shared
+from distbench.render.screen import ask_width, width_here
+from distbench.render.terminal import table_lines, text_of, wrap
+from distbench.report import summary_of
+from distbench.report.contents import Contents
+from distbench.report.sections import report_blocks
+from distbench.report.summary import summary
+from distbench.runs.find import collect
+from distbench.runs.frame import frame_of
+from distbench.traces.diff_text import comparison_blocks
+from distbench.traces.path_tables import trace_blocks
+from distbench.traces.records import traces_of
+
+GOLDEN = ROOT / "tests" / "golden"
+WIDTHS = (60, 80, 120, 160)
+# What a word of a cell, a heading or a sentence may be cut to, and how a word too long for a line is broken.
+CUT = "..."
+
+
+@pytest.fixture(autouse=True)
+def no_width_asked() -> Iterator[None]:
+    yield
+    ask_width(None)
+
+
+def golden(*names: str) -> Contents:
+    runs, _ = collect(tuple(GOLDEN / f"{name}.jsonl" for name in names), Path())
+    return Contents.of(runs, frame_of(runs))
+
+
+def blocks_of(name: str, folder: Path) -> list[Block]:
+    """Every table of some golden run: `full`, `own` (a scenario's own), `paths` or `diff`."""
+    if name in ("full", "own"):
+        return report_blocks(golden("collectives", "steps", "redistributions", "laboratory"), name == "full")
+    paths = [run_file(folder / f"{one}.jsonl", record()) for one in "ab"]
+    one, other = (traces_of(collect((path,), Path())[0])[0][0] for path in paths)
+    return trace_blocks(one) if name == "paths" else comparison_blocks(one, other)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["full", "own", "paths", "diff"])
+def test_golden_tables_fit_every_screen(tmp_path: Path, name: str, width: int) -> None:
+    blocks = [block for block in blocks_of(name, tmp_path) if not isinstance(block, Code)]
+    tables = [block for block in blocks if isinstance(block, Table)]
+    assert tables
+    assert max(map(len, text_of(blocks, width).splitlines())) <= width
+    for table in tables:
+        check_table(table, width)
+
+
+def check_table(table: Table, width: int) -> None:
+    """One line a row, and each of its words is a word of the row's own cells, or is marked as cut."""
+    lines = table_lines(table, width)
+    rule = next((index for index, line in enumerate(lines) if line.strip() and set(line) <= {"-", " "}), len(lines))
+    below = [line for line in lines[rule + 1 :] if line]
+    kept = fitted(table, width)
+    shown = [line for line in below if not line.startswith("    ")] if kept.prose else below
+    for row, line in zip(table.rows, shown, strict=False):
+        words = {word for cell in row for word in re.split(r"[ ,/]", cell.replace("\n", " "))}
+        for word in filter(None, re.split(r"[ ,/]", line.strip())):
+            assert word in words or (word.endswith(CUT) and len(word) < width), (word, line, table.title)
+    numbers = [column for column in kept.columns if not column.is_text]
+    whole = {tuple(cell.replace("\n", " ") for cell in column) for column in zip(*table.rows, strict=True)}
+    assert not table.rows or all(column.cells in whole for column in numbers), "a number is never cut"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_summary_of_golden_runs_fits_every_screen(width: int) -> None:
+    contents = golden("collectives", "steps", "redistributions", "laboratory")
+    text = text_of(summary(contents), width)
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    assert "NOT OK: collective/f32[256]/all_gather/tp is wrong: rank 1: element 3 is 0, it must be 6" in flat
+    assert "all_reduce 1.26" in flat and "NOT COMPLETE: interrupted" in flat and "use direct" in flat
+    assert text.splitlines()[-1].endswith("(to send on)") or width == 60
+
+
+def test_a_summary_has_what_failed_first_then_verdicts() -> None:
+    text = summary_of([GOLDEN / f"{name}.jsonl" for name in ("laboratory", "steps")], "distbench report")
+    assert text.index("toy (tp=4") < text.index("redistribute_lab (")
+    assert "4 ok, 1 raised" in text and "NOT OK: step/f32[10,100]/toy/a=5 is raised" in text
+
+
+def test_a_traced_run_names_its_largest_exposed_path(tmp_path: Path) -> None:
+    path = run_file(tmp_path / "a.jsonl", record())
+    text = " ".join(summary_of([path], "distbench report").split())
+    assert "exposed path" in text or "longest path" in text
+    assert "distbench report --paths" in text
+
+
+def test_columns_go_by_declared_importance_and_are_named() -> None:
+    columns = ("<variant", "one", "two", "three")
+    table = Table("t", columns, [("a" * 20, "1" * 20, "2" * 20, "3" * 20)], optional=("two", "three"))
+    assert [column.name for column in fitted(table, 90).columns] == ["variant", "one", "two", "three"]
+    narrow = fitted(table, 70)
+    assert [column.name for column in narrow.columns] == ["variant", "one", "three"]
+    assert narrow.below == ["columns left out: two; --width 90 shows them"]
+    assert fitted(table, 60).columns[-1].name == "one"
+
+
+def test_text_is_cut_last_and_at_a_word() -> None:
+    table = Table("t", ("<path", "time"), [("layers feed_forward attention output more of it and yet more", "1 ms")])
+    (path, time) = fitted(table, 40).columns
+    assert path.cells == ("layers feed_forward attention...",) and time.cells == ("1 ms",)
+    assert shortened("a" * 30, 10) == "a" * 7 + CUT
+
+
+@pytest.mark.parametrize(
+    ("texts", "shorter", "shared"),
+    [
+        (["a=1,b=2,c=3", "a=1,b=4,c=3"], ["b=2", "b=4"], ["a=1", "c=3"]),
+        (["step/f32[8,8]/x", "step/f32[8,8]/y"], ["x", "y"], ["step", "f32[8,8]"]),
+        (["a=1,b=2", "a=1,b=2 (baseline again)", "a=1,b=3"], ["b=2", "b=2 (baseline again)", "b=3"], ["a=1"]),
+        (["a=1", "a=1,b=2"], ["a=1", "a=1,b=2"], []),
+        (["x", "y"], ["x", "y"], []),
+        (["x", "x"], ["x", "x"], []),
+    ],
+)
+def test_what_all_rows_share_is_said_once(texts: list[str], shorter: list[str], shared: list[str]) -> None:
+    assert (list(without_shared(texts)[0]), without_shared(texts)[1]) == (shorter, shared)
+
+
+def test_prose_goes_below_its_row_where_it_does_not_fit_beside_it() -> None:
+    table = Table("t", ("<status", "<why"), [("wrong", "a sentence " * 8)], prose="why")
+    assert len(table_lines(table, 120)) == 4
+    lines = table_lines(table, 60)
+    assert lines[3].strip() == "wrong" and all(line.startswith("    ") for line in lines[4:])
+
+
+def test_numbers_keep_their_points_in_a_column() -> None:
+    rows = [("1.26  ",), ("0.839 ",), ("12.6   ",)]
+    assert [line.index(".") for line in table_lines(Table("t", ("GB/s",), rows), 80)[3:]] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("found in 12 % of 30", 14, ["found in 12 %", "of 30"]),
+        ("it takes 641 us here", 12, ["it takes", "641 us here"]),
+        ("mean is 1.57 [1.02, 1.90] here", 20, ["mean is 1.57", "[1.02, 1.90] here"]),
+        ("see results/host/run.jsonl", 14, ["see results/", "host/run.jsonl"]),
+        ("a well-known path", 8, ["a well-", "known", "path"]),
+    ],
+)
+def test_sentences_break_at_spaces_and_long_words_at_separators(text: str, width: int, lines: list[str]) -> None:
+    assert wrap(text, width) == lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_width_is_that_of_the_terminal_within_bounds_and_fixed_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert width_here() == 120
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    found = {columns: width(monkeypatch, columns) for columns in ("40", "90", "400")}
+    assert found == {"40": 60, "90": 90, "400": 200}
+    ask_width(77)
+    assert width_here() == 77
+
+
+def width(monkeypatch: pytest.MonkeyPatch, columns: str) -> int:
+    monkeypatch.setenv("COLUMNS", columns)
+    return width_here()
+
+
+def test_code_to_paste_is_never_cut() -> None:
+    line = "x = " + "a" * 90
+    assert text_of([Code((line,)), Lines(("end",))], 60).startswith(line)
+
+
+def test_a_label_is_told(tmp_path: Path) -> None:
+    lines = (GOLDEN / "steps.jsonl").read_text().splitlines()
+    header = json.loads(lines[0])
+    header["job"]["label"] = "before the change"
+    path = tmp_path / "labelled.jsonl"
+    path.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    assert "label before the change" in summary_of([path], "distbench report")
