@@ -39,7 +39,7 @@ def bare_seconds(folder: Path) -> float:
 def distbench_seconds(folder: Path) -> float:
     """Wall time of one launch of one case, less the measuring itself."""
     out = Path(tempfile.mkdtemp(dir=folder))
-    command = [sys.executable, "-m", "distbench", "run", str(SCENARIO), "--quick", "--mesh", f"tp={RANKS}"]
+    command = [sys.executable, "-m", "distbench", "run", str(SCENARIO), "--quick", "--quiet", "--mesh", f"tp={RANKS}"]
     start = time.perf_counter()
     subprocess.run([*command, "--out", str(out), "--log-dir", str(folder / "logs")], check=True, capture_output=True)
     wall_s = time.perf_counter() - start

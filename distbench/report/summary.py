@@ -63,8 +63,7 @@ def _head(run: Run) -> str:
     device = "/".join(part for part in (environment.device or about.device, environment.backend) if part)
     ranks = f"{environment.world_size} ranks" if environment.world_size else ""
     mesh = "" if about.mesh is None else format_mesh(about.mesh)
-    label = run.header.get("label") or run.header.get("job", {}).get("label")
-    where = ", ".join(filter(None, (mesh, device, ranks, f"label {label}" if isinstance(label, str) else "")))
+    where = ", ".join(filter(None, (mesh, device, ranks, f"label {about.label}" if about.label else "")))
     counted = Counter(case["status"] for case in run.cases)
     statuses = counts_text({status: counted[status] for status in STATUSES}) or "no case finished"
     return f"{run.scenario} ({where}): {statuses}"

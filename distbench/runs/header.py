@@ -48,6 +48,7 @@ class Header:
         device: as asked for; what was used is the environment's.
         settings: how samples were taken.
         profile: file of the machine's profile.
+        label: what the user calls the run.
         started_at: seconds since the epoch, or 0 where the line does not say.
         facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
     """
@@ -59,6 +60,7 @@ class Header:
     device: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
+    label: str | None = None
     started_at: Number = 0.0
     variants: Any = None
     environment: Environment = Environment()
@@ -70,7 +72,7 @@ def header_of(record: Mapping[str, Any]) -> Header:
     job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
     return Header(
         **{name: _of_type(record, name, str) for name in ("run_id", "invocation_id")},
-        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile")},
+        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile", "label")},
         mesh=_of_type(job, "mesh", dict),
         settings=_mapping(job.get("settings")),
         started_at=_of_type(job, "started_at", Number) or 0.0,
