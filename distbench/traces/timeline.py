@@ -117,7 +117,7 @@ def _spot(place: int, stretch: Stretch, text: str, scale: float) -> Spot:
 
 def _span_text(stretch: Stretch, scale: float) -> str:
     start, end = stretch
-    return f"{brief_time_text(end - start)}, from {start / scale:.2f} to {end / scale:.2f}"
+    return f"{brief_time_text(end - start)}, from {start / scale:.2f} to {end / scale:.2f} {time_scale(scale)[1]}"
 
 
 def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
