@@ -107,7 +107,7 @@ def main() -> list[Row]:
 def simulated(run: Published, folder: Path) -> tuple[float, float, Simulation]:
     """CPU seconds and peak MB of the process that recorded it, and its simulation."""
     command = [sys.executable, "-m", "distbench.worker.children.recordings", str(folder)]
-    (job,) = jobs_of(Request(("llama3_8b",), run.choices, parse_mesh(run.mesh), "cpu", full_mesh=True), None)
+    (job,) = jobs_of(Request(("llama3_8b",), run.choices, parse_mesh(run.mesh), "cpu", shapes_only=True), None)
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

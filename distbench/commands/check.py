@@ -28,6 +28,7 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
     from distbench.spec import parse_mesh
 
     asked = parse_mesh(mesh) if mesh else None
-    found = check_plans(Request(scenarios, choices, mesh=asked, device="cpu", quick=quick, started_at=STARTED_AT))
+    request = Request(scenarios, choices, asked, "cpu", quick, started_at=STARTED_AT, shapes_only=True)
+    found = check_plans(request)
     say("\n".join(found.lines))
     sys.exit(2 if found.num_problems else 0)
