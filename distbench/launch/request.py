@@ -107,7 +107,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
     commit = str(facts.get("git_commit") or "nogit")[:8]
     name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
     folder = request.out / str(facts["machine"])
-    if request.quick and entry.quick_mesh and not request.shapes_only:
+    if request.quick and entry.quick_mesh and not request.full_mesh:
         entry = replace(entry, mesh=entry.quick_mesh)
     device = str(request.device)
     mesh = mesh_for(entry, request.mesh, device, joined)
