@@ -23,7 +23,7 @@ UNSIMULABLE = str(DATA / "unsimulable.py")
 
 
 def quick_jobs(*names: str) -> list[Job]:
-    return jobs_of(Request(names, device="cpu", quick=True, full_mesh=True), None)
+    return jobs_of(Request(names, device="cpu", quick=True, full_mesh=True, shapes_only=True), None)
 
 
 @pytest.fixture(scope="module")
@@ -147,5 +147,5 @@ def test_what_cannot_be_asked_is_one_sentence(
 def test_a_model_of_real_size_is_not_run_on_a_cpu(known_host: None) -> None:
     with pytest.raises(UserError, match=r"llama3_8b is a model at its real size.*; use distbench simulate"):
         jobs_of(Request(("tp_mlp", "llama3_8b"), device="cpu"), None)
-    (job,) = jobs_of(Request(("llama3_8b",), device="cpu", full_mesh=True), None)
+    (job,) = jobs_of(Request(("llama3_8b",), device="cpu", shapes_only=True), None)
     assert job.mesh == {"dp_replicate": 1, "dp_shard": 8}

@@ -87,7 +87,10 @@ def _recorded(
     if save is not None:
         check_writable(save, "--save")
     asked = parse_mesh(mesh) if mesh else None
-    jobs = jobs_of(Request((scenario,), choices, asked, "cpu", quick, started_at=STARTED_AT, full_mesh=True), None)
+    request = Request(
+        (scenario,), choices, asked, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True
+    )
+    jobs = jobs_of(request, None)
     if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
         what = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
         raise UserError(f"{scenario} is {what}; choose one with FILE::NAME or --set NAME=VALUE")

@@ -40,6 +40,7 @@ class Request:
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
         full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, more of them cost nothing.
+        shapes_only: no tensor has values, so that models of any size will do.
     """
 
     targets: tuple[str, ...]
@@ -58,8 +59,12 @@ class Request:
     profile: Path | None = None
     trace_paths: bool = False
     full_mesh: bool = False
+<<<<<<< HEAD
     label: str = ""
     chosen: str = ""
+=======
+    shapes_only: bool = False
+>>>>>>> sim15
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
@@ -90,11 +95,13 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
 
 
 def _require_small_enough(request: Request, entries: list[Entry]) -> None:
-    """Refuse models at their real size where ranks would run them on CPUs; `full_mesh` says that none is started."""
+    """Refuse models at their real size where a CPU would run them."""
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
-    if large and request.device == "cpu" and not request.full_mesh:
+    if large and request.device == "cpu" and not request.shapes_only:
         what = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
-        raise UserError(f"{what}; use distbench simulate {large[0]}, or --device {' or '.join(ACCELERATORS)}")
+        raise UserError(
+            f"{what}; use distbench simulate {large[0]}, or run it with --device {' or '.join(ACCELERATORS)}"
+        )
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
