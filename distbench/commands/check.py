@@ -30,14 +30,8 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
     from distbench.launch import Request
     from distbench.spec import parse_mesh
 
-<<<<<<< HEAD
     asked = parse_mesh(mesh) if mesh is not None else None
-    found = check_plans(Request(scenarios, choices, mesh=asked, device="cpu", quick=quick, started_at=STARTED_AT))
-    say_lines(found.lines)
-=======
-    asked = parse_mesh(mesh) if mesh else None
     request = Request(scenarios, choices, asked, "cpu", quick, started_at=STARTED_AT, shapes_only=True)
     found = check_plans(request)
-    say("\n".join(found.lines))
->>>>>>> sim15
+    say_lines(found.lines)
     sys.exit(2 if found.num_problems else 0)

@@ -59,12 +59,9 @@ class Request:
     profile: Path | None = None
     trace_paths: bool = False
     full_mesh: bool = False
-<<<<<<< HEAD
     label: str = ""
     chosen: str = ""
-=======
     shapes_only: bool = False
->>>>>>> sim15
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
