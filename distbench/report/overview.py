@@ -122,4 +122,5 @@ def busy_line(runs: Sequence[Run]) -> Iterator[str]:
     if busy:
         names = list(dict.fromkeys(name for name, _ in busy))
         more = f" and {len(names) - MAX_BUSY} more" if len(names) > MAX_BUSY else ""
-        yield f"caution: begun on a busy machine (load up to {max(load for _, load in busy):.1f} a CPU): {', '.join(names[:MAX_BUSY])}{more}"
+        load, listed = max(load for _, load in busy), ", ".join(names[:MAX_BUSY])
+        yield f"caution: begun on a busy machine (load up to {load:.1f} a CPU): {listed}{more}"
