@@ -133,5 +133,5 @@ def busy_line(runs: Sequence[Run]) -> Iterator[str]:
     if busy:
         names = list(dict.fromkeys(name for name, _ in busy))
         more = f" and {len(names) - MAX_BUSY} more" if len(names) > MAX_BUSY else ""
-        most = max(load for _, load in busy)
-        yield f"caution: begun on a busy machine (load up to {most:.1f} a CPU): {', '.join(names[:MAX_BUSY])}{more}"
+        load, listed = max(load for _, load in busy), ", ".join(names[:MAX_BUSY])
+        yield f"caution: begun on a busy machine (load up to {load:.1f} a CPU): {listed}{more}"
