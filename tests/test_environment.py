@@ -25,7 +25,7 @@ def test_own_children_are_not_foreign_and_others_are(children: Children) -> None
     assert started.stdout is not None and started.stdout.readline()
     now = CpuUse.now()
     started.kill()
-    started.wait()
+    started.communicate()
     assert now is not None and now.own_s - after.own_s >= 0.9
 
 
