@@ -1,7 +1,9 @@
 """What others do to this host's CPUs meanwhile, told from what this process and its children do."""
 
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from processes import Children
@@ -18,15 +20,26 @@ def test_own_children_are_not_foreign_and_others_are(children: Children) -> None
     children.python("-c", BURN, check=True)
     after = CpuUse.now()
     assert after is not None and after.own_s - before.own_s >= 0.9
-    # The same second burnt by a process that is nobody's child yet counts as foreign.
-    before = CpuUse.now()
-    other = children.start(sys.executable, "-c", BURN + "\ntime.sleep(30)")
-    time.sleep(1.5)
+    # So is one that still runs, as ranks do that wait for their next job.
+    started = children.start(sys.executable, "-c", BURN + "\nprint(flush=True)\ntime.sleep(30)", stdout=subprocess.PIPE)
+    assert started.stdout is not None and started.stdout.readline()
     now = CpuUse.now()
-    other.kill()
-    other.wait()
-    assert before is not None and now is not None
-    assert now.own_s - before.own_s < 0.5 and now.busy_s - before.busy_s >= 0.5
+    started.kill()
+    started.communicate()
+    assert now is not None and now.own_s - after.own_s >= 0.9
+
+
+def test_what_a_process_of_somebody_else_burns_is_foreign(children: Children) -> None:
+    """An orphan's parent is none of ours."""
+    before = CpuUse.now()
+    if before is None:
+        pytest.skip("no /proc/stat here")
+    in_background = f"{sys.executable} -c '{BURN}' >/dev/null & echo $!"
+    pid = int(children.run("bash", "-c", in_background, check=True).stdout)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.05)
+    now = CpuUse.now()
+    assert now is not None and now.own_s - before.own_s < 0.5 and now.busy_s - before.busy_s >= 0.9
 
 
 def test_the_share_is_of_all_cpus_and_of_what_is_not_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

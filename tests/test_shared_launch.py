@@ -81,7 +81,7 @@ def test_every_scenario_has_its_run_file_footer_and_logs_and_only_the_first_wait
     assert all(run.footer and run.footer["status"] == "complete" for run in runs.values())
     assert len({run.header["invocation_id"] for run in runs.values()}) == 1
     spent = {name: (run.footer or {})["spent_s"] for name, run in runs.items()}
-    assert all(spent[name]["imports"] < 0.01 for name in ("witness", "misdeeds"))
+    assert spent["witness"]["imports"] < 0.01  # a forked process has imported all there is
     for run in runs.values():
         told = [json.loads(line)["event"] for line in (log_dir(run) / "progress.jsonl").read_text().splitlines()]
         assert told[0] == "meeting" and told.count("end") <= 1
