@@ -30,8 +30,9 @@ def ask_child(
     question = b"" if given is None else json.dumps(given).encode()
     # Files and no pipes: what the child itself started may outlive it, and would hold a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-        streams = {"stdout": printed, "stderr": said}
-        with subprocess.Popen(command, stdin=subprocess.PIPE, **streams, start_new_session=True) as child:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=printed, stderr=said, start_new_session=True
+        ) as child:
             try:
                 child.communicate(question, timeout_s)
             except subprocess.TimeoutExpired as error:

@@ -103,7 +103,7 @@ def attempt(job: Job, joined: Joined | None, display: Display, module: tuple[str
                 seen.cause = Cause("", "interrupted")
         finally:
             _stop(process)
-            end_leftovers(os.getpid())
+            end_leftovers([process.pid, *_pids_of_ranks(log_dir)])
         # Events between the last look and the end say which case was running.
         _take_in(reader, seen, display)
     if seen.status == "complete" and not seen.reached_end:
@@ -178,13 +178,20 @@ def _why_hung(job: Job, joined: Joined | None, seen: Attempt) -> str:
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
     """Have every rank that still runs write its stacks to its log; `launcher` is the pid of torchrun, or the only
     rank."""
-    for path in log_dir.glob("rank*.pid"):
-        # A full disk leaves such a file empty.
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(path.read_text())
+    for pid in _pids_of_ranks(log_dir):
+        with contextlib.suppress(OSError):
             if _is_rank_of(launcher, pid):
                 os.kill(pid, signal.SIGUSR1)
     time.sleep(STACKS_WAIT_S)
+
+
+def _pids_of_ranks(log_dir: Path) -> list[int]:
+    """Of those that have begun; a full disk leaves a pid's file empty."""
+    pids = []
+    for path in log_dir.glob("rank*.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pids.append(int(path.read_text()))
+    return pids
 
 
 def _is_rank_of(launcher: int, pid: int) -> bool:
