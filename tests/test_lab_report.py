@@ -149,6 +149,24 @@ def test_bytes_over_the_bound_and_the_most_striking_pair(study: Study) -> None:
     assert (pair.planner, pair.ratio[0]) == ("direct", pytest.approx(0.25))
 
 
+def test_greedy_measured_again_is_a_proof_and_no_planner(tmp_path: Path) -> None:
+    """Of two pairs that greedy moves twice, one differs by 30 % in each pass: it alone is called different."""
+    rows = []
+    for number, pair in enumerate((A, B)):
+        again = moved(pair, "greedy", 4 if number else 5.2, "a")
+        again["case"]["id"] += " (baseline again)"
+        rows += [again, moved(pair, "greedy", 4, "a"), moved(pair, "min_cost", 4, "b")]
+    rows.append(moved(A, "calibrated", 4, "c"))
+    found = study_in(tmp_path, rows)
+    ratios = found.ratios["min_cost", "greedy"]
+    assert (ratios.num_controls, ratios.num_false) == (2, 1)
+    assert proof_lines([ratios]) == ["proof: 1 of 2 pairs that ran the same twice were called different"]
+    assert found.table.planners == ("greedy", "min_cost", "calibrated") and found.table.times[
+        0
+    ].tolist() == pytest.approx([4e-3, 4e-3], rel=0.01)
+    assert sum(found.outcomes["greedy"].values()) == 2
+
+
 def test_same_path_run_as_another_collective_is_no_control(tmp_path: Path) -> None:
     rows = [moved(A, "greedy", 4, "a"), moved(A, "min_cost", 4, "a"), moved(A, "greedy+native", 2, "a")]
     rows[2]["backend_op"] = "all_to_all"
@@ -169,7 +187,7 @@ def test_pairs_that_run_the_same_path_prove_the_table(tmp_path: Path) -> None:
     ratios = found.ratios["min_cost", "greedy"]
     assert (ratios.num_controls, ratios.num_false) == (21, 1)
     assert matchup(found, "min_cost")[1:4] == (1, 1, 0)
-    assert proof_lines([ratios]) == ["proof: 1 of 21 pairs whose planners run the same path were called different"]
+    assert proof_lines([ratios]) == ["proof: 1 of 21 pairs that ran the same twice were called different"]
 
 
 def test_of_one_pass_nothing_is_called_faster(tmp_path: Path) -> None:

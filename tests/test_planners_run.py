@@ -39,11 +39,12 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
     assert done.exit_code == 0, done.stderr
     (file,) = run_files(folder / "results")
     run = read_run(file)
-    assert len({record["case"]["id"] for record in run.cases}) == len(run.cases) == 4 * 4 * 2
+    once = [record for record in run.cases if not record["case"]["id"].endswith("(baseline again)")]
+    assert len({record["case"]["id"] for record in run.cases}) == len(run.cases) == 4 * 4 * 2 + 1
     assert run.header["job"]["profile"] == str(folder / "profile.json")
-    params = [record["case"]["params"] for record in run.cases]
+    params = [record["case"]["params"] for record in once]
     names = [(f"{param['source']}->{param['target']}", param["planner"]) for param in params]
-    return dict(zip(names, run.cases, strict=True))
+    return dict(zip(names, once, strict=True))
 
 
 def test_every_value_is_right(rows: dict[tuple[str, str], Any]) -> None:

@@ -12,6 +12,7 @@ from distbench.runs.run_file import Case, read_run
 from distbench.spec import Settings
 from distbench.worker.pass_plan import MAX_PASSES, PassPlan, groups_of
 from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.session import with_baselines_again
 
 VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400}
 
@@ -207,3 +208,16 @@ def test_the_table_has_measured_and_predicted_memory_and_where_the_peak_lies(tmp
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         text = render((path,), tmp_path, "table", None, ()).text
         assert all(word in text for word in wanted) and not any(word in text for word in absent), text
+
+
+def test_greedy_is_measured_again_on_every_eighth_pair_that_planners_are_compared_on() -> None:
+    pairs = [
+        CaseSpec(Case(f"{pair}/{name}", "redistribute", {"planner": name}), open=lambda: None, group=str(pair))  # type: ignore[arg-type,return-value]
+        for pair in range(17)
+        for name in ("min_cost", "greedy")
+    ]
+    alone = [CaseSpec(Case("x/greedy", "redistribute", {"planner": "greedy"}), open=lambda: None, group="x")]  # type: ignore[arg-type,return-value]
+    again = with_baselines_again([*pairs, *alone], seed=1)[35:]
+    assert len(again) == 3 and all(one.case.id == f"{one.group}/greedy (baseline again)" for one in again)
+    assert with_baselines_again(pairs, seed=1)[34:] == again and with_baselines_again(pairs, seed=2)[34:] != again
+    assert with_baselines_again(alone, seed=1) == alone

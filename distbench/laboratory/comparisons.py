@@ -30,13 +30,15 @@ class PlannerRun(NamedTuple):
     passes: Floats
     runs_as: NDArray[Any]
     taken_from: NDArray[Any]  # the planner's name, of each pair
+    again: Floats  # as `passes`, measured once more where it is a baseline that was; nan elsewhere
 
 
 class Ratios(NamedTuple):
     """One planner's time over another's, pairs of one family; every array has one element a pair of the table.
 
-    Pairs on which both run the same cannot differ: they are the table's own proof. They count in the family, and
-    `num_false` of the `num_controls` that have enough passes came out faster or slower all the same.
+    Pairs on which both run the same cannot differ, nor does a baseline from itself measured again: they are the table's
+    own proof. They count in the family, and `num_false` of the `num_controls` that have enough passes came out faster
+    or slower all the same.
     """
 
     ratio: Interval  # 95 % for all of them together, from passes
@@ -86,17 +88,17 @@ class LargestGain(NamedTuple):
 
 def run_of(table: PlannerTable, planner: str) -> PlannerRun:
     """What one planner of the table did."""
-    at = table.at(planner)
-    return PlannerRun(
-        planner, table.times[at], table.passes[at], table.runs_as[at], np.full(len(table.pairs), planner, dtype=object)
-    )
+    at, taken_from = table.at(planner), np.full(len(table.pairs), planner, dtype=object)
+    again = table.again if planner == BASELINE else np.full_like(table.again, np.nan)
+    return PlannerRun(planner, table.times[at], table.passes[at], table.runs_as[at], taken_from, again)
 
 
 def ratios(one: PlannerRun, other: PlannerRun, pairs: Bools) -> Ratios:
     """One planner's time over another's: each of `pairs` that both moved is a test of one family; nan elsewhere."""
     at = np.flatnonzero(pairs & np.isfinite(one.times) & np.isfinite(other.times))
-    references = [*range(len(at), 2 * len(at)), *[-1] * len(at)]
-    found = compare_passes(np.concatenate([one.passes[at], other.passes[at]]), references)
+    proofs = np.flatnonzero(np.isfinite(other.again[at]).any(axis=1))
+    references = [*range(len(at), 2 * len(at)), *[-1] * len(at), *(proofs + len(at))]
+    found = compare_passes(np.concatenate([one.passes[at], other.passes[at], other.again[at][proofs]]), references)
     same, side = (one.runs_as == other.runs_as) & (one.runs_as != ""), np.zeros(len(pairs), dtype=np.int64)
     verdicts = np.array(found.verdict[: len(at)], dtype=object)
     side[at] = (verdicts == SLOWER).astype(int) - (verdicts == FASTER).astype(int)
@@ -104,23 +106,27 @@ def ratios(one: PlannerRun, other: PlannerRun, pairs: Bools) -> Ratios:
     enough[at] = found.num_passes[: len(at)] >= MIN_PASSES
     ratio = Interval(*(_spread(part[: len(at)], at, len(pairs)) for part in (found.ratio, found.low, found.high)))
     controls = same & enough
+    of_proofs = np.array(found.verdict[2 * len(at) :], dtype=object)[found.num_passes[2 * len(at) :] >= MIN_PASSES]
     return Ratios(
         ratio=ratio,
         same=same & np.isfinite(ratio.center),
         enough=enough,
         side=np.where(same, 0, side),
-        num_controls=int(controls.sum()),
-        num_false=int(np.count_nonzero(side[controls])),
+        num_controls=int(controls.sum()) + len(of_proofs),
+        num_false=int(np.count_nonzero(side[controls])) + int(np.isin(of_proofs, (FASTER, SLOWER)).sum()),
         told=found.told(f"a pair that {one.name} makes", other.name),
     )
 
 
 def proof_lines(found: Sequence[Ratios]) -> list[str]:
-    """How many pairs that cannot differ were called different, as a sentence; none where there are no such pairs."""
+    """How many pairs that cannot differ were called different, as a sentence; none where there are no such pairs.
+
+    Those ran the same twice: one path by both planners, or the baseline once more.
+    """
     num_controls, num_false = sum(one.num_controls for one in found), sum(one.num_false for one in found)
     if not num_controls:
         return []
-    return [f"proof: {num_false} of {num_controls} pairs whose planners run the same path were called different"]
+    return [f"proof: {num_false} of {num_controls} pairs that ran the same twice were called different"]
 
 
 def _spread(values: Floats, at: Ints, size: int) -> Floats:
@@ -171,8 +177,11 @@ def _references(table: PlannerTable) -> list[PlannerRun]:
         one, other = (run_of(table, planner) for planner in TORCH_PLANNERS)
         is_one = (one.times <= other.times) | np.isnan(other.times)
         passes = np.where(is_one[:, None], one.passes, other.passes)
-        of_pairs = (np.where(is_one, getattr(one, name), getattr(other, name)) for name in ("runs_as", "taken_from"))
-        found.append(PlannerRun(BETTER_OF_TORCH, np.where(is_one, one.times, other.times), passes, *of_pairs))
+        again = np.where(is_one[:, None], one.again, other.again)
+        runs_as = np.where(is_one, one.runs_as, other.runs_as)
+        taken_from = np.where(is_one, one.taken_from, other.taken_from)
+        times = np.where(is_one, one.times, other.times)
+        found.append(PlannerRun(BETTER_OF_TORCH, times, passes, runs_as, taken_from, again))
     return found
 
 

@@ -11,7 +11,7 @@ from distbench.compare.passes import as_table
 from distbench.laboratory.failures import PAIR_KEY, sizes_in
 from distbench.render.units import size_text
 from distbench.runs.frame import PASSES, measured_of
-from distbench.runs.run_file import DTYPE_BYTES
+from distbench.runs.run_file import AGAIN, DTYPE_BYTES
 from distbench.spec.planner_names import NATIVE, VARIANTS
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class PlannerTable:
     planners: tuple[str, ...]  # those that were run, in the order of VARIANTS, others behind
     times: Floats  # the median, seconds; nan where a planner has no right result
     passes: Floats  # [planners, pairs, passes] its median sample in each pass, seconds; nan where it has none
+    again: Floats  # [pairs, passes] the same of greedy, measured once more on some pairs as a proof; nan on others
     paths: NDArray[Any]  # as text; "" where there is none
     runs_as: NDArray[Any]  # path and executed collectives: who agrees in it cannot differ in time; "" if unknown
     numbers: dict[str, Floats]  # those of NUMBERS; nan where there is none
@@ -75,12 +76,14 @@ class PlannerTable:
 def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
     """The redistributions of a frame, missing texts as "", sizes and meshes filled in from the rest of the row.
 
-    What direct did in a run with native all-to-alls is direct's own: it never used DTensor's.
+    `is_again` marks those of greedy that were measured once more: a proof, no planner of their own. What direct did in
+    a run with native all-to-alls is direct's own: it never used DTensor's.
     """
     rows = frame[frame["kind"] == "redistribute"].copy()
     for name in ("mesh", "mesh_shape", "suite", "direction", "flattened", "source", "target", "dtype", "shape"):
         rows[name] = rows[name].fillna("")
     rows["planner"] = rows["planner"].fillna("").replace({f"direct{NATIVE}": "direct"})
+    rows["is_again"] = rows["id"].str.endswith(AGAIN)
     of_run = ["x".join(part.partition("=")[2] for part in mesh.split(",")) for mesh in rows["mesh"]]
     rows["mesh_shape"] = np.where(rows["mesh_shape"] == "", of_run, rows["mesh_shape"])
     numel = np.array([np.prod(sizes_in(shape)) if sizes_in(shape) else np.nan for shape in rows["shape"]], dtype=float)
@@ -90,7 +93,8 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
     """The table of some rows, as `laboratory_rows` gives them."""
-    right = measured_of(rows[rows["planner"] != ""], "redistribute").drop_duplicates([*PAIR_KEY, "planner"])
+    known = measured_of(rows[rows["planner"] != ""], "redistribute")
+    right = known[~known["is_again"]].drop_duplicates([*PAIR_KEY, "planner"])
     found = right.groupby(PAIR_KEY, sort=False)
     pairs = found.agg(
         payload_bytes=("payload_bytes", "first"), bound_bytes=("lower_bound_bytes", "first")
@@ -114,10 +118,17 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
         planners=planners,
         times=spread(right["median_s"], np.nan),
         passes=passes,
+        again=_again_at(pairs, known[known["is_again"]], passes.shape[2]),
         paths=spread(path, ""),
         runs_as=spread((path + " | " + backend_op).where(path != "", ""), ""),
         numbers={name: spread(right[name], np.nan) for name in NUMBERS},
     )
+
+
+def _again_at(pairs: "pd.DataFrame", again: "pd.DataFrame", num_passes: int) -> Floats:
+    found = pairs[PAIR_KEY].merge(again[[*PAIR_KEY, PASSES]].drop_duplicates(PAIR_KEY), how="left")[PASSES]
+    nothing = np.full(num_passes, np.nan)
+    return as_table([values[:num_passes] if isinstance(values, np.ndarray) else nothing for values in found])
 
 
 def size_classes(sizes: Floats) -> list[str]:

@@ -85,6 +85,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
     table = planner_table_of(rows)
     focus, focus_text = _focus(table)
     all_ratios, environment = comparisons.ratios_of(table), runs[-1].about.environment
+    once = rows[~rows["is_again"]]
     return Study(
         machine=machine,
         runs=runs,
@@ -103,7 +104,7 @@ def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
         largest_gains=comparisons.largest_gains(table, focus, all_ratios, MAX_STRIKING),
         chosen_ratio=comparisons.ratio_when_chosen(table, focus),
         sent_over_bound=_sent_over_bound(table, focus),
-        outcomes={str(planner): Counter(found) for planner, found in rows.groupby("planner", sort=False)["status"]},
+        outcomes={str(planner): Counter(found) for planner, found in once.groupby("planner", sort=False)["status"]},
         failures=failures_of(rows),
     )
 

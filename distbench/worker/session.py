@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import json
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.devices import DEVICES, backend_for
 from distbench.spec.job import Variant
+from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
@@ -36,6 +38,8 @@ from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
+
+PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         with stopwatch.on("set-up"):
             case_specs = all_cases(job, function, context)
             if job.settings.passes != 1:
-                case_specs = with_baselines_again(case_specs)
+                case_specs = with_baselines_again(case_specs, job.settings.seed)
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
@@ -185,18 +189,31 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
     return list(found.values())
 
 
-def with_baselines_again(case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
-    """The cases, and once more the baseline of each group of steps that a report compares: the run's own proof."""
-    groups: dict[str, list[CaseSpec]] = {}
+def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:
+    """The cases, and some once more as the run's own proof: the baseline of each group of steps that a report compares,
+    and greedy on one in PAIRS_A_PROOF of the redistributions whose planners it compares (MAX_PROOFS at most)."""
+    steps: dict[str, list[CaseSpec]] = {}
+    pairs: dict[str, list[CaseSpec]] = {}
     for case_spec in case_specs:
         if case_spec.case.kind == "step":
-            groups.setdefault(case_spec.case.params["computes"], []).append(case_spec)
-    return [*case_specs, *(_again(group[0]) for group in groups.values() if len(group) > 1)]
+            steps.setdefault(case_spec.case.params["computes"], []).append(case_spec)
+        elif case_spec.case.kind == "redistribute":
+            pairs.setdefault(case_spec.group, []).append(case_spec)
+    baselines = [group[0] for group in steps.values() if len(group) > 1]
+    greedy = [one for group in pairs.values() if len(group) > 1 for one in group if _is_greedy(one)]
+    count = min(-(-len(greedy) // PAIRS_A_PROOF), MAX_PROOFS)
+    drawn = random.Random(f"{seed} again").sample(greedy, count)
+    return [*case_specs, *map(_again, baselines), *map(_again, drawn)]
+
+
+def _is_greedy(case_spec: CaseSpec) -> bool:
+    return str(case_spec.case.params["planner"]).removesuffix(NATIVE) == BASELINE
 
 
 def _again(case_spec: CaseSpec) -> CaseSpec:
-    case = case_spec.case
-    params = {**case.params, "variant": f"{case.params['variant']} {AGAIN}"}
+    case, params = case_spec.case, dict(case_spec.case.params)
+    if "variant" in params:
+        params["variant"] = f"{params['variant']} {AGAIN}"
     return replace(case_spec, case=Case(f"{case.id} {AGAIN}", case.kind, params))
 
 
