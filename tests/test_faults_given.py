@@ -4,6 +4,8 @@ import codecs
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,8 +18,9 @@ from distbench.launch.explain import cause_of
 from distbench.launch.leftovers import end_leftovers
 from distbench.render.plot_style import styled
 from distbench.runs.run_file import read_run
-from distbench.spec import UserError, find
+from distbench.spec import Collectives, Scenario, UserError, find
 from distbench.spec.job import PARENT_PID
+from distbench.worker.cases.collective import collective_cases
 from distbench.worker.rank.failure import MAX_MESSAGE, one_line
 from distbench.worker.session import load_scenario
 
@@ -116,6 +119,14 @@ def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: st
         load_scenario(tmp_path / "x.py", "x")
 
 
+@pytest.mark.parametrize("size", [0, -8, 1.5, True, "8"])
+def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
+    scenario = Scenario(collectives=(Collectives(ops=("all_gather",), sizes_bytes=(size,)),))
+    context: Any = SimpleNamespace(mesh_dims=("tp",))
+    with pytest.raises(UserError, match="use whole numbers from 1 on"):
+        next(collective_cases(scenario, context))
+
+
 class Odd(Exception):
     def __str__(self) -> str:
         raise ValueError("no")
@@ -145,7 +156,7 @@ def test_what_a_scenario_started_ends_with_the_launch(children: Children) -> Non
         children.start(*sleeping, variables={PARENT_PID: pid}, start_new_session=True) for pid in ("4194303", "419430")
     )
     try:
-        end_leftovers(4194303)
+        end_leftovers([4194302, 4194303])
         assert of_ours.wait(5) == -9 and of_others.poll() is None
     finally:
         for process in (of_ours, of_others):

@@ -11,6 +11,7 @@ from typing import Any
 
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause, cause_of
+from distbench.launch.leftovers import end_leftovers
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
 from distbench.launch.storage import why_unwritable
@@ -109,6 +110,7 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         finally:
             if not (seen.status == "complete" and ranks.are_kept):
                 ranks.stop()
+            end_leftovers(_pids_of_ranks(log_dir))
         # Events between the last look and the end say which case was running.
         _take_in(reader, seen, display)
     if seen.status == "complete" and not seen.reached_end:
@@ -154,13 +156,20 @@ def _why_hung(job: Job, joined: Joined | None, seen: Attempt) -> str:
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
     """Have every rank that still runs write its stacks to its log; `launcher` is the pid of torchrun, or the only
     rank."""
-    for path in log_dir.glob("rank*.pid"):
-        # A full disk leaves such a file empty.
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(path.read_text())
+    for pid in _pids_of_ranks(log_dir):
+        with contextlib.suppress(OSError):
             if _is_rank_of(launcher, pid):
                 os.kill(pid, signal.SIGUSR1)
     time.sleep(STACKS_WAIT_S)
+
+
+def _pids_of_ranks(log_dir: Path) -> list[int]:
+    """Of those that have begun; a full disk leaves a pid's file empty."""
+    pids = []
+    for path in log_dir.glob("rank*.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pids.append(int(path.read_text()))
+    return pids
 
 
 def _is_rank_of(launcher: int, pid: int) -> bool:

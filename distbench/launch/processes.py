@@ -131,7 +131,7 @@ class RankProcesses:
             # A process that waits for a device or a server's disk is not killed before that answers.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TERMINATE_WAIT_S)
-        end_leftovers(os.getpid())
+        end_leftovers([process.pid])
 
 
 def _needs(job: Job) -> tuple[int, str]:
