@@ -290,3 +290,27 @@ def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: st
     file.write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=says):
         load_recording(file)
+
+
+@pytest.mark.parametrize(
+    ("capacity_gib", "says"),
+    [
+        (64, "it fits into 64 GiB"),
+        (5, "only because the allocator gives back once what it cached"),
+        (4, "no room for 2 GiB"),
+    ],
+)
+def test_the_page_says_whether_it_fits(capacity_gib: int, says: str) -> None:
+    gib = 1 << 30
+    recording = run(
+        Allocated(1, 2 * gib, 0, "activations", "a"),
+        Freed(1),
+        Allocated(2, 2 * gib, 1, "activations", "b"),
+        Allocated(3, 2 * gib, 2, "activations", "c"),
+        matmul(0, 1),
+    )
+    # Streams share nothing: 6 GiB are reserved, 4 after the first is given back. Within 4 the last has room; within
+    # 4 GiB less 2 MiB it has not.
+    capacity = capacity_gib * gib - (2 << 20 if capacity_gib == 4 else 0)
+    text = text_of(blocks_of(Simulation(recording, machine(memory_bytes=float(capacity)))))
+    assert says in " ".join(text.split())

@@ -76,9 +76,10 @@ def _fits(simulation: Simulation) -> str:
     capacity = size_text(simulation.hardware["memory_bytes"])
     here = simulation.memory_here
     if here.out_of_memory is not None:
-        return f"out of memory: {size_text(here.out_of_memory)} more than {capacity} were asked for"
+        return f"out of memory: within {capacity} there is no room for {size_text(here.out_of_memory)} more"
     if here.num_retries:
-        return f"it fits into {capacity} only because the allocator gives back {here.num_retries} times what it cached"
+        times = "once" if here.num_retries == 1 else f"{here.num_retries} times"
+        return f"it fits into {capacity} only because the allocator gives back {times} what it cached"
     return f"it fits into {capacity}"
 
 
