@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.chaos_faults import FAULTS, TOKEN, Fault, Launch
+from benchmarks.chaos_faults import FAULTS, TOKEN, Fault, Launch, TooLate
 from benchmarks.chaos_record import Run, append, last_file, new_file, read, table
 
 SCENARIOS = (
@@ -115,8 +115,11 @@ def run_one(number: int, fault: Fault, draw: random.Random) -> Run:
         try:
             _wait_for_moment(launch, draw)
             before, late = launch.rows(), launch.is_over()
-            if not late:
-                fault.does(launch)
+            try:
+                if not late:
+                    fault.does(launch)
+            except TooLate:
+                late = True
             wrong = Counter[str]()
             try:
                 exit_code = launch.process.wait(HANG_S)

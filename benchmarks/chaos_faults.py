@@ -14,6 +14,10 @@ STOPPED_S = 3  # how long the command itself is stopped
 TOKEN = "DISTBENCH_CHAOS"  # in the environment of whatever a launch starts, so that it is known by it
 
 
+class TooLate(Exception):
+    """What was to be broken had ended."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What is done to a launch.
@@ -102,8 +106,11 @@ def _is_zombie(pid: int) -> bool:
 
 def _send(signum: signal.Signals, whom: str) -> Callable[[Launch], None]:
     def do(launch: Launch) -> None:
-        with suppress(ProcessLookupError, IndexError):
-            os.kill(random.choice(getattr(launch, whom)), signum)
+        pids = getattr(launch, whom)
+        if not pids:
+            raise TooLate
+        with suppress(ProcessLookupError):
+            os.kill(random.choice(pids), signum)
 
     return do
 
