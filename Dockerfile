@@ -4,9 +4,10 @@
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
-# Taken only where the base has no torch; empty TORCH_INDEX: pip's own index.
+# Taken only where the base has no torch. TORCH_INDEX: the index of torch's CPU wheels, as pytorch.org names it; empty: pip's own,
+# whose torch brings gigabytes of CUDA libraries.
 ARG TORCH=torch==2.13.0
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 
 # git: the run file's header names the commit, and ab checks revisions out.
 RUN apt-get update \
