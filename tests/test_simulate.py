@@ -1,6 +1,7 @@
 """One rank's real step on the simulated device: what it communicates, computes and holds, and `distbench simulate`."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from distbench.cli import main
 from distbench.launch import Request, jobs_of
 from distbench.signature import counted, load
 from distbench.simulate.allocator import replay_memory
+from distbench.simulate.collective_time import ranks_of
 from distbench.simulate.record_steps import Recorded, record_steps
 from distbench.simulate.recording import MATMUL, Operator, Recording
 from distbench.simulate.recording_file import load_recording
 from distbench.spec import Job, UserError
+from distbench.worker.simulated.recorder import nested_ranks
 
 # The others are compared by benchmarks/bench_simulation.py.
 SCENARIOS = ("llama_2d", "fsdp_stack", "tp_mlp")
@@ -99,6 +102,22 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
     assert [recording.head.variant for recording in found] == ["fault=none"]
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("ranks", "loops"),
+    [
+        (range(8), [(8, 1)]),
+        (range(0, 64, 8), [(8, 8)]),
+        ([0, 1, 2, 3, 8, 9, 10, 11], [(2, 8), (4, 1)]),
+        ([0], [(1, 0)]),
+        ([0, 1, 3], [(1, 0), (1, 1), (1, 3)]),
+        ([4, 5], [(1, 4), (1, 5)]),
+    ],
+)
+def test_a_group_is_written_as_loops_of_ranks(ranks: Sequence[int], loops: list[tuple[int, int]]) -> None:
+    found = nested_ranks(ranks)
+    assert ranks_of(found) == list(ranks) and (found == loops or len(ranks) == 1)
 
 
 def simulate(*arguments: str) -> Result:

@@ -297,7 +297,7 @@ def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: st
     [
         (64, "it fits into 64 GiB"),
         (5, "only because the allocator gives back once what it cached"),
-        (4, "no room for 2 GiB"),
+        (4, "there is no room for 2 GiB more"),
     ],
 )
 def test_the_page_says_whether_it_fits(capacity_gib: int, says: str) -> None:
