@@ -142,7 +142,9 @@ def test_errors_are_a_line_whatever_their_text_is() -> None:
 
 def test_what_ended_torchrun_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "launch.log"
-    log.write_text('Traceback (most recent call last):\n  File "x", line 1\nValueError: Invalid log settings: none\n')
+    log.write_text(
+        'Traceback (most recent call last):\n  File "x", line 1\nValueError: \nInvalid log settings: none\nSee x\n'
+    )
     said = cause_of(tmp_path, 1).message
     assert said == f"torchrun ended with exit code 1 (ValueError: Invalid log settings: none); see {log}"
     log.write_text("nothing of use\n")

@@ -83,7 +83,7 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
     for name in ("mesh", "mesh_shape", "suite", "direction", "flattened", "source", "target", "dtype", "shape"):
         rows[name] = rows[name].fillna("")
     rows["planner"] = rows["planner"].fillna("").replace({f"direct{NATIVE}": "direct"})
-    rows["is_again"] = rows["id"].astype(str).str.endswith(AGAIN)
+    rows["is_again"] = rows["id"].astype(str).str.endswith(AGAIN)  # of no rows, ids have no type
     of_run = ["x".join(part.partition("=")[2] for part in mesh.split(",")) for mesh in rows["mesh"]]
     rows["mesh_shape"] = np.where(rows["mesh_shape"] == "", of_run, rows["mesh_shape"])
     numel = np.array([np.prod(sizes_in(shape)) if sizes_in(shape) else np.nan for shape in rows["shape"]], dtype=float)

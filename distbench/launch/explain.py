@@ -59,8 +59,8 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
 
 def _last_error(log: Path) -> str:
     """What ended a process that failed before any rank could say why, in brackets; empty where its log has nothing."""
-    found = re.findall(r"^[\w.]*(?:Error|Exception): .+", _text(log), re.MULTILINE)
-    return f" ({clean(found[-1])[:MAX_ERROR]})" if found else ""
+    found = re.findall(r"^([\w.]*(?:Error|Exception)):\s*(.+)", _text(log), re.MULTILINE)
+    return f" ({clean(': '.join(found[-1]))[:MAX_ERROR]})" if found else ""
 
 
 def _signal_to_torchrun(launch_log: Path) -> int:

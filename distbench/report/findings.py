@@ -82,8 +82,9 @@ def _how_sure(detectable: float, num_passes: int) -> list[str]:
 
 
 def collective_lines(frame: "pd.DataFrame") -> Iterator[str]:
-    """For each mesh dim each collective's bus bandwidth at the largest size."""
-    for mesh_dim, of_dim in collectives_of(frame).groupby("mesh_dim", sort=False):
+    """For each mesh dim of several ranks each collective's bus bandwidth at the largest size."""
+    found = collectives_of(frame)
+    for mesh_dim, of_dim in found[found["group_size"] != 1].groupby("mesh_dim", sort=False):
         largest = of_dim[of_dim["payload_bytes"] == of_dim["payload_bytes"].max()].drop_duplicates("op")
         rows = [row for row in largest.to_dict("records") if known(row["busbw_gb_per_s"])]
         if rows:
