@@ -22,7 +22,7 @@ from distbench.worker.torch_internals import calibrated_planning
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 # Short turns, so that all sides see the same weather.
-TURNS, SAMPLES, WARM_UP, SEED = 40, 5, 2, 20261122
+TURNS, SAMPLES, WARM_UP, SEED = 24, 5, 2, 20261122
 CALIBRATED_SIZES = (16384, 131072, 1048576)
 
 
