@@ -44,9 +44,9 @@ def test_only_chosen_cases_run_and_the_header_says_by_which_words(chosen: tuple[
 
 
 def test_a_report_takes_the_runs_of_a_label_and_says_it(chosen: tuple[Path, str], ranks: Ranks) -> None:
-    shown = ranks.run_here("report", "--label", "before", "--out", str(chosen[0]))
-    assert shown.exit_code == 0 and 'labelled "before": misdeeds' in shown.stdout
-    other = ranks.run_here("report", "--label", "after", "--out", str(chosen[0]))
+    shown = ranks.run_here("report", "--label", "before", "--runs", str(chosen[0]))
+    assert shown.exit_code == 0 and "label before" in shown.stdout
+    other = ranks.run_here("report", "--label", "after", "--runs", str(chosen[0]))
     assert other.exit_code == 2 and other.stderr.startswith("distbench: --label 'after': no run here has it; there are")
 
 

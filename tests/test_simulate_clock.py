@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distbench.render.blocks import text_of
+from distbench.render.terminal import text_of
 from distbench.simulate.clock import Exposed, parts_of, replay_time
 from distbench.simulate.collective_time import collective_s, num_nodes, ranks_of
 from distbench.simulate.hardware.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
