@@ -76,7 +76,7 @@ def test_what_was_measured_is_summed_up_on_standard_output(
     first_screen.show_summary(jobs)
     told = capsys.readouterr()
     assert told.out.startswith("distbench: 1 scenario: 4 ok, 1 raised\n") and not told.err
-    assert f"distbench report --out {tmp_path} toy" in " ".join(told.out.split())
+    assert f"distbench report --runs {tmp_path} toy" in " ".join(told.out.split())
     first_screen.show_summary(jobs[1:])
     assert not capsys.readouterr().out
 

@@ -64,7 +64,7 @@ def show_summary(jobs: Sequence[Job]) -> None:
         from distbench.report import summary_of
 
         out = run_files[0].parents[1]
-        elsewhere = "" if out == Path("results").resolve() else f" --out {shown_path(out)}"
+        elsewhere = "" if out == Path("results").resolve() else f" --runs {shown_path(out)}"
         say(summary_of(run_files, f"distbench report{elsewhere}"))
 
 

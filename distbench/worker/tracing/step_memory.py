@@ -49,10 +49,12 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
             own = allocator_peak(context.device, step, step.phases)
     except Unsupported as error:
         reason = str(error)
-    predicted, no_prediction = prediction_of(step)
-    of_ranks = context.gather((own.get("peak_bytes", 0), own, predicted))
+    of_ranks = context.gather((own.get("peak_bytes", 0), own))
     rank = max(range(len(of_ranks)), key=lambda one: of_ranks[one][0])
-    found = {**of_ranks[rank][1], "predicted_peak_bytes": largest_known([theirs for *_, theirs in of_ranks])}
+    # Of that rank alone: its CPU is the others' too, and it sends nothing meanwhile.
+    predicted, no_prediction = prediction_of(step) if context.rank == rank else (None, None)
+    predicted, no_prediction = context.gather((predicted, no_prediction))[rank]
+    found = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
     if found.get("peak_bytes") is not None:
         found["peak_rank"] = rank
     why = reason or no_prediction
