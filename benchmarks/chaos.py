@@ -29,6 +29,7 @@ SCENARIOS = (
     ("tp_mlp", "--mesh", "tp=2"),
     ("cp_attention", "--mesh", "cp=2"),
     ("tp_mlp", "--mesh", "tp=2", "--trace-paths"),
+    ("collectives", "tp_mlp", "tp_attention", "--mesh", "tp=2"),  # which share a launch
 )
 TIMEOUT_S = 20  # of a launch; longer than ranks take to import torch on a loaded machine
 HANG_S = 240  # a command that has not ended by then hangs: two launches that are given up, and what they import
@@ -86,9 +87,8 @@ def _start(fault: Fault, scenario: tuple[str, ...], out: Path, token: str, stder
         command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command]
     environment = {**os.environ, TOKEN: token}
     with stderr.open("w") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=file, env=environment, start_new_session=True, text=True
-        )
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        process = subprocess.Popen(command, **quiet, stderr=file, env=environment, start_new_session=True, text=True)
     return Launch(process, out, token)
 
 

@@ -1,7 +1,8 @@
-"""docs/your-own-model.md is executed: its model as a file outside the project, its commands in order."""
+"""Pages that are executed: docs/your-own-model.md with its model as a file, docs/first-run.md with its outputs."""
 
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 
 from conftest import ROOT
@@ -30,3 +31,31 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     assert "plan=sequence against plan=tensor: +8 tp all_reduce" in told and "+5 tp reduce_scatter of 256 KiB" in told
     assert "optimizer: -12 all_reduce over tp (tp), 1 KiB f32, implicit P(sum)->R" in told
     assert told.endswith("exit code 1")
+
+
+FIRST_RUN = (ROOT / "docs" / "first-run.md").read_text()
+
+
+def shape_of(printed: str) -> set[str]:
+    """What an output looks like, whatever was measured: heads of its tables, its headings, and how its lines begin."""
+    lines = printed.splitlines()
+    ruled = {" ".join(line.split()) for line, below in pairwise(lines) if re.fullmatch(r"[-=]{4,}", below)}
+    starts = {re.match(r"[ ]*[A-Za-z_^]*", line)[0] for line in lines}  # type: ignore[index]
+    return {re.sub(r"[\d.,]+", "#", text) for text in ruled | starts}
+
+
+def test_what_the_first_run_shows_is_what_its_commands_print(ranks: Ranks, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```console\n\$ (.*?)\n(.*?)^```", FIRST_RUN, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 6
+    command = tmp_path / "bin" / "distbench"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {ranks.forked_python} -m distbench "$@"\n')
+    command.chmod(0o755)
+    variables = {"PATH": f"{command.parent}:{os.environ['PATH']}", "DISTBENCH_MACHINE": "laptop"}
+    for line, shown in blocks:
+        done = ranks.run("bash", "-c", line, cwd=tmp_path, variables=variables, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        missing = shape_of(shown) - shape_of(done.stdout)
+        # Verdicts, cautions and which columns fit are the run's own.
+        own = ("caution", "best", "worst", "columns", "in", "a", "more", "and")
+        assert {text for text in missing if text.strip().split(":")[0] not in own} == set(), line
