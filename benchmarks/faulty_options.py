@@ -5,7 +5,7 @@ from benchmarks.faulty_call import FaultyCall
 GATE = '"$GOLD/steps.jsonl" "$GOLD/steps.jsonl"'
 PAIR = '"S(0)R" "RS(0)"'
 CALLS = (
-    ("run", "run without a scenario", "run", "Missing argument 'SCENARIO"),
+    ("run", "run without a scenario", "run", "needs a SCENARIO"),
     ("run", "a scenario that nobody knows", "run lama_2d", "no scenario 'lama_2d'.*llama_2d"),
     ("run", "an option that nobody knows", "run tp_mlp --meshh tp=2", "No such option.*--mesh"),
     ("run", "an empty mesh, as an unset variable gives it", 'run tp_mlp --mesh ""', "mesh part ''"),
@@ -130,7 +130,7 @@ CALLS = (
         "--plots afile cannot be written",
     ),
     ("doctor", "a scenario for nothing", "doctor tp_mlp", "with --paths only"),
-    ("list", "a word too many", "list all", "unexpected extra argument"),
+    ("list", "a scenario that nobody knows", "list all", "no scenario 'all'"),
     ("distbench", "a command that nobody knows", "benchmark", "No such command"),
 )
 FILES = {"afile": "", "empty.py": ""}

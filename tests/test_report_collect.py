@@ -92,3 +92,12 @@ def test_runs_of_golden_files_keep_their_warnings(tmp_path: Path) -> None:
     runs, warnings = collect((tmp_path,), NOWHERE)
     assert len(runs[0].cases) == 10
     assert len(warnings) == 3
+
+
+def test_a_broken_link_is_a_file_and_no_name_of_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    with pytest.raises(UserError, match="loop"):
+        collect((Path("loop"),), NOWHERE)
+    with pytest.raises(UserError, match="no run file is under"):
+        collect((Path("tp_mlp"),), Path("results"))

@@ -1,5 +1,6 @@
 """Which run files a report is about: those that were named, or every scenario of the latest `distbench run`."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -44,8 +45,8 @@ def labelled(named: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]
 
 
 def is_scenario_name(given: Path) -> bool:
-    """Whether it is a scenario that is meant, and no file: a plain word, under which nothing is here."""
-    return str(given).isidentifier() and not given.exists()
+    """Whether it is a scenario that is meant, and no file: a plain word, under which not even a broken link is here."""
+    return str(given).isidentifier() and not os.path.lexists(given)
 
 
 def _of_scenarios(names: Sequence[str], runs: list[Run]) -> list[Run]:
