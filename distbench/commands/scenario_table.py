@@ -1,15 +1,27 @@
 """The scenarios as `distbench list` shows them."""
 
+import textwrap
 from collections.abc import Sequence
 
+from distbench.render.screen import width_here
 from distbench.spec import Entry, format_mesh
+from distbench.spec.printable import clean
+
+INDENT = "    "
 
 
 def scenario_table(entries: Sequence[Entry]) -> str:
-    """A row a scenario: name, mesh, tags and what it measures."""
-    from distbench.render.blocks import Table
-    from distbench.render.terminal import text_of
+    """For each scenario its name, mesh and tags in columns, and below what it measures.
 
-    rows = [(entry.name, format_mesh(entry.mesh), ", ".join(entry.tags), entry.summary) for entry in entries]
-    columns = ("<scenario", "<mesh", "<tags", "<what it measures")
-    return text_of([Table("distbench run SCENARIO", columns, rows, optional=("tags",), prose="what it measures")])
+    Laid out here, not by rich: to import that takes longer than all else that `list` does.
+    """
+    rows = [tuple(map(clean, (one.name, format_mesh(one.mesh), ", ".join(one.tags)))) for one in entries]
+    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
+    width, lines = width_here(), []
+    for entry, row in zip(entries, rows, strict=True):
+        cells = [cell.ljust(most) for cell, most in zip(row, widths, strict=True)]
+        while len("  ".join(cells).rstrip()) > width and len(cells) > 1:
+            cells.pop()
+        lines.append("  ".join(cells).rstrip())
+        lines += textwrap.wrap(clean(entry.summary), width, initial_indent=INDENT, subsequent_indent=INDENT)
+    return "\n".join(lines)
