@@ -36,7 +36,9 @@ def start() -> None:
 def _run() -> None:
     # Inside the guard: what it imports may be shadowed by something else on the path.
     from distbench.cli import main
+    from distbench.spec.signals import end_by_interrupt
 
+    end_by_interrupt()
     try:
         # However it was started: what completes a shell's words goes by the name.
         main(prog_name="distbench")

@@ -176,6 +176,21 @@ def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, s
         joined_ranks(variables)
 
 
+def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_command_ends() -> None:
+    before = [signal.getsignal(each) for each in STOPPING]
+    with stopped_as_interrupt():
+        with noted_stop() as stop:
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.asked
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)
+    assert [signal.getsignal(each) for each in STOPPING] == before
+    with pytest.raises(KeyboardInterrupt), stopped_as_interrupt():
+        with noted_stop():
+            pass
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_noted_signals_interrupt_nothing_and_the_handlers_come_back() -> None:
     before = [signal.getsignal(each) for each in STOPPING]
     with noted_stop() as stop:

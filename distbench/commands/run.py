@@ -18,6 +18,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.job import CHECKS
 from distbench.spec.printable import clean, cut
 
+INTERRUPTED = 130
 MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
 NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes")
@@ -124,9 +125,9 @@ def run(
 
 
 def _measure(jobs: list[Any], joined: Any, silent: bool) -> NoReturn:
-    """Launch the jobs, show what was found, and end with their exit code."""
+    """Launch the jobs, show what was found unless they were interrupted, and end with their exit code."""
     exit_code = run_all(jobs, joined, silent)
-    if not silent:
+    if not silent and exit_code != INTERRUPTED:
         show_summary(jobs)
     sys.exit(exit_code)
 
@@ -160,7 +161,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
             _say_what_became(job, outcome, silent)
             exit_codes.append(outcome.exit_code)
             left_out.append(outcome.none_chosen)
-            if outcome.exit_code in (2, 130):
+            if outcome.exit_code in (2, INTERRUPTED):
                 break
     if all(left_out):
         raise UserError(left_out[0])

@@ -18,11 +18,22 @@ def stopped_as_interrupt() -> Iterator[None]:
         yield
 
 
+def end_by_interrupt() -> None:
+    """The same for the rest of this process: what comes after the first signal is ignored up to its very end."""
+    for each in STOPPING:
+        if signal.getsignal(each) not in (signal.SIG_IGN, None):
+            signal.signal(each, _interrupt)
+
+
 def _interrupt(signum: int, frame: object) -> None:
+    _ignore_interrupts()
+    raise KeyboardInterrupt
+
+
+def _ignore_interrupts() -> None:
     for each in STOPPING:
         if signal.getsignal(each) is _interrupt:
             signal.signal(each, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 class Stop:
@@ -40,11 +51,14 @@ class Stop:
 def noted_stop() -> Iterator[Stop]:
     """Signals that ask to stop interrupt nothing, in whatever order and number they come: a loop looks at them.
 
-    One that this process was started to ignore stays ignored.
+    One that this process was started to ignore stays ignored. After one that was noted, those that would have raised
+    KeyboardInterrupt are ignored, as after the first of these.
     """
     stop = Stop()
     with _handled(stop.note):
         yield stop
+    if stop.asked:
+        _ignore_interrupts()
 
 
 @contextlib.contextmanager
