@@ -39,12 +39,14 @@ MAX_ROWS = 12
 POLL_S = 0.02
 
 
-def judge(fault: Fault, before: list[str], after: list[str], exit_code: int, said: str, late: bool) -> Counter[str]:
+def judge(
+    fault: Fault, before: list[str], after: list[str], exit_code: int, said: str, late: bool, num_scenarios: int = 1
+) -> Counter[str]:
     """What of WRONG a launch shows by itself.
 
     Args:
         before: rows in the run file before the fault; `after`: when the command had ended.
-        said: what the command wrote to standard error.
+        said: what the command wrote to standard error: one sentence for each scenario that failed.
         late: the fault came when the command had ended already.
     """
     kept = set(after)
@@ -54,7 +56,8 @@ def judge(fault: Fault, before: list[str], after: list[str], exit_code: int, sai
     sentences = [line for line in said.splitlines() if line.startswith("distbench:")]
     wrong["exit code 0"] = int(exit_code == 0)
     if fault.names:
-        wrong["no sentence"] = int(len(sentences) != 1 or not re.search(fault.names, sentences[0]))
+        named = sum(bool(re.search(fault.names, sentence)) for sentence in sentences)
+        wrong["no sentence"] = int(not 1 <= len(sentences) <= num_scenarios or named != len(sentences))
     return +wrong
 
 
@@ -135,7 +138,8 @@ def run_one(number: int, fault: Fault, draw: random.Random) -> Run:
                     os.kill(pid, signal.SIGKILL)
             launch.process.wait()
         said = said_file.read_text(errors="replace")
-        wrong += judge(fault, before, launch.rows(), exit_code, said, late)
+        num_scenarios = sum(not word.startswith("--") and "=" not in word for word in scenario)
+        wrong += judge(fault, before, launch.rows(), exit_code, said, late, num_scenarios)
         wrong["unreadable"] = sum(not _is_read(path) for path in launch.run_files)
     last = " | ".join(line for line in said.splitlines() if line.startswith("distbench:"))
     return Run(number, fault.name, " ".join(scenario), len(before), late, dict(+wrong), exit_code, last[:2000])

@@ -16,7 +16,7 @@ HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures", "jinja2")
 # distbench/worker/, or a file that lies in neither. A new one is named in docs/architecture.md too.
 MAY_IMPORT = {
     "__init__": {"version", "api", "spec", "worker.torch_internals"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "spec"},
     "ab": {"spec", "runs", "compare", "gate"},
     "api": {"cli", "commands", "spec", "runs", "gate"},
     "advise": {"spec", "runs", "costmodel", "planning", "render", "ask_child"},

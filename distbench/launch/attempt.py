@@ -98,12 +98,12 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         seen = Attempt("")
         try:
             seen.status = _follow(ranks, reader, seen, display, job, stop)
+            # On a full disk ranks can neither say that they get on nor why they failed.
+            why = why_unwritable(job) if seen.status in ("timeout", "failed") else ""
             if seen.status == "timeout":
                 ask_for_stacks(log_dir, ranks.pid)
-                seen.cause = Cause("hung", _why_hung(job, ranks.joined, seen))
+                seen.cause = Cause("storage", why) if why else Cause("hung", _why_hung(job, ranks.joined, seen))
             elif seen.status == "failed":
-                # First, for on a full disk a rank cannot say why it failed.
-                why = why_unwritable(job)
                 seen.cause = Cause("storage", why) if why else cause_of(log_dir, ranks.exit_code or 0, ranks.log)
             elif seen.status == "interrupted":
                 seen.cause = Cause("", "interrupted")
