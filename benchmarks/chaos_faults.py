@@ -107,10 +107,10 @@ def _is_zombie(pid: int) -> bool:
 def _send(signum: signal.Signals, whom: str) -> Callable[[Launch], None]:
     def do(launch: Launch) -> None:
         pids = getattr(launch, whom)
-        if not pids:
-            raise TooLate
-        with suppress(ProcessLookupError):
+        try:
             os.kill(random.choice(pids), signum)
+        except (IndexError, ProcessLookupError) as error:
+            raise TooLate from error
 
     return do
 
