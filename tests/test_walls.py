@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "version": set(),
     "worker": set(),
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
-    "worker.torchrun": {"worker.rank"},
+    "worker.launcher": {"spec", "runs", "worker.rank", "worker.session"},
     "worker.session": {"spec", "worker.pass_plan", "runs", "costmodel", "worker.runner", "worker.cases", "worker.rank"},
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {

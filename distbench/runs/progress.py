@@ -2,8 +2,8 @@
 
 Events: meeting (before the ranks meet), connected, none_chosen (num_cases, ids: a few), plan (num_cases), case (index,
 id, kind, params, number of the pass), samples (count), tracing, done (id, status, spent_s; of the first pass), pass
-(number, num_passes, num_cases), turn (id, status, spent_s; of a further pass), end (spent_s); and left, from every
-rank, where its process of this job has ended and others of the launch will follow.
+(number, num_passes, num_cases), turn (id, status, spent_s; of a further pass), end (spent_s); and left, from the
+launcher, where this job's ranks have ended and those of another will follow.
 """
 
 import contextlib

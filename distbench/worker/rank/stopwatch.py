@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 
 ACTIVITIES = ("launch", "imports", "set-up", "warm-up", "timed", "checking")
+# Seconds by activity that the process this one was forked from spent on the same job.
+SPENT_BEFORE: dict[str, float] = {}
 
 
 class Stopwatch:
