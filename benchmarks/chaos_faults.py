@@ -106,7 +106,7 @@ def _command(pid: int) -> bytes:
 
 
 def _parent(pid: int) -> int:
-    return int((_read(pid, "stat").rpartition(b")")[2].split() + [b"0", b"0"])[1])
+    return int([*_read(pid, "stat").rpartition(b")")[2].split(), b"0", b"0"][1])
 
 
 def _is_zombie(pid: int) -> bool:

@@ -34,6 +34,7 @@ class Attempt:
         is_meeting: whether the reporting rank waits for the others.
         pass_number: the pass that the running case was in.
         spent_s: seconds of rank 0 by what they were spent on.
+        measuring_s: its seconds from when it opened the first case to when it closed the last one.
         last_event_s: when the last event came, seconds, monotonic.
         none_chosen: where the user's choice leaves no case: how many there are, and a few of their ids.
         has_left: whether all ranks of this job have ended well while their launch goes on.
@@ -47,6 +48,7 @@ class Attempt:
     pass_number: int = 0
     num_by_status: Counter[str] = field(default_factory=Counter)
     spent_s: dict[str, float] = field(default_factory=dict)
+    measuring_s: float = 0.0
     last_event_s: float = field(default_factory=time.monotonic)
     reached_end: bool = False
     has_left: bool = False
@@ -62,6 +64,7 @@ class Attempt:
         """Take in one event."""
         self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
+        self.measuring_s = event.get("measuring_s", self.measuring_s)
         self.is_meeting = event["event"] == "meeting"
         if event["event"] == "none_chosen":
             self.none_chosen = event["num_cases"], event["ids"]

@@ -23,8 +23,8 @@ class RankProcesses:
     """The processes of the ranks of some jobs, which are run in their order.
 
     Jobs that follow one another and have as many ranks, on the same device, share a launch: the launcher is started
-    for the first of them, and forks the ranks of each of the others as soon as its file is written. A launch that ends before
-    is started again with the jobs that are left.
+    for the first of them, and forks the ranks of each of the others as soon as its file is written. A launch that ends
+    before is started again with the jobs that are left.
 
     Args:
         jobs: all of them; their log folders must not change but for a relaunch.

@@ -1,4 +1,4 @@
-"""`python -m distbench.worker.launcher RANKS PROGRAM JOB.json...`: the ranks of some jobs on this host, all forked here.
+"""`python -m distbench.worker.launcher RANKS PROGRAM JOB.json...`: the ranks of some jobs on this host, forked here.
 
 This process imports torch once, does nothing with it, and forks every rank of a job as soon as the job's file is there,
 one job after another. So a job finds what a new process would find, whatever the one before it did: patched modules,
@@ -67,7 +67,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
 
 
 class Ranks:
-    """The ranks of one job at a time, and the store at which they meet: this process's, so that it outlives any rank."""
+    """The ranks of one job at a time, and the store at which they meet: this process's, so it outlives any rank."""
 
     def __init__(self, num_ranks: int, program: Sequence[str]) -> None:
         self._num_ranks, self._program = num_ranks, list(program)
@@ -89,8 +89,8 @@ class Ranks:
             )
         while self._running:
             pid, status = os.wait()
-            rank, exit_code = self._running.pop(pid, None), os.waitstatus_to_exitcode(status)
-            if rank is not None and exit_code:
+            rank, exit_code = self._running.pop(pid, -1), os.waitstatus_to_exitcode(status)
+            if rank >= 0 and exit_code:
                 print(f"rank {rank} ended with exit code {exit_code}", flush=True)
                 self._end()
                 return False

@@ -88,6 +88,7 @@ class TrainingStep:
         self.unshards_output = unshard_outputs(self.model, scenario.plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
         self.microbatches = list(self._split(scenario.make_batch()))
+        self._make_optimizer = scenario.optimizer
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
@@ -158,3 +159,9 @@ class TrainingStep:
         """Back to the initial parameters, no gradients."""
         self.model.zero_grad(set_to_none=True)
         load_initial_values(self.model, self._context, self._buffers)
+
+    def start_anew(self) -> None:
+        """The same, and an optimizer that has seen nothing."""
+        self.restart()
+        if self._make_optimizer is not None:
+            self.optimizer = self._make_optimizer(self.model.parameters())
