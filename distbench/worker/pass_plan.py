@@ -27,7 +27,7 @@ MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
 # How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
 STRETCH = 4.0
-LEAST_AFTER_TOUCH = 2  # samples of a turn that begins with an iteration nobody looks at: it shall not be most of it
+LEAST_AFTER_TOUCH = 3  # samples of a turn that begins with an iteration nobody looks at: it shall not be most of it
 ENOUGH = 2  # passes of what cannot be compared: a sample alone may be any
 
 

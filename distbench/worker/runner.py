@@ -22,9 +22,9 @@ from distbench.worker.rank.measure import Meter, RankGroup, Samples, Taken
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, result_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.stopwatch import Stopwatch
-from distbench.worker.writing_rows import Rows
 from distbench.worker.torch_internals import Forwarding, Unsupported
 from distbench.worker.tracing.trace import Tracing
+from distbench.worker.writing_rows import Rows
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4

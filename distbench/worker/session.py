@@ -38,8 +38,8 @@ from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
-from distbench.worker.writing_rows import Rows
 from distbench.worker.runner import Runner
+from distbench.worker.writing_rows import Rows
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
