@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "worker": set(),
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
     "worker.writing_rows": {"spec", "runs", "worker.rank"},
-    "worker.launcher": {"spec", "runs", "worker.rank", "worker.session"},
+    "worker.launcher": {"spec", "runs", "worker.rank", "worker.session", "worker.torch_internals"},
     "worker.session": {
         *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
         "worker.rank",

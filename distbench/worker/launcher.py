@@ -30,6 +30,7 @@ STARTED_S = time.monotonic()
 POLL_S = 0.01
 TERMINATE_WAIT_S = 3.0
 HOST = "127.0.0.1"
+COMPILES = "CompilePlan"
 
 
 def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> NoReturn:
@@ -53,6 +54,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
             _wait_for(file)
             log_dir = file.parent
             _log_to(log_dir / LAUNCH_LOG)
+            _import_more_for(Job.load(file))
             if not ranks.run(file):
                 _leave(1)
             SPENT_BEFORE.clear()
@@ -167,6 +169,17 @@ def _import_for(job: Job) -> None:
         import torch.distributed.tensor.parallel
 
         torch.compiler.reset()  # imports the compiler, which torch's optimizers ask too
+
+
+def _import_more_for(job: Job) -> None:
+    """Import once what each rank would have to where its scenario compiles, as far as its text tells."""
+    if job.device == "cpu" and COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace"):
+        from distbench.worker.torch_internals import import_compiler
+
+        began_s = time.monotonic()
+        import_compiler()
+        gc.freeze()
+        SPENT_BEFORE["imports"] = SPENT_BEFORE.get("imports", 0.0) + time.monotonic() - began_s
 
 
 def _log_to(path: Path) -> None:
