@@ -27,7 +27,9 @@ MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
 # How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
 STRETCH = 4.0
-LEAST_AFTER_TOUCH = 3  # samples of a turn that begins with an iteration nobody looks at: it shall not be most of it
+# Samples of a turn, and of one that begins with an iteration nobody looks at, as far as they take no longer than that:
+# what is not timed shall not be most of a turn.
+LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
 ENOUGH = 2  # passes of what cannot be compared: a sample alone may be any
 
 
@@ -61,7 +63,7 @@ class PassPlan:
             return replace(settings, passes=self.num_passes).of_a_pass()
         sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
         wanted = max(SAMPLES_A_TURN, int(SHORT_TURN_S / sample_s))
-        least = LEAST_AFTER_TOUCH if is_touched else 1
+        least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
         count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), wanted, settings.max_samples)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 

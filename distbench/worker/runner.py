@@ -105,7 +105,7 @@ class Runner:
             pass_s = first_s - spent["checking"] - opening_s
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
             pass_s += opening_s * (1 / REOPEN_EVERY if stay_open else 1)
-            # Eight turns of one sample take no longer than the samples that a case has whatever they cost.
+            # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
         number = max([1, *(passes_done.get(case_spec.case.id, 1) for case_spec in case_specs)])
