@@ -80,6 +80,10 @@ def test_every_scenario_has_its_run_file_footer_and_logs_and_only_the_first_wait
     assert set(runs) == {"spoiler", "witness", "misdeeds", "tiny"}
     assert all(run.footer and run.footer["status"] == "complete" for run in runs.values())
     assert len({run.header["invocation_id"] for run in runs.values()}) == 1
+    # The load that our own scenarios make is no caution for those after them.
+    loads = [run.header["environment"]["load_at_start"] for run in runs.values()]
+    assert loads == loads[:1] * 4
+    assert all(0 < run.footer["measuring_s"] < run.footer["wall_s"] for run in runs.values() if run.footer)
     spent = {name: (run.footer or {})["spent_s"] for name, run in runs.items()}
     assert spent["witness"]["imports"] < 0.01  # a forked process has imported all there is
     for run in runs.values():
