@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "gate", "ab", "history"),
+        *("report", "advise", "signature", "simulate", "gate", "ab", "history", "nodes"),
     },
     "compare": {"spec"},
     "costmodel": {"spec", "runs", "compare", "render"},
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "history": {"spec", "runs", "render"},
     "laboratory": {"spec", "runs", "compare", "planning", "render"},
     "launch": {"spec", "runs", "costmodel"},
+    "nodes": {"spec"},
     "planning": {"spec", "costmodel"},
     "pytest_plugin": {"spec", "runs", "compare", "launch"},
     "render": {"spec"},

@@ -10,6 +10,7 @@ from distbench.commands import STARTED_AT
 from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.first_screen import confirm_ranks, show_summary, told
+from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_options, run_on_nodes
 from distbench.commands.say import say
 from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
@@ -26,7 +27,7 @@ NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes")
 RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 
 
-@click.command()
+@click.command(cls=KeepsArguments)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
@@ -68,6 +69,7 @@ RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with an interrupted run file.")
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 @click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+@node_options
 @width_option
 def run(
     scenarios: tuple[str, ...],
@@ -92,21 +94,27 @@ def run(
       distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
       distbench run fsdp_knobs -k "plain or hsdp" --dry-run
       distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
-      torchrun --nnodes 2 --nproc-per-node 8 ... -m distbench run llama_2d --mesh dp_shard=4,tp=4
+      distbench run llama_2d --mesh dp_shard=4,tp=4 --nodes 2 --launcher slurm
     """
     import os
 
     from distbench.launch import Request, jobs_of
+    from distbench.launch.meeting import require_address
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
 
     joined = joined_ranks(os.environ)
+    if joined:
+        require_address(joined)
     is_first = joined is None or joined.rank == 0
     if resume:
         _measure([_resumed(resume, scenarios, joined)], joined, quiet)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh is not None else None
+    where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
+    if where["nodes"] or where["launcher"] or where["only_print"]:
+        sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]

@@ -12,6 +12,7 @@ from typing import Any
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause, cause_of
 from distbench.launch.leftovers import end_leftovers
+from distbench.launch.meeting import Meeting
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
 from distbench.launch.storage import why_unwritable
@@ -128,6 +129,7 @@ def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
 
 
 def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display: Display, job: Job, stop: Stop) -> str:
+    meeting = Meeting(ranks.joined)
     while True:
         exit_code = ranks.exit_code
         _take_in(reader, seen, display)
@@ -137,7 +139,10 @@ def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display
             return "complete"
         if stop.asked:
             return "interrupted"
-        if time.monotonic() - seen.last_event_s > job.timeout_s:
+        silent_s = time.monotonic() - seen.last_event_s
+        if seen.is_meeting:
+            meeting.waited(silent_s)
+        if silent_s > job.timeout_s:
             return "timeout"
         time.sleep(POLL_S)
 
