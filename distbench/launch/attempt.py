@@ -129,7 +129,7 @@ def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
 
 
 def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display: Display, job: Job, stop: Stop) -> str:
-    meeting = Meeting(ranks.joined)
+    meeting, launcher = Meeting(ranks.joined), os.getppid()
     while True:
         exit_code = ranks.exit_code
         _take_in(reader, seen, display)
@@ -137,7 +137,8 @@ def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display
             return "complete" if exit_code == 0 else "failed"
         if ranks.are_kept and seen.num_left == mesh_size(job.mesh):
             return "complete"
-        if stop.asked:
+        # A launcher that is gone, as its host's last word or by a kill, can end no rank any more.
+        if stop.asked or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
             return "interrupted"
         silent_s = time.monotonic() - seen.last_event_s
         if seen.is_meeting:

@@ -25,6 +25,9 @@ WHY = {
     "PREEMPTED": "another job took its nodes",
 }
 COMPLETED = "COMPLETED"
+# Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
+# for in vain.
+PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,7 @@ def slurm_script(asked: NodeLaunch) -> str:
             head,
             address,
             f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))",
-            # Ranks end by themselves when one is lost; whoever writes the run file must not be killed with it.
-            shlex.join(["srun", "--kill-on-bad-exit=0", *asked.command]),
+            shlex.join(["srun", *PATIENT, *asked.command]),
             "",
         ]
     )
@@ -106,7 +108,7 @@ def srun_words(asked: NodeLaunch) -> list[str]:
     """srun within an allocation; `--overlap`, since the shell that asks may be a step itself."""
     where = [f"--nodes={asked.num_nodes}", f"--ntasks={asked.num_nodes * asked.ranks_per_node}"]
     where.append(f"--ntasks-per-node={asked.ranks_per_node}")
-    return ["srun", "--overlap", "--kill-on-bad-exit=0", *where, *asked.extra, *asked.command]
+    return ["srun", "--overlap", *PATIENT, *where, *asked.extra, *asked.command]
 
 
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
