@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "gate", "ab", "history", "nodes"),
+        *("report", "advise", "signature", "simulate", "gate", "ab", "history", "nodes", "links"),
     },
     "compare": {"spec"},
     "costmodel": {"spec", "runs", "compare", "render"},
@@ -35,11 +35,12 @@ MAY_IMPORT = {
     "history": {"spec", "runs", "render"},
     "laboratory": {"spec", "runs", "compare", "planning", "render"},
     "launch": {"spec", "runs", "costmodel"},
+    "links": {"spec", "runs", "compare", "render"},
     "nodes": {"spec"},
     "planning": {"spec", "costmodel"},
     "pytest_plugin": {"spec", "runs", "compare", "launch"},
     "render": {"spec"},
-    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory"},
+    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory", "links"},
     "runs": {"spec", "compare"},
     "signature": {"spec", "render", "ask_child"},
     "simulate": {"spec", "render", "ask_child"},
@@ -66,8 +67,9 @@ MAY_IMPORT = {
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.torch_internals"),
+        *("worker.rank", "worker.links", "worker.torch_internals"),
     },
+    "worker.links": {"spec", "runs", "worker.rank"},
     "worker.tracing": {"spec", "runs", "compare", "worker.plans", "worker.rank", "worker.torch_internals"},
     "worker.plans": {"spec", "worker.redistribute", "worker.rank", "worker.torch_internals"},
     "worker.redistribute": {

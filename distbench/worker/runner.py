@@ -229,12 +229,12 @@ class Runner:
             opened_case.resume()
             with self._stopwatch.on("warm-up"):
                 self._touch(turn, opened_case)
-        samples = self._samples(turn, opened_case)
+        samples = self._samples(turn, opened_case).to_record(opened_case.keeps_ranks)
         if opened_case.stays_open and self._keeps_open:
             opened_case.pause()
         else:
             turn.close()
-        self._records.append({"type": "pass", "case_id": turn.id, "number": number, **samples.to_record()})
+        self._records.append({"type": "pass", "case_id": turn.id, "number": number, **samples})
         return "ok"
 
     def _open(self, turn: Turn) -> OpenedCase:

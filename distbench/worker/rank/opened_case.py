@@ -31,6 +31,7 @@ class OpenedCase:
         stays_open: whether it may be kept open between passes while other cases run.
         held_bytes: memory that it takes while it is kept so, the same on every rank, where that is little and one
             iteration warms it up; None: as much as its parameters do.
+        keeps_ranks: whether a further pass's line says each rank's median too.
         pause: called before other cases run while it is kept open.
         resume: called before it runs again.
     """
@@ -43,6 +44,7 @@ class OpenedCase:
     trace: Traceable | None = None
     stays_open: bool = False
     held_bytes: int | None = None
+    keeps_ranks: bool = False
     pause: Callable[[], None] = lambda: None
     resume: Callable[[], None] = lambda: None
 
@@ -53,11 +55,13 @@ class CaseSpec:
 
     Args:
         group: cases of one group are compared with each other, so they take turns; "" for one compared with none.
+        max_passes: its group takes at most so many; 0 for no limit of its own.
     """
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
     group: str = ""
+    max_passes: int = 0
 
 
 def first_difference(got: Any, expected: Any) -> str | None:
