@@ -7,7 +7,7 @@ import numpy as np
 
 from distbench.links.link_measurements import BANDWIDTH, LATENCY, LinkRun, link_run_of
 from distbench.links.link_text import MAX_MATRIX, name_of, pair_values, slow_pairs
-from distbench.links.outliers import RANK, Verdict, verdict_of
+from distbench.links.outliers import RANK, LinkVerdict, verdict_of
 from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text
@@ -41,7 +41,7 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     yield "links", figure
 
 
-def _panel(axes: "Axes", links: LinkRun, verdict: Verdict, quantity: str) -> None:
+def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> None:
     from matplotlib.patches import Rectangle
 
     count, pairs = len(links.hosts), pair_values(links, quantity)

@@ -70,7 +70,7 @@ def link_run_of(run: Run) -> LinkRun | None:
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
-    """What each took over what the same took in an earlier run: of which like ought to be alike even where links are not.
+    """What each took over what the same took in an earlier run: these ought to be alike even where links are not.
 
     What only one of the runs has is left out.
 

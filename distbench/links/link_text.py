@@ -14,7 +14,7 @@ from distbench.links.link_measurements import (
     link_run_of,
     relative_to,
 )
-from distbench.links.outliers import HOST, LINK, RANK, Outlier, Verdict, verdict_of
+from distbench.links.outliers import HOST, LINK, RANK, Outlier, LinkVerdict, verdict_of
 from distbench.render.blocks import Table, table_of
 from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
 from distbench.runs.run_file import Run
@@ -80,11 +80,11 @@ def sentence_of(one: Outlier, links: LinkRun) -> str:
     return f"{name_of(one, links)} takes {times} times as long as its like in {SLOW_IN[one.quantity]}{level}"
 
 
-def _nothing(verdict: Verdict) -> str:
+def _nothing(verdict: LinkVerdict) -> str:
     return f"no rank or link stands out among {verdict.num_compared} compared; {_found_from(verdict)}"
 
 
-def _found_from(verdict: Verdict) -> str:
+def _found_from(verdict: LinkVerdict) -> str:
     within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
     found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
     if not found:
@@ -102,7 +102,7 @@ def link_tables(run: Run) -> list[Table]:
     return [_ranking(verdict, links), *_matrices(links, verdict)]
 
 
-def _ranking(verdict: Verdict, links: LinkRun) -> Table:
+def _ranking(verdict: LinkVerdict, links: LinkRun) -> Table:
     columns = [
         ("<what", lambda one: name_of(one, links)),
         ("<slow in", lambda one: SLOW_IN[one.quantity]),
@@ -113,7 +113,7 @@ def _ranking(verdict: Verdict, links: LinkRun) -> Table:
     return table_of("Slower than its like", columns, verdict.outliers, notes)
 
 
-def _matrices(links: LinkRun, verdict: Verdict) -> Iterator[Table]:
+def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
     """Each pair's median, rank by rank, where they fit a screen; what stands out has a mark."""
     if len(links.hosts) > MAX_MATRIX:
         return
@@ -153,7 +153,7 @@ def _values(alike: Alike) -> Sequence[float]:
     return values
 
 
-def slow_pairs(verdict: Verdict, quantity: str) -> set[tuple[int, int]]:
+def slow_pairs(verdict: LinkVerdict, quantity: str) -> set[tuple[int, int]]:
     """Links that are outliers themselves."""
     of = [one for one in verdict.outliers if one.kind == LINK and one.quantity == quantity]
     return {(one.ranks[0], one.ranks[1]) for one in of}

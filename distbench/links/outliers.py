@@ -51,7 +51,7 @@ class Outlier:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LinkVerdict:
     """What was found.
 
     Args:
@@ -82,15 +82,15 @@ class _Effects(NamedTuple):
     freedom: int
 
 
-def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> Verdict:
+def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     """Who is slower than their like by more than `threshold` (0.2: takes 1.2 times as long)."""
     num_passes = min(len(alike.times_s) for alike in links.alike)
     if num_passes < MIN_PASSES:
         why = f"{num_passes} passes are too few to name anything; measure with --passes {MIN_PASSES} or more"
-        return Verdict((), 0, num_passes, {}, why)
+        return LinkVerdict((), 0, num_passes, {}, why)
     if len(links.hosts) < MIN_LIKE:
         why = f"{len(links.hosts)} ranks are too few to tell which is slower than the others; {MIN_LIKE} are needed"
-        return Verdict((), 0, num_passes, {}, why)
+        return LinkVerdict((), 0, num_passes, {}, why)
     hosts, ranks = list(_of_hosts(links)), list(_of_ranks(links))
     slow_hosts = _named(hosts, threshold, links)
     of_hosts = {rank for one in slow_hosts for rank in one.ranks}
@@ -102,7 +102,7 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> Verdict:
     found = [*slow_hosts, *slow_ranks, *_named(others, threshold, links)]
     found.sort(key=lambda one: -one.slowdown)
     counted = sum(len(effects.members) for effects in (*hosts, *ranks, *others))
-    return Verdict(tuple(found), counted, num_passes, _detectable([*ranks, *others], threshold))
+    return LinkVerdict(tuple(found), counted, num_passes, _detectable([*ranks, *others], threshold))
 
 
 def _explained(quantity: str) -> tuple[str, ...]:

@@ -55,6 +55,8 @@ def slurm_script(asked: NodeLaunch) -> str:
     resolve on all."""
     options = [
         f"--job-name={asked.name}",
+        # What was measured before a node was lost is in the run file: nobody wants all of it again, hours later.
+        "--no-requeue",
         f"--nodes={asked.num_nodes}",
         f"--ntasks-per-node={asked.ranks_per_node}",
         *([f"--gpus-per-node={asked.ranks_per_node}"] if asked.device != "cpu" else []),
