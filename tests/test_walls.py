@@ -88,7 +88,7 @@ MAY_IMPORT = {
     "worker.torch_internals": {"spec", "costmodel", "planning"},
 }
 # Rooms that draw or hold frames; each imports pandas and matplotlib inside functions.
-FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "render", "report", "runs", "traces")
+FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "traces")
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last one is pytest-benchmark's).

@@ -14,7 +14,7 @@ from distbench.links.link_measurements import (
     link_run_of,
     relative_to,
 )
-from distbench.links.outliers import HOST, LINK, RANK, Outlier, LinkVerdict, verdict_of
+from distbench.links.outliers import HOST, LINK, RANK, LinkVerdict, Outlier, verdict_of
 from distbench.render.blocks import Table, table_of
 from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
 from distbench.runs.run_file import Run
