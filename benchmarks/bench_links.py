@@ -1,9 +1,10 @@
 """Eight ranks on two hosts that are network namespaces with shaped links: what is slow is named, what is not is not.
 
-Each rank has a namespace, a virtual cable to one bridge, and that cable's rate; ranks 0 to 3 call themselves host a, the others b.
-In a run nothing is slowed, a rank has half of a CPU, or a rank's cable has half of the rate.
+Each rank has a namespace, a virtual cable to one bridge, and that cable's rate; ranks 0 to 3 call themselves host a,
+the others b. In a run nothing is slowed, a rank has half of a CPU, or a rank's cable has half of the rate.
 
-`./run.sh bench links`: 60 launches of about a minute; `python -m benchmarks.bench_links KIND COUNT` for some of one kind. Needs root, iproute2 and util-linux.
+`./run.sh bench links`: 60 launches of about a minute; `python -m benchmarks.bench_links KIND COUNT` for some of one
+kind. Needs root, iproute2 and util-linux.
 """
 
 import json
