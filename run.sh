@@ -54,11 +54,11 @@ pip_install() {
 }
 
 # Every scenario but the one that `distbench calibrate` runs (it feeds a profile, and has no table of its own) and the
-# laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here), and
-# models at their real size, which no CPU runs.
+# laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here),
+# models at their real size, which no CPU runs, and links, which are a matter of a cluster.
 shipped() {
     "$python" -m distbench list --format json | "$python" -c \
-        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "real-size"} & set(row["tags"])]'
+        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size"} & set(row["tags"])]'
 }
 
 quick_start() {

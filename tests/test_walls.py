@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "gate", "ab", "history"),
+        *("report", "advise", "signature", "simulate", "gate", "ab", "history", "nodes", "links"),
     },
     "compare": {"spec"},
     "costmodel": {"spec", "runs", "compare", "render"},
@@ -35,10 +35,12 @@ MAY_IMPORT = {
     "history": {"spec", "runs", "render"},
     "laboratory": {"spec", "runs", "compare", "planning", "render"},
     "launch": {"spec", "runs", "costmodel"},
+    "links": {"spec", "runs", "compare", "render"},
+    "nodes": {"spec"},
     "planning": {"spec", "costmodel"},
     "pytest_plugin": {"spec", "runs", "compare", "launch"},
     "render": {"spec"},
-    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory"},
+    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory", "links"},
     "runs": {"spec", "compare"},
     "signature": {"spec", "render", "ask_child"},
     "simulate": {"spec", "render", "ask_child"},
@@ -70,8 +72,9 @@ MAY_IMPORT = {
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.torch_internals"),
+        *("worker.rank", "worker.links", "worker.torch_internals"),
     },
+    "worker.links": {"spec", "runs", "worker.rank"},
     "worker.tracing": {"spec", "runs", "compare", "worker.plans", "worker.rank", "worker.torch_internals"},
     "worker.plans": {"spec", "worker.redistribute", "worker.rank", "worker.torch_internals"},
     "worker.redistribute": {
@@ -90,7 +93,7 @@ MAY_IMPORT = {
     "worker.torch_internals": {"spec", "costmodel", "planning"},
 }
 # Rooms that draw or hold frames; each imports pandas and matplotlib inside functions.
-FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "render", "report", "runs", "traces")
+FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "traces")
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last one is pytest-benchmark's).

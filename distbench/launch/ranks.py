@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distbench.runs.machine import slug
 from distbench.spec import UserError
 from distbench.spec.job import PARENT_PID
 
@@ -20,12 +21,14 @@ class Joined:
     Args:
         variables: rank variables to set for the worker.
         address: where the ranks meet.
+        launch: a name of the launch that all its ranks on this host know, fit for a folder; "" where it has none.
     """
 
     rank: int
     world_size: int
     variables: dict[str, str]
     address: str = ""
+    launch: str = ""
 
 
 def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
@@ -52,7 +55,26 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
         raise UserError(f"{what}; set both as a launcher does, or unset them")
     if not 0 < port < 1 << 16:
         raise UserError(f"MASTER_PORT={port} is no port; set one from 1 to 65535")
-    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}")
+    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}", _launch_of(environ))
+
+
+def _launch_of(environ: Mapping[str, str]) -> str:
+    """Slurm's job and step; else the torchrun that started this process, which is one a host."""
+    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
+        return slug(f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        # The run's own id is "none" unless it was given, and may be given again.
+        return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}-{_started(os.getppid())}")
+    return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's ticks: with its pid no other's."""
+    try:
+        # proc(5): the 22nd field, of which the second may hold blanks.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
 
 
 def _srun(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What the user asked for, checked and turned into jobs: one a scenario. Nothing is started here."""
 
 import datetime
+import itertools
 import secrets
 import time
 from collections.abc import Mapping
@@ -128,9 +129,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         device=device,
         settings=_settings(request),
         run_file=str(_resolved(folder / f"{name}.jsonl", "--out")),
-        log_dir=str(
-            _resolved((request.log_dir or folder / "logs") / name, "--log-dir" if request.log_dir else "--out")
-        ),
+        log_dir=str(_log_folder(request, folder / "logs", name, slug(entry.name), joined)),
         timeout_s=request.timeout_s,
         started_at=request.started_at,
         environment=dict(facts),
@@ -141,6 +140,18 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         chosen=request.chosen,
         file_digest=digest_of(entry.file),
     )
+
+
+def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
+    """One folder a run; where another launcher started the ranks, each has its own within their launch's."""
+    option = "--log-dir" if request.log_dir else "--out"
+    if not (joined and joined.launch):
+        return _resolved((request.log_dir or beside) / run_name, option)
+    folder = _resolved((request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}", option)
+    own = folder / f"rank{joined.rank}"
+    # A step of a job may run the command again.
+    again = (folder / f"again{number}" / own.name for number in itertools.count(1))
+    return next(one for one in itertools.chain([own], again) if not one.exists())
 
 
 def _resolved(path: Path, option: str) -> Path:

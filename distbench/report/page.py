@@ -10,6 +10,8 @@ from distbench.laboratory.study import Study
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
+from distbench.links.heat_map import link_figures
+from distbench.links.link_text import link_tables
 from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.render.html import PageBlock, Picture, SectionHeading, Verdict, page_of
 from distbench.render.plot_style import styled
@@ -70,7 +72,8 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         own = frame[frame["kind"] != "redistribute"] if is_studied else frame
         yield SectionHeading(name, mark=_mark([run]))
         yield from (Picture(figure) for _, figure in figures_of(run.scenario, own))
-        yield from tables_of(frame, is_studied)
+        yield from (Picture(figure) for _, figure in link_figures(run))
+        yield from (*tables_of(frame, is_studied), *link_tables(run))
         yield from calibration_blocks(run)
         traces, failed = traces_of([run])
         yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from distbench.laboratory import redistributions
 from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
+from distbench.links.link_text import link_tables
 from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.report import calls, collectives, steps
 from distbench.report.contents import Contents
@@ -36,6 +37,7 @@ def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = Tru
         Heading(run.scenario),
         Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
         *tables_of(frame, is_studied, full),
+        *link_tables(run),
         *([Lines((spent,))] if spent else []),
         *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from distbench.compare.passes import MIN_PASSES
 from distbench.laboratory.study_verdict import verdict_lines
+from distbench.links.link_text import link_lines
 from distbench.render.blocks import Block, Heading, Lines, shorten
 from distbench.render.units import counts_text
 from distbench.report import findings
@@ -45,8 +46,8 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents) -> tuple[int, l
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
-    lines += findings.trace_lines(run)
-    differs = any(line.startswith(("best:", "worst:")) for line in lines)
+    lines += [*findings.trace_lines(run), *link_lines(run)]
+    differs = any(line.startswith(("best:", "worst:", "SLOW:")) for line in lines)
     rank = FAILED if failed else DIFFERS if differs else OTHER
     return rank, [_head(run), *(f"  {line}" for line in (*failed, *lines))]
 

@@ -55,7 +55,10 @@ PARAMS: Kinds = {
     **dict.fromkeys(("scenario", "computes", "call"), TEXT),
     **dict.fromkeys(("size_bytes", "num_tokens", "batch_size"), BYTES),
     **dict.fromkeys(("shape", "mesh_shape"), list_of(COUNT)),
-    "flattened": list_of(TEXT),
+    **dict.fromkeys(("flattened", "hosts"), list_of(TEXT)),
+    **dict.fromkeys(("pairs", "groups"), list_of(list_of(COUNT))),
+    "ranks": list_of(COUNT),
+    "level": TEXT,
 }
 RESULT: Kinds = {
     "case": RECORD,
@@ -86,6 +89,7 @@ PASS: Kinds = {
     ),
     "samples_s": TIMES,
     "phases_s": mapping_of(DURATIONS),
+    "rank_median_s": DURATIONS,
     "stop_reason": TEXT,
     "status": one_of(STATUSES),
     "error": TEXT,

@@ -196,6 +196,8 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         if "error" in record:
             case.update(status=record["status"], error=record["error"])
             continue
+        if "rank_median_s" in record:
+            case.setdefault("ranks_by_pass", [case.get("rank_median_s") or []]).append(record["rank_median_s"])
         case["samples_s"] = [*(case.get("samples_s") or ()), *record["samples_s"]]
         phases = known if isinstance(known := case.get("phases_s"), dict) else {}
         case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}

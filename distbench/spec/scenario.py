@@ -85,6 +85,19 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Every pair of ranks, the groups of each mesh dim, and each rank's own speed: what names a slow rank or link.
+
+    Args:
+        size_bytes: of a large message; 0 for one that suits the device.
+        matmul_size: rows and columns of the product that each rank computes; 0 likewise.
+    """
+
+    size_bytes: int = 0
+    matmul_size: int = 0
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What one variant of a scenario measures. Every part is optional.
 
@@ -96,6 +109,7 @@ class Scenario:
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
+        links: what is measured to find slow ranks and links.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
@@ -113,6 +127,7 @@ class Scenario:
     redistributions: tuple[Redistributions, ...] = ()
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    links: tuple[Links, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     num_tokens: int | None = None
     tolerance: float | None = None

@@ -219,7 +219,7 @@ class Runner:
             taken = self._meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
             self._unseen.append((turn, number, taken))
         else:
-            self._rows.note(turn.id, number, self._samples(turn, opened_case))
+            self._rows.note(turn.case_spec, number, self._samples(turn, opened_case))
         if opened_case.stays_open and self._keeps_open:
             opened_case.pause()
         else:
@@ -233,7 +233,7 @@ class Runner:
             found = self._meter.see([taken for _, _, taken in unseen], "passes")
             for (turn, number, _), samples in zip(unseen, found, strict=True):
                 self._count(turn, samples)
-                self._rows.note(turn.id, number, samples)
+                self._rows.note(turn.case_spec, number, samples)
 
     def _open(self, turn: Turn) -> OpenedCase:
         """A case opened and warmed up."""

@@ -40,9 +40,10 @@ class Samples:
     entry_skew_s: float | None = None
     isolated_s: float | None = None
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self, with_ranks: bool = False) -> dict[str, Any]:
         """The fields of a further pass's line in the run file."""
-        return {name: getattr(self, name) for name in ("samples_s", "phases_s", "stop_reason")}
+        names = ("samples_s", "phases_s", "stop_reason", *(("rank_median_s",) if with_ranks else ()))
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,15 @@ class CaseSpec:
 
     Args:
         group: cases of one group are compared with each other, so they take turns; "" for one compared with none.
+        max_passes: its group takes at most so many; 0 for no limit of its own.
+        keeps_ranks: whether a further pass's line says each rank's median too.
     """
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
     group: str = ""
+    max_passes: int = 0
+    keeps_ranks: bool = False
 
 
 def first_difference(got: Any, expected: Any) -> str | None:
