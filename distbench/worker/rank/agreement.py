@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import itertools
+import os
 import signal
 import threading
 import time
@@ -32,6 +33,18 @@ def require_same(own: Mapping[str, str], gather: Callable[[Any], list[Any]]) -> 
         if ranks := [rank for rank, theirs in enumerate(others, start=1) if theirs[what] != first[what]]:
             named = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
             raise UserError(f"{what} of {named} differs from rank 0's; give all ranks the same command and files")
+
+
+def require_own_devices(own: str | None, gather: Callable[[Any], list[Any]]) -> None:
+    """Refuse ranks that share a device: NCCL does too, later and in other words. `own` names it on this host, None
+    where nobody knows."""
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, (host, device) in enumerate(gather((os.uname().nodename, own))):
+        if device is None:
+            continue
+        if (other := ranks.setdefault((host, device), rank)) != rank:
+            what = f"ranks {other} and {rank} have the same device of {host}"
+            raise UserError(f"{what}; start as many ranks a host as it has devices, or show each rank another one")
 
 
 class Agreement:
