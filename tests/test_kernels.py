@@ -13,7 +13,7 @@ import pytest
 
 from distbench.worker.tracing.attribution import Communication
 from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
-from distbench.worker.tracing.launches import Launches, phases_among
+from distbench.worker.tracing.host_calls import HostCalls, phases_among
 from distbench.worker.tracing.profiled import events_in, step_of_events
 
 Event = dict[str, Any]
@@ -224,7 +224,7 @@ def test_phases_that_the_host_did_not_go_through_leave_the_rows_without_times() 
 
 
 def test_launches_are_those_of_the_trace() -> None:
-    launches = Launches(EVENTS)
+    launches = HostCalls(EVENTS)
     launch = launches.of(EVENTS[len(HOST) + 2])
     assert launch is not None and (round(launch.at_s * 1e6), launch.thread) == (50, AUTOGRAD)
     assert launches.of(kernel("of another step", 0, 1, correlation=77)) is None

@@ -163,7 +163,7 @@ def device_count(device: str) -> int:
 
 
 def num_visible(text: str, num_here: int | None) -> int:
-    """How many devices a variable such as CUDA_VISIBLE_DEVICES shows of `num_here` (0 or None: it is not known).
+    """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: it is not known).
 
     As CUDA and torch read it: what follows a number that is no device's is not seen, a number twice shows nothing; ids
     (`GPU-...`, `MIG-...`) are taken as they are.

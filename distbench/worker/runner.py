@@ -245,7 +245,7 @@ class Runner:
             if turn.limits and opened_case.held_bytes:
                 self._touch(turn, opened_case)
                 return opened_case
-            turn.estimate_s = self._meter.warm_up(opened_case.call)
+            turn.estimate_s = self._meter.started_on(opened_case.starts_on).warm_up(opened_case.call)
         turn.limits = turn.limits or self._plan.limits(turn.estimate_s)
         return opened_case
 
@@ -255,7 +255,8 @@ class Runner:
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
-        samples = self._meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
+        meter = self._meter.started_on(opened_case.starts_on)
+        samples = meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
         if self._plan.is_automatic:
             samples.stop_reason = "passes"
         self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from distbench.worker.torch_internals import kind_of
 from distbench.worker.tracing.attribution import Communication
-from distbench.worker.tracing.launches import HOST_OPERATOR, KERNEL, Event, Launches, Span, is_on_device, span_of
+from distbench.worker.tracing.host_calls import HOST_OPERATOR, KERNEL, Event, HostCalls, Span, is_on_device, span_of
 
 # The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
 DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
@@ -43,10 +43,10 @@ class Ran(NamedTuple):
     payload_bytes: int | None = None
 
 
-def collectives_among(events: Sequence[Event], launches: Launches | None = None) -> list[Ran]:
+def collectives_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Ran]:
     """The kernels that communicate, of one rank, in the order in which they began, among the events of a Chrome trace
     of `torch.profiler` (`ts` and `dur` in microseconds)."""
-    calls = _Calls(events, launches or Launches(events))
+    calls = _Calls(events, launches or HostCalls(events))
     on_device = [(event, calls.facts_of(event)) for event in events if is_on_device(event)]
     covered = Cover(span_of(event) for event, facts in on_device if facts is None)
     found = []
@@ -63,7 +63,7 @@ def collectives_among(events: Sequence[Event], launches: Launches | None = None)
 class _Calls:
     """What is known of communication: the host's calls of it (`record_param_comms`), by thread."""
 
-    def __init__(self, events: Sequence[Event], launches: Launches) -> None:
+    def __init__(self, events: Sequence[Event], launches: HostCalls) -> None:
         self._launches = launches
         self._calls: dict[Any, list[tuple[float, float, Event]]] = {}
         for event in events:

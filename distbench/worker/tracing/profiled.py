@@ -20,7 +20,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.attribution import Communication
 from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched
-from distbench.worker.tracing.launches import PHASE, Launches, phases_among, unlinked
+from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
 from distbench.worker.tracing.trace_rows import Traced, TracedRow
 
 BETWEEN_EVENTS = re.compile(r"[\s,]*")
@@ -84,7 +84,7 @@ def step_of_events(
 ) -> ProfiledStep:
     """A profiled step's events (of a Chrome trace) as a traced step; `rows` are its collectives in the order of
     issue, `group_names` has ranks as `Communication.group` has them."""
-    launches = Launches(events)
+    launches = HostCalls(events)
     kernels = collectives_among(events, launches)
     ran, reason = matched(rows, kernels, group_names)
     found = [

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 MICRO = 1e-6
 KERNEL, ON_DEVICE = "kernel", ("kernel", "gpu_memcpy", "gpu_memset", "collective_comm")
 ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
-HOST_CALLS = ("_runtime", "_driver")  # cuda_runtime (ROCm's too), cuda_driver, xpu_runtime, privateuse1_runtime, ...
+HOST_CALLS = ("_runtime", "_driver")  # CUDA's, ROCm's under the same name, XPU's, ...
 PHASE = "distbench:"
 Event = Mapping[str, Any]
 Span = tuple[float, float]
 
 
-class Launch(NamedTuple):
+class HostCall(NamedTuple):
     """A host call that gave a device work: when, in seconds of the profiler's clock, and on which thread."""
 
     at_s: float
@@ -48,14 +48,14 @@ def span_of(event: Event) -> Span:
     return begun, begun + float(event.get("dur", 0.0)) * MICRO
 
 
-class Launches:
+class HostCalls:
     """The host calls of one rank's events, by what they launched."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._by_number: dict[Any, Launch] = {}
-        self._by_operator: dict[Any, Launch] = {}
+        self._by_number: dict[Any, HostCall] = {}
+        self._by_operator: dict[Any, HostCall] = {}
         self._flow_ends: dict[tuple[Any, Any, float], Any] = {}
-        flows: dict[Any, Launch] = {}
+        flows: dict[Any, HostCall] = {}
         for event in events:
             kind, cat = event.get("ph"), str(event.get("cat"))
             facts = event.get("args") or {}
@@ -70,13 +70,13 @@ class Launches:
         self._by_number = flows | self._by_number
 
     @staticmethod
-    def _note(where: dict[Any, Launch], number: Any, event: Event) -> None:
+    def _note(where: dict[Any, HostCall], number: Any, event: Event) -> None:
         """A runtime call that makes a driver's has its number too: the outer one came first."""
-        launch = Launch(float(event["ts"]) * MICRO, event.get("tid"))
+        launch = HostCall(float(event["ts"]) * MICRO, event.get("tid"))
         if number is not None and (number not in where or launch.at_s < where[number].at_s):
             where[number] = launch
 
-    def of(self, event: Event) -> Launch | None:
+    def of(self, event: Event) -> HostCall | None:
         """What launched an event of the device; None where the trace does not tell."""
         facts = event.get("args") or {}
         number = facts.get("correlation")
@@ -89,13 +89,13 @@ def _place(event: Event) -> tuple[Any, Any, float]:
     return event.get("pid"), event.get("tid"), float(event["ts"])
 
 
-def phases_among(events: Sequence[Event], launches: Launches | None = None) -> list[Phase]:
+def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Phase]:
     """Our phases, in the order in which the host went through them, with the time that what they launched took.
 
     A launch belongs to the phase whose annotation was open then, whatever the thread: while autograd's works, the one
     that opened it waits.
     """
-    launches = launches or Launches(events)
+    launches = launches or HostCalls(events)
     hosts = sorted(
         (span_of(event), str(event["name"]).removeprefix(PHASE))
         for event in events
@@ -117,7 +117,7 @@ def phases_among(events: Sequence[Event], launches: Launches | None = None) -> l
     return found if any(ran) else []
 
 
-def unlinked(events: Iterable[Event], launches: Launches) -> tuple[int, int]:
+def unlinked(events: Iterable[Event], launches: HostCalls) -> tuple[int, int]:
     """How many of a device's events have no launch in the trace, and how many there are."""
     known = [launches.of(event) is not None for event in events if is_on_device(event)]
     return known.count(False), len(known)
