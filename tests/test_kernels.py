@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from distbench.worker.tracing.attribution import Communication
-from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
 from distbench.worker.tracing.host_calls import HostCalls, phases_among
+from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
 from distbench.worker.tracing.profiled import events_in, step_of_events
 
 Event = dict[str, Any]

@@ -31,9 +31,9 @@ from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
-from distbench.worker.rank.agreement import Agreement, Store, require_own_devices, require_same
+from distbench.worker.rank.agreement import Agreement, Presence, Store, require_own_devices, require_same
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.failure import one_line, report_failure
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
@@ -138,6 +138,7 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     backend = backend_of(job.device)
     moves = backend_for(job.device, backend)
     dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    presence = _presence(job, store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
     require_own_devices(identity(device), partial(gather_objects, control))
@@ -145,9 +146,23 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     settings = job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
     yield ConnectedRanks(context, store)
+    if presence is not None:
+        presence.leave()
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
+
+
+def _presence(job: Job, store: Store, rank: int, world_size: int) -> Presence | None:
+    """Where no torchrun ends the ranks that are left (it sets that variable), each ends itself."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return None
+
+    def end(message: str) -> None:
+        report_failure(Path(job.log_dir), rank, "gone", message)
+        os._exit(1)
+
+    return Presence(store, rank, world_size, os.environ["MASTER_ADDR"], end)
 
 
 def profile_of(job: Job) -> Profile | None:
