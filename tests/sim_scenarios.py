@@ -1,8 +1,7 @@
-"""`python sim_scenarios.py JOBS.json`: every case of some jobs on the device without hardware, as one line of JSON.
+"""`python sim_scenarios.py JOBS.json N`: cases of some jobs on the device without hardware, as a line of JSON.
 
-They go through the worker's own code for accelerators: its clock, its memory, its way to start collectives.
-
-Time on the device is what the fake clock below says: a microsecond a recorded event.
+Every Nth redistribution. They go through the worker's own code for accelerators: its clock, its memory, its way to
+start collectives. Time on the device is what the fake clock below says: a microsecond a recorded event.
 """
 
 import contextlib
@@ -142,8 +141,8 @@ def of_steps(job: Job) -> dict[str, Any]:
     return found
 
 
-def of_cases(job: Job) -> dict[str, Any]:
-    """Each case of a scenario without a model, opened and timed as the runner does."""
+def of_cases(job: Job, every: int) -> dict[str, Any]:
+    """Some cases of a scenario without a model, opened and timed as the runner does."""
     function, found = load_scenario(Path(job.file), job.scenario), {}
     device, shapes = torch.device(DEVICE_TYPE, 0), ShapesOnly()
 
@@ -155,7 +154,7 @@ def of_cases(job: Job) -> dict[str, Any]:
     with fake_ranks(job.mesh, DEVICE_TYPE) as mesh:
         assert dist.group.WORLD is not None
         context = RankContext(0, device, mesh, seam.backend_of("cuda"), dist.group.WORLD, 0, check="none")
-        for case_spec in all_cases(job, function, context):
+        for case_spec in all_cases(job, function, context)[::every]:
             with contextlib.ExitStack() as opened:
                 with on():
                     opened_case = opened.enter_context(case_spec.open())
@@ -166,7 +165,7 @@ def of_cases(job: Job) -> dict[str, Any]:
     return found
 
 
-def main(jobs: Path) -> None:
+def main(jobs: Path, every: int) -> None:
     torch.set_num_threads(1)
     simulated_device(DEVICE_TYPE, Module())
     device = seam.select_device(DEVICE_TYPE)
@@ -175,11 +174,14 @@ def main(jobs: Path) -> None:
         for record in json.loads(jobs.read_text()):
             job = Job.from_record(record)
             try:
-                found[job.scenario] = (of_cases if job.scenario in ("collectives", "redistribute") else of_steps)(job)
+                if job.scenario in ("collectives", "redistribute"):
+                    found[job.scenario] = of_cases(job, every if job.scenario == "redistribute" else 1)
+                else:
+                    found[job.scenario] = of_steps(job)
             except Exception:
                 found[job.scenario] = {"failed": traceback.format_exc()}
     print(json.dumps(found, default=str))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
