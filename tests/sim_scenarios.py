@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from distbench.spec import Job, ParallelPlan, Settings, UserError
 from distbench.worker.rank import device as seam
@@ -25,6 +26,7 @@ from distbench.worker.simulated import recorded_step
 from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, SimEvent, SimModule
 from distbench.worker.torch_internals import ShapesOnly, fake_ranks, meshes_with_values, simulated_device
+from distbench.worker.tracing import attribution
 from distbench.worker.tracing.attribution import communications_of
 
 EVENT_MS = 1e-3
@@ -141,6 +143,12 @@ def of_steps(job: Job) -> dict[str, Any]:
     return found
 
 
+def groups_with_values(context: RankContext, plain: Any = attribution._mesh_dims_by_ranks) -> Any:
+    """The ranks of a mesh have values also where tensors have none."""
+    with unset_fake_temporarily():
+        return plain(context)
+
+
 def of_cases(job: Job, every: int) -> dict[str, Any]:
     """Some cases of a scenario without a model, opened and timed as the runner does."""
     function, found = load_scenario(Path(job.file), job.scenario), {}
@@ -168,6 +176,7 @@ def of_cases(job: Job, every: int) -> dict[str, Any]:
 def main(jobs: Path, every: int) -> None:
     torch.set_num_threads(1)
     simulated_device(DEVICE_TYPE, Module())
+    attribution._mesh_dims_by_ranks = groups_with_values
     device = seam.select_device(DEVICE_TYPE)
     found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]
     with contextlib.redirect_stdout(sys.stderr):

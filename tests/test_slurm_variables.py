@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.launch.ranks import joined_ranks, tasks_on_node
+from distbench.launch.ranks import joined_ranks, tasks_on_node, torchrun_command
 
 STEP = {"SLURM_PROCID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1"}
 STEP |= {"SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}
@@ -29,3 +29,13 @@ def test_ranks_of_a_node_are_counted_without_ntasks_per_node() -> None:
 def test_tasks_by_node(told: str, node: str, count: int) -> None:
     environ = {"SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node, "SLURM_NTASKS_PER_NODE": "6"}
     assert tasks_on_node(environ) == count
+
+
+def test_ranks_are_bound_as_torchrun_does_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("numa" in word for word in torchrun_command(2, ["x"], "logs"))
+    monkeypatch.setenv("DISTBENCH_NUMA_BINDING", "node")
+    assert torchrun_command(2, ["x"], "logs")[-2:] == ["--numa-binding=node", "x"]
+
+
+def test_torchrun_binds(torchrun_options: set[str]) -> None:
+    assert "--numa-binding" in torchrun_options

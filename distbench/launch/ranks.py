@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distbench.spec import UserError
+from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.job import PARENT_PID
 
 SRUN_PORT = 29517
@@ -96,7 +97,8 @@ def first_host(nodelist: str) -> str:
 def torchrun_command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
     """torchrun on this host alone, with a free port of its own choice."""
     command = [sys.executable, "-m", "distbench.worker.torchrun", "--standalone", "--local-addr=127.0.0.1"]
-    return [*command, f"--nproc-per-node={num_ranks}", f"--log-dir={log_dir}", *arguments]
+    binding = [f"--numa-binding={mode}"] if (mode := os.environ.get(NUMA_BINDING)) else []
+    return [*command, f"--nproc-per-node={num_ranks}", f"--log-dir={log_dir}", *binding, *arguments]
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:

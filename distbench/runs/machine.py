@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distbench.spec.devices import ACCELERATORS, DEVICES, DeviceType
+from distbench.runs.accelerator_facts import SMI, accelerator_facts, devices_told
+from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
 
 ALLOWED_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     *(variable for known in DEVICES.values() for variable in known.variables),
-    *("SLURM_JOB_ID", "SLURM_NNODES"),
+    *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
 )
 COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
 ROOT = Path("/")
@@ -38,6 +39,7 @@ def host_facts() -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "variables": {name: os.environ[name] for name in ALLOWED_VARIABLES if name in os.environ},
         "load_at_start": load_average(),
+        **accelerator_facts(output_of),
         **git_state(),
     }
 
@@ -136,10 +138,15 @@ def _ticks_of_descendants() -> int:
 
 def git_state() -> dict[str, Any]:
     """Commit and dirtiness of the repository that the command was started in; None outside of one."""
-    commit = _output(["git", "rev-parse", "HEAD"])
+    commit = output_of(["git", "rev-parse", "HEAD"])
     if not commit:
         return {"git_commit": None, "git_dirty": None}
-    return {"git_commit": commit.strip(), "git_dirty": bool(_output(["git", "status", "--porcelain"]))}
+    return {"git_commit": commit.strip(), "git_dirty": bool(output_of(["git", "status", "--porcelain"]))}
+
+
+def devices_here() -> list[dict[str, Any]]:
+    """Clocks, heat and power of this host's devices now, and what holds them down; [] where nobody tells."""
+    return devices_told(output_of) if shutil.which(SMI) else []
 
 
 def accelerator_here() -> tuple[str, int]:
@@ -158,7 +165,7 @@ def device_count(device: str) -> int:
     if here is not None:
         return here
     code = f"import torch; print(torch.get_device_module({device!r}).device_count())"
-    told = _output([sys.executable, "-c", code], TORCH_TIMEOUT_S)
+    told = output_of([sys.executable, "-c", code], TORCH_TIMEOUT_S)
     return int(told) if told is not None and told.strip().isdecimal() else 0
 
 
@@ -183,7 +190,7 @@ def num_visible(text: str, num_here: int | None) -> int:
 def _devices_of_host(known: DeviceType) -> int | None:
     """Those that a command or the driver's files tell of; None where neither is known."""
     for lister in known.listers:
-        if shutil.which(lister.command[0]) and (listed := _output(lister.command)) is not None:
+        if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
             return len([line for line in listed.splitlines() if line.startswith(lister.line)])
     found = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in known.files]
     return next((len(paths) for paths in found if paths), 0) if known.files else None
@@ -210,7 +217,8 @@ def _is_brought(known: DeviceType) -> bool:
     )
 
 
-def _output(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
+def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
+    """What a command prints; None where it fails, or takes longer."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -80,6 +80,14 @@ DEVICES = {
     "hpu": DeviceType("hccl", variables=("HABANA_VISIBLE_MODULES",), brought_by=("habana_frameworks",)),
     "mtia": DeviceType("mtia", brought_by=("mtia",)),
 }
+# What switches something off that makes collectives fast, or makes every launch wait.
+SWITCHED_OFF = {
+    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING"), "1"),
+    **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"), "0"),
+    "NCCL_P2P_LEVEL": "LOC",
+}
+# Names one of torchrun's ways to bind ranks to the CPUs near their device: node, socket, exclusive, core-complex.
+NUMA_BINDING = "DISTBENCH_NUMA_BINDING"
 ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
 # Fields of a run file's header that hold the versions of what drives accelerators.
 DRIVER_FIELDS = ("nccl", "cuda", "hip", "driver")
