@@ -141,7 +141,8 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     presence = _presence(job, store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
-    require_own_devices(identity(device), partial(gather_objects, control))
+    if is_accelerator(device.type):
+        require_own_devices(identity(device), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     settings = job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
