@@ -13,7 +13,7 @@ import pytest
 
 from distbench.worker.tracing.attribution import Communication
 from distbench.worker.tracing.host_calls import HostCalls, phases_among
-from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
+from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, communicates, matched
 from distbench.worker.tracing.profiled import events_in, step_of_events
 
 Event = dict[str, Any]
@@ -151,6 +151,22 @@ def test_a_kernel_that_nobody_tells_of_is_communication_and_hides_no_other() -> 
         "1 kernels communicate and do not say what; they hide nothing",
         "1 of 8 kernels and copies have no launch in the trace; they are in no phase",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWork*)", True),
+        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs)", True),
+        ("void ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("oneccl_allreduce_small", True),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)", False),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", False),
+    ],
+)
+def test_kernels_of_communication_libraries_are_known_by_name(name: str, does: bool) -> None:
+    assert communicates(name) == does
 
 
 def test_how_much_is_hidden_is_bisected() -> None:

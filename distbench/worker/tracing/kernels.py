@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -60,6 +61,12 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
     return sorted(found, key=lambda ran: ran.begun_s)
 
 
+@cache
+def communicates(kernel: str) -> bool:
+    """Whether a kernel is one of a communication library, by its name; names are long, and few."""
+    return OF_COMMUNICATION.search(kernel) is not None
+
+
 class _Calls:
     """What is known of communication: the host's calls of it (`record_param_comms`), by thread."""
 
@@ -78,7 +85,7 @@ class _Calls:
         facts = event.get("args") or {}
         if event.get("cat") in (KERNEL, "collective_comm") and facts.get(COLLECTIVE):
             return facts
-        if event.get("cat") != KERNEL or not OF_COMMUNICATION.search(str(event.get("name", ""))):
+        if event.get("cat") != KERNEL or not communicates(str(event.get("name", ""))):
             return None
         launch = self._launches.of(event)
         calls = self._calls.get(launch.thread, []) if launch else []
