@@ -103,6 +103,17 @@ def test_moments_are_events_of_the_device(xpu: Xpu) -> None:
     assert clock.read() == [0.0, 0.002, 0.0075] and clock.read() == []
 
 
+def test_a_collective_that_never_ends_is_not_waited_for(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of mismatched collectives one stays on the device for good; the launch must go on and say so."""
+    Event.moments_ms = iter([0.0, 0.0])
+    answers = iter([False, True])
+    monkeypatch.setattr(Event, "query", lambda event: next(answers), raising=False)
+    assert seam.ends_within(torch.device("xpu", 0), 5.0)
+    monkeypatch.setattr(Event, "query", lambda event: False)
+    assert not seam.ends_within(torch.device("xpu", 0), 0.02)
+    assert seam.ends_within(torch.device("cpu"), 0.0)
+
+
 def test_a_cpu_asks_no_accelerator(xpu: Xpu) -> None:
     device = seam.select_device("cpu")
     seam.synchronize(device)

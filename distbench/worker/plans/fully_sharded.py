@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim
-from distbench.spec.devices import ACCELERATORS
+from distbench.spec.devices import ACCELERATORS, is_accelerator
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching, matching_modules
 from distbench.worker.rank.rank_context import RankContext
@@ -34,7 +34,7 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     """`fully_shard` every unit, deepest first, then the root; Skipped for CPU offload where the device is the CPU."""
     from torch.distributed.fsdp import fully_shard
 
-    if plan.offload is not None and context.device.type == "cpu":
+    if plan.offload is not None and not is_accelerator(context.device.type):
         wanted = " or ".join(ACCELERATORS)
         raise Skipped(f"CPU offload: the shards of a CPU run are in host memory already; use --device {wanted}")
     if plan.gather_extension is not None:

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity
 from distbench.spec import UserError
 from distbench.spec.devices import ACCELERATORS, DEVICES, is_accelerator, known_device
 
+POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
 # Filling that much takes a device longer than its host to enqueue a collective, and leaves nothing of it in a cache:
 # the largest known one has 256 MiB (AMD's MI300).
@@ -40,11 +41,7 @@ class Accelerator:
 
     @property
     def module(self) -> Any:
-        """torch's own module of it.
-
-        Raises:
-            UserError: this torch has none.
-        """
+        """torch's own module of it; UserError where this torch has none."""
         try:
             return torch.get_device_module(self.type)
         except RuntimeError as error:
@@ -92,9 +89,7 @@ class Accelerator:
         if not (count := self.num_devices):
             raise UserError(f"--device {self.type}: {self._missing()}")
         if 1 < count <= local_rank:
-            what = (
-                f"this rank is number {local_rank} on its host (LOCAL_RANK) and may use {count} {self._shown} devices"
-            )
+            what = f"this rank is number {local_rank} on its host (LOCAL_RANK) and may use {count} {self.type.upper()} devices"
             raise UserError(f"{what}; show each rank one device, or all ranks of a host all of theirs")
         device = torch.device(self.type, local_rank if count > 1 else 0)
         self.module.set_device(device)
@@ -105,12 +100,10 @@ class Accelerator:
         return self.module.Event(enable_timing=True)
 
     def _missing(self) -> str:
-        advice = f"install a torch built for {self._shown} and its driver, or use --device cpu; see `distbench doctor`"
-        return f"this torch ({torch.__version__}) sees no {self._shown} device; {advice}"
-
-    @property
-    def _shown(self) -> str:
-        return self.type.upper()
+        advice = (
+            f"install a torch built for {self.type.upper()} and its driver, or use --device cpu; see `distbench doctor`"
+        )
+        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}"
 
 
 def select_device(device_type: str) -> torch.device:
@@ -121,8 +114,7 @@ def select_device(device_type: str) -> torch.device:
 
 
 def identity(device: torch.device) -> str | None:
-    """What tells a device from the others of its host, whatever its number in this process; None where torch knows
-    nothing of the kind."""
+    """What tells a device from others of its host, whatever its number here; None where torch knows no such thing."""
     if not is_accelerator(device.type):
         return None
     properties = getattr(Accelerator(device.type).module, "get_device_properties", None)
@@ -139,6 +131,19 @@ def synchronize(device: torch.device) -> None:
     """Return when the device is idle."""
     if is_accelerator(device.type):
         Accelerator(device.type).module.synchronize(device)
+
+
+def ends_within(device: torch.device, seconds: float) -> bool:
+    """Whether what was issued to the current stream ends in so many seconds; never waits longer."""
+    if not is_accelerator(device.type):
+        return True
+    event, deadline = Accelerator(device.type).event(), time.monotonic() + seconds
+    event.record()
+    while not event.query():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 class HostClock:
