@@ -11,7 +11,7 @@ from distbench.launch.ranks import Joined
 from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
 from distbench.spec.case_choice import CaseChoice
-from distbench.spec.devices import ACCELERATORS, DEVICES, is_accelerator
+from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
@@ -96,9 +96,7 @@ def _require_small_enough(request: Request, entries: list[Entry]) -> None:
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
     if large and not is_accelerator(str(request.device)) and not request.shapes_only:
         what = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
-        raise UserError(
-            f"{what}; use distbench simulate {large[0]}, or run it with --device {' or '.join(ACCELERATORS)}"
-        )
+        raise UserError(f"{what}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ SWITCHED_OFF = {
 # Names one of torchrun's ways to bind ranks to the CPUs near their device: node, socket, exclusive, core-complex.
 NUMA_BINDING = "DISTBENCH_NUMA_BINDING"
 ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
+ANY_ACCELERATOR = f"{', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"  # for a sentence
 # Fields of a run file's header that hold the versions of what drives accelerators.
 DRIVER_FIELDS = ("nccl", "cuda", "hip", "driver")
 DEVICE_HELP = "Default: the accelerator that is here, else cpu."

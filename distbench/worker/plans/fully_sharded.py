@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim
-from distbench.spec.devices import ACCELERATORS, is_accelerator
+from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching, matching_modules
 from distbench.worker.rank.rank_context import RankContext
@@ -35,8 +35,9 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     from torch.distributed.fsdp import fully_shard
 
     if plan.offload is not None and not is_accelerator(context.device.type):
-        wanted = " or ".join(ACCELERATORS)
-        raise Skipped(f"CPU offload: the shards of a CPU run are in host memory already; use --device {wanted}")
+        raise Skipped(
+            f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
+        )
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
     kept = _kept_whole(model, plan)
