@@ -12,6 +12,7 @@ from distbench.spec import UserError
 from distbench.spec.job import PARENT_PID
 
 SRUN_PORT = 29517
+MAX_NODES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
         if missing := [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]:
             raise UserError(f"of RANK and WORLD_SIZE, which launchers set, {missing[0]} is missing; set or unset both")
         variables = {}
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and num_tasks(environ) != "1":
         variables = _srun(environ)
     else:
+        # A step of one task is somebody's shell (`srun --pty`), or a node to start ranks on.
         return None
     told = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
     try:
@@ -77,15 +79,35 @@ def _started(pid: int) -> str:
         return "0"
 
 
+def num_tasks(environ: Mapping[str, str]) -> str:
+    """Of this step of a Slurm job; a step may have fewer than its job."""
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
+
+
 def _srun(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": environ.get("SLURM_NTASKS", "1"),
+        "WORLD_SIZE": num_tasks(environ),
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
-        "LOCAL_WORLD_SIZE": environ.get("SLURM_NTASKS_PER_NODE", "1"),
+        "LOCAL_WORLD_SIZE": str(tasks_on_node(environ)),
         "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
         "MASTER_PORT": environ.get("MASTER_PORT", str(SRUN_PORT)),
     }
+
+
+def tasks_on_node(environ: Mapping[str, str]) -> int:
+    """This step's tasks on this node: SLURM_STEP_TASKS_PER_NODE has them by node, `"4(x2),3"` for 4, 4 and 3."""
+    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", told)
+        for _ in range(min(int(times or 1), MAX_NODES))
+    ]
+    node = environ.get("SLURM_NODEID", "0")
+    if node.isdecimal() and int(node) < len(counts):
+        return counts[int(node)]
+    asked = environ.get("SLURM_NTASKS_PER_NODE", "1")
+    return int(asked) if asked.isdecimal() else 1
 
 
 def first_host(nodelist: str) -> str:

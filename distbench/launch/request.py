@@ -12,7 +12,7 @@ from distbench.launch.ranks import Joined
 from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
 from distbench.spec.case_choice import CaseChoice
-from distbench.spec.devices import ACCELERATORS, DEVICES
+from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 
@@ -80,7 +80,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
     """The same for scenarios that are found already; the request's targets are not looked at."""
     facts, device = host_facts(), request.device or accelerator_here()[0]
-    if device != "cpu" and not device_count(device):
+    if is_accelerator(device) and not device_count(device):
         what = f"--device {device}: no {device.upper()} device"
         raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
     request = replace(request, device=device)
@@ -95,11 +95,9 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
 def _require_small_enough(request: Request, entries: list[Entry]) -> None:
     """Refuse models at their real size where a CPU would run them."""
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
-    if large and request.device == "cpu" and not request.shapes_only:
+    if large and not is_accelerator(str(request.device)) and not request.shapes_only:
         what = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
-        raise UserError(
-            f"{what}; use distbench simulate {large[0]}, or run it with --device {' or '.join(ACCELERATORS)}"
-        )
+        raise UserError(f"{what}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
@@ -205,7 +203,7 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
     A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the
     mesh itself is what is measured, it is not there at all.
     """
-    num_devices = device_count(device) if device != "cpu" else 0
+    num_devices = device_count(device) if is_accelerator(device) else 0
     ranks = joined.world_size if joined else num_devices
     if asked is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
@@ -217,7 +215,7 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
             f"mesh {format_mesh(mesh)} needs {wanted} ranks, the launcher started {joined.world_size}; "
             f"give sizes that multiply to {joined.world_size}"
         )
-    if not joined and device != "cpu" and wanted > num_devices:
+    if not joined and is_accelerator(device) and wanted > num_devices:
         raise UserError(
             f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_devices} {device.upper()} devices; "
             f"give sizes that multiply to at most {num_devices}, or --device cpu"

@@ -77,7 +77,7 @@ COUNTERS: Kinds = {
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
     **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),
-    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes"), BYTES),
+    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "baseline_bytes"), BYTES),
     "peak_by_kind": mapping_of(BYTES),
 }
 PASS: Kinds = {

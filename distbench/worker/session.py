@@ -25,15 +25,15 @@ from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.case_choice import MAX_NAMED, CaseChoice
-from distbench.spec.devices import DEVICES, backend_for
+from distbench.spec.devices import backend_for, is_accelerator
 from distbench.spec.job import Variant
 from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
-from distbench.worker.rank.agreement import Agreement, Store, require_same
-from distbench.worker.rank.device import device_facts, select_device
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.agreement import Agreement, Presence, Store, require_own_devices, require_same
+from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
+from distbench.worker.rank.failure import one_line, report_failure
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
@@ -137,16 +137,35 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
-    dist.init_process_group(backend_for(job.device), store=store, rank=rank, world_size=world_size, timeout=timeout)
+    backend = backend_of(job.device)
+    moves = backend_for(job.device, backend)
+    dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    presence = _presence(job, store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
+    if is_accelerator(device.type):
+        require_own_devices(identity(device), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
-    backend, settings = DEVICES[job.device].backend, job.settings
+    settings = job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
     yield ConnectedRanks(context, store)
+    if presence is not None:
+        presence.leave()
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
+
+
+def _presence(job: Job, store: Store, rank: int, world_size: int) -> Presence | None:
+    """Where no torchrun ends the ranks that are left (it sets that variable), each ends itself."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return None
+
+    def end(message: str) -> None:
+        report_failure(Path(job.log_dir), rank, "gone", message)
+        os._exit(1)
+
+    return Presence(store, rank, world_size, os.environ["MASTER_ADDR"], end)
 
 
 def profile_of(job: Job) -> Profile | None:
@@ -174,7 +193,7 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
     On CPU it is the default group itself: a barrier on a group of its own leaves the timed group's threads cold, and
     made an all_gather right after it a third slower (4 ranks on 2 cores, 1 KB and 1 MB, interleaved).
     """
-    if device == "cpu":
+    if not is_accelerator(device):
         assert dist.group.WORLD is not None
         return dist.group.WORLD
     return dist.new_group(backend="gloo", timeout=timeout)

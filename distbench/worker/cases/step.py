@@ -11,6 +11,7 @@ from torch import nn
 
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
+from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.plans.materialise import Blueprint, blueprint
@@ -64,9 +65,11 @@ def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
-    empty_allocator(context.device)
+    held_before = empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
+    if is_accelerator(context.device.type):
+        counters["baseline_bytes"] = held_before
 
     is_restarted = True
 

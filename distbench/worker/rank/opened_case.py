@@ -33,6 +33,7 @@ class OpenedCase:
             iteration warms it up; None: as much as its parameters do.
         pause: called before other cases run while it is kept open.
         resume: called before it runs again.
+        starts_on: the group over which its devices start each sample together; None: as the hosts do.
     """
 
     call: Call
@@ -45,6 +46,7 @@ class OpenedCase:
     held_bytes: int | None = None
     pause: Callable[[], None] = lambda: None
     resume: Callable[[], None] = lambda: None
+    starts_on: Any = None
 
 
 @dataclass(frozen=True)

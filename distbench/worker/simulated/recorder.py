@@ -27,6 +27,8 @@ from distbench.worker.torch_internals import (
 )
 from distbench.worker.tracing.attribution import CollectiveTracker, IssueContext
 
+# DTensor's all-to-all returns what has arrived: its caller waits for nothing.
+WAITS_ITSELF = "shard_dim_alltoall"
 # What Adam asks for: how many steps it has taken, which no time depends on.
 STEPS_TAKEN = 2.0
 
@@ -190,6 +192,8 @@ class Recorder:
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
         else:
             self._issue_aside(issued, call.ranks, made)
+            if func.overloadpacket.__name__ == WAITS_ITSELF:
+                STREAMS.current.wait_event(self._pending.pop(id(made[0].untyped_storage())))
         return out
 
     def _issue_aside(self, issued: Collective, ranks: tuple[int, ...], made: Sequence[torch.Tensor]) -> None:

@@ -52,6 +52,7 @@ from distbench.worker.torch_internals.probe import (
     Probe,
     Skipped,
     Unsupported,
+    bind_to_numa_node,
     import_compiler,
     probe,
     replaced,
