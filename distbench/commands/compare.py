@@ -47,7 +47,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_diff
 
     options = gate_terms.options_of((), allow_different, min_launches=min_launches)
     with no_garbage_collection():
-        (left, told), (right, told_too) = (collect(tuple(paths), Path()) for paths in (a, b))
+        (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
         names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
         return side_by_side(left, right, (names[0], names[1]), options, [*told, *told_too])
 

@@ -73,7 +73,7 @@ def render(
 def summary_of(run_files: Sequence[Path], report: str) -> str:
     """The first screen on some run files, as `distbench run` ends with it; `report` is the command that shows them."""
     with no_garbage_collection():
-        found, _ = collect(tuple(run_files), Path())
+        found, _ = collect(tuple(run_files), None)
         contents = Contents.of(found, frame_of(found))
     return text_of(summary(contents, report))
 

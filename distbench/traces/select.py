@@ -23,7 +23,7 @@ class Chosen:
     failed: list[str]  # one for each trace that failed or cannot be read
 
 
-def chosen(named: Sequence[Path], out: Path) -> Chosen:
+def chosen(named: Sequence[Path], out: Path | None) -> Chosen:
     """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
     asked = [_split(given) for given in named]
     runs, warnings = collect(tuple(path for path, _ in asked), out)
@@ -44,7 +44,7 @@ def one_trace(given: Path) -> tuple[Trace, list[str]]:
 
     A PART that is the whole end of one case's id means that case, whatever else holds it.
     """
-    found = chosen((given,), Path())
+    found = chosen((given,), None)
     path, part = _split(given)
     traces = [trace for trace in found.traces if part and trace.case_id.endswith(f"/{part}")] or found.traces
     if len(traces) > 1:
