@@ -81,12 +81,12 @@ def check_table(table: Table, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_summary_of_golden_runs_fits_every_screen(width: int) -> None:
     contents = golden("collectives", "steps", "redistributions", "laboratory")
-    text = text_of(summary(contents), width)
+    text = text_of(summary(contents, "distbench report"), width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
     assert "NOT OK: collective/f32[256]/all_gather/tp is wrong: rank 1: element 3 is 0, it must be 6" in flat
     assert "all_reduce 1.26" in flat and "NOT COMPLETE: interrupted" in flat and "use direct" in flat
-    assert text.splitlines()[-1].endswith("(to send on)") or width == 60
+    assert text.splitlines()[-1].split("  ")[1:] == ["distbench report --page FILE", "to send on"]
 
 
 def test_a_summary_has_what_failed_first_then_verdicts() -> None:

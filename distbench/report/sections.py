@@ -8,6 +8,7 @@ from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
 from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.report import calls, collectives, steps
+from distbench.report.calibrations import calibration_tables
 from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
 from distbench.runs.run_file import Run
@@ -36,6 +37,7 @@ def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = Tru
         Heading(run.scenario),
         Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
         *tables_of(frame, is_studied, full),
+        *calibration_tables(run),
         *([Lines((spent,))] if spent else []),
         *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
     ]

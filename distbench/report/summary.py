@@ -9,6 +9,7 @@ from distbench.laboratory.study_verdict import verdict_lines
 from distbench.render.blocks import Block, Heading, Lines, shorten
 from distbench.render.units import counts_text
 from distbench.report import findings
+from distbench.report.calibrations import calibration_lines
 from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
 from distbench.runs.record_checks import STATUSES
@@ -18,25 +19,28 @@ from distbench.spec.mesh import format_mesh
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_REASON = 200
+MAX_REASON, MAX_RUNS = 200, 20
 # What a reader must not miss comes first: what failed, what differs beyond noise, everything else.
 FAILED, DIFFERS, OTHER = range(3)
 
 
-def summary(contents: Contents, report: str = "distbench report") -> list[Block]:
-    """The first screen; `report` is the command that shows these runs, for those that come next."""
+def summary(contents: Contents, report: str = "") -> list[Block]:
+    """The first screen; `report` is the command that shows these runs, for those that come next; empty: none do."""
     runs = contents.runs
     counted = Counter(case["status"] for run in runs for case in run.cases)
     count = f"{len(runs)} scenario{'s' if len(runs) != 1 else ''}"
     statuses = counts_text({status: counted[status] for status in STATUSES}) or "no case finished"
     cautions = (*dict.fromkeys(line for run in runs for line in cautions_of(run)), *busy_line(runs))
-    found = [_of_run(run, frame, contents) for run, frame in zip(runs, contents.frames, strict=True)]
+    found = [(*_of_run(run, frame, contents), run) for run, frame in zip(runs, contents.frames, strict=True)]
     found.sort(key=lambda one: one[0])
+    sections = [lines for _, lines, _ in found]
+    most = MAX_RUNS if report else len(found)  # a page has them all
+    more = [f"... {len(found) - most} more"] if len(found) > most else []
     return [
         Heading(f"distbench: {count}: {statuses}", 1),
         Lines((*dict.fromkeys(map(machine_line, runs)), *cautions)),
-        Lines(tuple(line for _, lines in found for line in lines)),
-        Lines((*_too_few(found), _next(runs, report))),
+        Lines((*(line for lines in sections[:most] for line in lines), *more)),
+        Lines((*_too_few(sections), *(_next(runs, found[0][2].scenario, report) if report and found else []))),
     ]
 
 
@@ -45,15 +49,15 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents) -> tuple[int, l
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
-    lines += findings.trace_lines(run)
+    lines += [*calibration_lines(run), *findings.trace_lines(run)]
     differs = any(line.startswith(("best:", "worst:")) for line in lines)
     rank = FAILED if failed else DIFFERS if differs else OTHER
     return rank, [_head(run), *(f"  {line}" for line in (*failed, *lines))]
 
 
-def _too_few(found: Sequence[tuple[int, list[str]]]) -> list[str]:
+def _too_few(sections: Sequence[Sequence[str]]) -> list[str]:
     """What to do where passes were too few for verdicts."""
-    count = sum(any(findings.NO_VERDICT in line for line in lines) for _, lines in found)
+    count = sum(any(findings.NO_VERDICT in line for line in lines) for lines in sections)
     told = f"in {count} scenario{'s' if count != 1 else ''} passes were too few to tell variants apart"
     return [f"{told}: measure without --quick, or with --passes {MIN_PASSES}"] if count else []
 
@@ -96,8 +100,13 @@ def _of_study(run: Run, contents: Contents) -> list[str]:
     return [*lines[:1], *lines[1:][-1:]] if run is study.runs[-1] else []
 
 
-def _next(runs: Sequence[Run], report: str) -> str:
-    """The commands to go on with."""
-    traced = [f"{report} --paths (what each path costs)"] if any(run.traces for run in runs) else []
-    own = f"{report} {runs[0].scenario} (its own tables)"
-    return f"next: {'; '.join([own, f'{report} --full (everything)', *traced, f'{report} --page FILE (to send on)'])}"
+def _next(runs: Sequence[Run], scenario: str, report: str) -> list[str]:
+    """The commands to go on with, one a line."""
+    commands = {
+        f"{report} {scenario}": "its own tables",
+        f"{report} --full": "everything",
+        **({f"{report} --paths": "what each path costs"} if any(run.traces for run in runs) else {}),
+        f"{report} --page FILE": "to send on",
+    }
+    width = max(map(len, commands))
+    return ["next:", *(f"  {command:<{width}}  {what}" for command, what in commands.items())]

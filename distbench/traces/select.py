@@ -19,6 +19,7 @@ class Chosen:
 
     runs: list[Run]
     traces: list[Trace]
+    is_part: bool  # a PART was named
     warnings: list[str]  # on files and lines that were left out
     failed: list[str]  # one for each trace that failed or cannot be read
 
@@ -36,7 +37,7 @@ def chosen(named: Sequence[Path], out: Path | None) -> Chosen:
         if not any(_is_meant(trace, path, part) for trace in traces) and part:
             raise UserError(f"no traced case of {path} has {part!r} in its id; {_there_are(traces)}")
     kept = [trace for trace in traces if not asked or any(_is_meant(trace, path, part) for path, part in asked)]
-    return Chosen(runs, kept, warnings, failed)
+    return Chosen(runs, kept, any(part for _, part in asked), warnings, failed)
 
 
 def one_trace(given: Path) -> tuple[Trace, list[str]]:
