@@ -118,6 +118,6 @@ def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_n
         lambda: distbench.compare("s", "t"),
         lambda: one_trace(Path("s")),
     ):
-        with pytest.raises(UserError, match="^run s does not exist: it is no file or folder here; give a run file"):
+        with pytest.raises(UserError, match=r"^run s does not exist: it is no file or folder here; give a run file"):
             ask()
     assert searched == []

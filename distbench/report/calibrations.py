@@ -65,7 +65,9 @@ def _profile_of(run: Run) -> Profile | str | None:
 
 
 def _cost_text(line: Line) -> str:
-    """Of an empty one, and the rate at which large ones go on."""
+    """Of an empty one, or of each of its messages, and the rate at which large ones go on."""
     per_byte_s = line.per_byte_s if line.knee_bytes is None else line.per_byte_beyond_s
-    rate = f" + {bandwidth_text(1 / per_byte_s / GB).strip()} GB/s" if per_byte_s > 0 else ""
-    return f"{line.op} {brief_time_text(line.base_s)}{rate}"
+    parts = [brief_time_text(line.base_s)] if line.base_s > 0 else []
+    parts += [f"{brief_time_text(line.per_message_s)} a message"] if line.per_message_s > 0 else []
+    parts += [f"{bandwidth_text(1 / per_byte_s / GB).strip()} GB/s"] if per_byte_s > 0 else []
+    return f"{line.op} {' + '.join(parts) or 'no cost'}"
