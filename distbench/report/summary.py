@@ -124,4 +124,8 @@ def _next(runs: Sequence[Run], scenario: str, report: str) -> list[str]:
     }
     width = max(map(cells, commands))
     rest = [f"  {command}  the cases that it lacks" for command in resume]
-    return ["next:", *rest, *(f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items())]
+    return [
+        "next:",
+        *rest,
+        *(f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()),
+    ]
