@@ -20,8 +20,10 @@ def _op_text(row: Row) -> str:
 
 
 # What COLUMNS reads of a frame that has a hundred.
-SHOWN = ("op", "backend_op", "dtype", "payload_bytes", "median_s", "q1_s", "q3_s", "p95_s")
-SHOWN += ("algbw_gb_per_s", "busbw_gb_per_s")
+SHOWN = (
+    *("op", "backend_op", "dtype", "payload_bytes", "median_s", "q1_s", "q3_s", "p95_s"),
+    *("algbw_gb_per_s", "busbw_gb_per_s"),
+)
 COLUMNS: TableColumns = (
     ("<op", _op_text),
     ("<dtype", lambda row: units.word_text(row["dtype"])),
