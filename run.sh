@@ -15,6 +15,7 @@ usage() {
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
 ./run.sh bench       set up, run the project's own benchmarks and print the table of promises (NAME...; --quick: no long ones)
 ./run.sh docs        set up and build the documentation site into build/site
+./run.sh screens     set up, run what docs/screens.md shows, and draw it anew (NAME...)
 ./run.sh ANYTHING    set up and run `distbench ANYTHING`
 TEXT
 }
@@ -95,5 +96,6 @@ case "${1-}" in
     signatures) signatures "${@:2}" ;;
     docs) NO_MKDOCS_2_WARNING=1 exec "$python" -m mkdocs build --quiet ;;
     bench) exec "$python" -m benchmarks "${@:2}" ;;
+    screens) exec "$python" -m benchmarks.screens "${@:2}" ;;
     *) exec "$python" -m distbench "$@" ;;
 esac

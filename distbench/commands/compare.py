@@ -9,6 +9,7 @@ import click
 from distbench.commands import gate_terms
 from distbench.commands.gate import sides_of
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 
 if TYPE_CHECKING:
     from distbench.gate.side_by_side import SideBySide
@@ -21,6 +22,7 @@ FORMS = ("table", "markdown", "csv", "json")
 @gate_terms.min_launches
 @gate_terms.allow_different
 @click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print. [table]")
+@width_option
 def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[str, ...], form: str) -> None:
     """Show two runs side by side, case by case: A, the baseline, and B.
 
@@ -47,7 +49,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_diff
 
     options = gate_terms.options_of((), allow_different, min_launches=min_launches)
     with no_garbage_collection():
-        (left, told), (right, told_too) = (collect(tuple(paths), Path()) for paths in (a, b))
+        (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
         names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
         return side_by_side(left, right, (names[0], names[1]), options, [*told, *told_too])
 

@@ -11,7 +11,7 @@ from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.first_screen import confirm_ranks, links_code, show_summary, told
 from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_options, run_on_nodes
-from distbench.commands.say import say
+from distbench.commands.say import say, say_lines
 from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
@@ -94,7 +94,7 @@ def run(
       distbench run llama_2d --quick
       distbench run cp_attention --set rotate=alltoall --mesh cp=4
       distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
-      distbench run fsdp_knobs -k "plain or hsdp" --dry-run
+      distbench run fsdp_knobs -k "plain or hybrid" --dry-run
       distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
       distbench run llama_2d --mesh dp_shard=4,tp=4 --nodes 2 --launcher slurm
     """
@@ -110,7 +110,7 @@ def run(
         require_address(joined)
     is_first = joined is None or joined.rank == 0
     if resume:
-        _measure([_resumed(resume, scenarios, joined)], joined, quiet)
+        _measure([_resumed(resume, scenarios, joined)], joined, quiet, is_resumed=True)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh is not None else None
@@ -128,18 +128,18 @@ def run(
         from distbench.dry_run import lines_of
 
         if is_first:
-            say("\n".join(lines_of(jobs, request.out)))
+            say_lines(lines_of(jobs, request.out))
         return
     if joined is None:
         confirm_ranks(jobs, yes)
     _measure(jobs, joined, quiet or not is_first)
 
 
-def _measure(jobs: list[Any], joined: Any, silent: bool) -> NoReturn:
+def _measure(jobs: list[Any], joined: Any, silent: bool, is_resumed: bool = False) -> NoReturn:
     """Launch the jobs, show what was found unless they were interrupted, and end with their exit code."""
     exit_code, asked = run_all(jobs, joined, silent), click.get_current_context().params
     if not silent and exit_code != INTERRUPTED:
-        show_summary(jobs)
+        show_summary(jobs, is_resumed)
     is_first = joined is None or joined.rank == 0
     if exit_code == 0 and is_first and (asked["fail_on_outlier"] or asked["against"]):
         slow = links_code(jobs, asked["against"], silent)

@@ -86,9 +86,9 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
 def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
     """The first screen as a page has it: what was found first, and no commands to go on with."""
     heading, where, found, then = summary(contents)
-    if isinstance(heading, Heading) and isinstance(then, Lines):
+    if isinstance(heading, Heading):
         yield Verdict((heading.text.removeprefix("distbench: "),))
-        yield from (found, Lines(tuple(text for text in then.texts if not text.startswith("next:"))), where)
+        yield from (found, then, where)
 
 
 def _is_bad(table: Table) -> bool:

@@ -92,19 +92,18 @@ class Runner:
         self._num_begun += len(turns)
         self._turns, self._is_small, self._room = turns, True, Room(self._context)
         new = [turn for turn in turns if turn.id not in passes_done]
-        spent = Counter(self._stopwatch.spent_s)
-        started = time.monotonic()
+        spent, started = Counter(self._stopwatch.spent_s), time.monotonic()
         turns = [turn for turn in turns if turn.id in passes_done or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
         if plan.num_passes > 1:
             self._keeps_open = self._is_small or self._room.holds(turns)
         if new and plan.is_automatic:
-            first_s = time.monotonic() - started
             spent = Counter(self._stopwatch.spent_s) - spent
             opening_s = spent["set-up"] + spent["warm-up"]
-            pass_s = first_s - spent["checking"] - opening_s
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
-            pass_s += opening_s * (1 / REOPEN_EVERY if stay_open else 1)
+            pass_s = (
+                time.monotonic() - started - spent["checking"] - opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
+            )
             # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
@@ -257,8 +256,8 @@ class Runner:
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
-        measure = self._meter_of(opened_case).measure
-        samples = measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
+        meter, call, phases = self._meter_of(opened_case), opened_case.call, opened_case.phases
+        samples = meter.measure(call, phases, turn.estimate_s, turn.limits)
         if self._plan.is_automatic:
             samples.stop_reason = "passes"
         self._count(turn, samples)
