@@ -19,6 +19,7 @@ from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, NOT_OK_TITLE, overview, spent_line
 from distbench.report.plots import figures_of
 from distbench.report.sections import tables_of
+from distbench.report.simulated_steps import simulated_tables
 from distbench.report.summary import summary
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
@@ -70,6 +71,7 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         own = frame[frame["kind"] != "redistribute"] if is_studied else frame
         yield SectionHeading(name, mark=_mark([run]))
         yield from (Picture(figure) for _, figure in figures_of(run.scenario, own))
+        yield from simulated_tables(run)
         yield from tables_of(frame, is_studied)
         yield from calibration_blocks(run)
         traces, failed = traces_of([run])

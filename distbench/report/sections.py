@@ -10,6 +10,7 @@ from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.report import calls, collectives, steps
 from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
+from distbench.report.simulated_steps import simulated_tables
 from distbench.runs.run_file import Run
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = Tru
     return [
         Heading(run.scenario),
         Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
+        *simulated_tables(run),
         *tables_of(frame, is_studied, full),
         *([Lines((spent,))] if spent else []),
         *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),

@@ -11,6 +11,7 @@ from distbench.render.units import counts_text
 from distbench.report import findings
 from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
+from distbench.report.simulated_steps import simulated_lines
 from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Run
 from distbench.spec.mesh import format_mesh
@@ -45,6 +46,7 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents) -> tuple[int, l
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
+    lines += simulated_lines(run)
     lines += findings.trace_lines(run)
     differs = any(line.startswith(("best:", "worst:")) for line in lines)
     rank = FAILED if failed else DIFFERS if differs else OTHER

@@ -144,6 +144,33 @@ def meshes_with_values() -> Iterator[None]:
         yield
 
 
+class _Chunks:
+    """What FSDP2 takes a parameter's chunks for, each made when it is asked for: thousands of ranks have as many."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._length = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        start = number * self._length
+        length = min(self._tensor.size(self._dim) - start, self._length)
+        return self._tensor.narrow(self._dim, start, length) if length > 0 else self._tensor.new_empty(0)
+
+
+@contextlib.contextmanager
+def chunks_when_asked_for() -> Iterator[None]:
+    """Have FSDP2 make those chunks of a parameter that it looks at, instead of one a rank; nothing else changes."""
+    try:
+        require("chunks of parameters")
+    except Unsupported:  # it is slower then, and says the same
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    with replaced(_fsdp_param, "_chunk_with_empty", _Chunks):
+        yield
+
+
 @contextlib.contextmanager
 def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Have `around()` entered whenever DTensor runs an operator on global shapes only to learn its metadata."""
