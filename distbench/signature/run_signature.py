@@ -1,4 +1,4 @@
-"""What the traced or simulated steps of a run file communicate, as the signature that `distbench signature` would write."""
+"""What the traced or simulated steps of a run file communicate, as the signature that `distbench signature` writes."""
 
 from pathlib import Path
 

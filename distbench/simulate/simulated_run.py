@@ -1,8 +1,8 @@
-"""Simulated steps as a run file: what reads measured runs reads it. Every row says `simulated`, and none has a sample."""
+"""Simulated steps as a run file: what reads measured runs reads it. Each row says `simulated`, and none has a sample."""
 
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -162,7 +162,7 @@ def _params(head: Head) -> Record:
 
 def _phases(step: Simulation) -> dict[str, float]:
     """Seconds of each phase: until its last operator on the default stream has ended, and the next one's begins."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for phase, start, end in _phase_spans(step):
         found[phase] += end - start
     return dict(found)

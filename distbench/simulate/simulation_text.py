@@ -80,7 +80,7 @@ def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulat
         f"{_fits(full)}"
     )
     where = f"mesh {format_mesh(head.mesh)} ({simulation.recording.world_size:,} devices, {_nodes(simulation)})"
-    who = ()
+    who: tuple[str, ...] = ()
     if len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{one.recording.head.rank:,}" for one in ranks)
         who = (f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full.recording.head.rank:,}",)

@@ -1,6 +1,6 @@
-"""`python -m distbench.worker.children.recordings FOLDER RANKS`: steps of jobs on a device that is not here, recorded.
+"""`python -m distbench.worker.children.recordings FOLDER [RANKS]`: steps of jobs on a device that is not here, recorded.
 
-RANKS are as JSON, null for rank 0 and those that differ from it. For each job it answers one entry a variant: {"label":
+RANKS are as JSON, null for rank 0 and those that differ from it; [0] by default. For each job it answers one entry a variant: {"label":
 its name, "file": the recordings in FOLDER}, or {"label", "left_out": why there is none}.
 """
 
@@ -36,7 +36,7 @@ def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> It
 
 
 def _of_jobs(jobs: Sequence[Job]) -> list[list[dict[str, str]]]:
-    folder, ranks = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, ranks = Path(sys.argv[1]), json.loads(sys.argv[2]) if len(sys.argv) > 2 else [0]
     return [[*recordings(job, folder / str(number), ranks)] for number, job in enumerate(jobs)]
 
 

@@ -6,13 +6,13 @@ import torch
 
 from distbench.worker.plans.training_step import TrainingStep, shards_sequence
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import is_strided_shard
 
-MAX_DIFFERING = 15  # recorded beside rank 0; each costs what rank 0 does
 Cut = tuple[tuple[int, ...], int]  # ranks along a mesh dim, and the length of what they share out
 
 
 def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
-    """One rank of each kind that differs from rank 0 along one mesh dim, and the last rank of all where two do.
+    """Of each mesh dim along which ranks differ from rank 0, the last rank: it has least, or of causal work most.
 
     Args:
         inputs: of the global batch, (batch, sequence, ...).
@@ -20,15 +20,12 @@ def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankConte
     lengths: dict[tuple[int, ...], set[int]] = {}
     for ranks, length in (*_cuts_of_parameters(step), *_cuts_of_sequence(step, inputs, context)):
         lengths.setdefault(ranks, set()).add(length)
-    found = [differing_along(ranks, of_ranks) for ranks, of_ranks in lengths.items()]
+    found = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
     plan = step.plan.cp
     if plan is not None and shards_sequence(plan, context) and not plan.load_balance:
         # Causal attention: the first rank sees one block of keys, the last one all of them.
-        found.append([_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1]])
-    along = sorted({rank for ranks in found for rank in ranks})
-    if sum(map(bool, found)) > 1:
-        along.append(context.mesh.size() - 1)
-    return tuple(dict.fromkeys(along))[-MAX_DIFFERING:]
+        found.add(_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1])
+    return tuple(sorted(found))
 
 
 def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]:
@@ -47,22 +44,21 @@ def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]
 def _cuts_of_parameters(step: TrainingStep) -> Iterator[Cut]:
     for parameter in step.model.parameters():
         placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
-        for mesh_dim, placement in enumerate(placements):
-            tensor_dim = getattr(placement, "dim", None)
-            if mesh is None or tensor_dim is None:
-                continue
-            # What the other mesh dims leave of this tensor dim on the first rank.
-            length = parameter.shape[tensor_dim]
-            for other, its in enumerate(placements):
-                if other != mesh_dim and getattr(its, "dim", None) == tensor_dim:
-                    length = -(-length // mesh.size(other))
-            yield _ranks_along(mesh.mesh, mesh_dim), length
+        # In the order in which they share a tensor dim out: TP's shards are cut by FSDP2, whose mesh dim is the outer.
+        order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
+        left = list(parameter.shape)
+        for mesh_dim in order:
+            tensor_dim = getattr(placements[mesh_dim], "dim", None)
+            if mesh is not None and tensor_dim is not None:
+                yield _ranks_along(mesh.mesh, mesh_dim), left[tensor_dim]
+                left[tensor_dim] = -(-left[tensor_dim] // mesh.size(mesh_dim))
 
 
 def _cuts_of_sequence(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> Iterator[Cut]:
     """Sequence parallel modules share the sequence out over the ranks of TP."""
-    if step.plan.tp and inputs.ndim > 1 and context.size(step.plan.tp_dim) > 1:
-        yield _ranks_along(context.mesh.mesh, context.mesh_dims.index(step.plan.tp_dim)), inputs.shape[1]
+    dims = [name for name in step.plan.tp_dims if context.size(name) > 1]
+    if step.plan.tp and inputs.ndim > 1 and len(dims) == 1:
+        yield _ranks_along(context.mesh.mesh, context.mesh_dims.index(dims[0])), inputs.shape[1]
 
 
 def _ranks_along(mesh: torch.Tensor, mesh_dim: int) -> tuple[int, ...]:
