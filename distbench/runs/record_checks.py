@@ -33,15 +33,15 @@ Record = dict[str, Any]
 
 
 def _is_alive(value: Any) -> bool:
+    """(what it is, whose, bytes)."""
     return (
         isinstance(value, list)
-        and len(value) == 3
-        and TEXT.fits(value[0])
-        and TEXT.fits(value[1])
-        and BYTES.fits(value[2])
+        and len(value) == len(_ALIVE)
+        and all(kind.fits(one) for kind, one in zip(_ALIVE, value, strict=True))
     )
 
 
+_ALIVE = (TEXT, TEXT, BYTES)
 HEADER: Kinds = {
     **dict.fromkeys(("run_id", "invocation_id"), TEXT),
     **dict.fromkeys(("job", "environment", "simulated"), RECORD),
@@ -97,7 +97,10 @@ COUNTERS: Kinds = {
     "alive": Kind(
         lambda value: isinstance(value, list) and all(map(_is_alive, value)),
         "a list of (what, owner, bytes)",
-        {"type": "array", "items": {"type": "array", "minItems": 3, "maxItems": 3}},
+        {
+            "type": "array",
+            "items": {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": [kind.schema for kind in _ALIVE]},
+        },
     ),
 }
 PASS: Kinds = {

@@ -1,4 +1,4 @@
-"""Simulated steps as a run file: what reads measured runs reads it. Each row says `simulated`, and none has a sample."""
+"""Simulated steps as a run file: what reads measured runs reads it. Each row says `simulated`, none has a sample."""
 
 import secrets
 import time

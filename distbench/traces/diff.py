@@ -133,7 +133,9 @@ def cautions(one: Trace, other: Trace) -> list[str]:
     (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
     same_machine = machine == other_machine
     said = {
-        f"{_simulated_sides(one, other)}: its times are predictions": one.is_simulated or other.is_simulated,
+        f"simulated is {_simulated_sides(one, other)}: times there are predictions": (
+            one.is_simulated or other.is_simulated
+        ),
         f"measured on different machines, {machine} and {other_machine}: compare no times": (
             not same_machine and not (one.is_simulated or other.is_simulated)
         ),
@@ -148,9 +150,7 @@ def cautions(one: Trace, other: Trace) -> list[str]:
 
 
 def _simulated_sides(one: Trace, other: Trace) -> str:
-    if one.is_simulated and other.is_simulated:
-        return "A and B are simulated"
-    return f"{'A' if one.is_simulated else 'B'} is simulated, the other is measured"
+    return " and ".join(letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated)
 
 
 def _num_ranks(trace: Trace) -> int:

@@ -1,7 +1,7 @@
-"""`python -m distbench.worker.children.recordings FOLDER [RANKS]`: steps of jobs on a device that is not here, recorded.
+"""`python -m distbench.worker.children.recordings FOLDER [RANKS]`: steps on a device that is not here, recorded.
 
-RANKS are as JSON, null for rank 0 and those that differ from it; [0] by default. For each job it answers one entry a variant: {"label":
-its name, "file": the recordings in FOLDER}, or {"label", "left_out": why there is none}.
+RANKS are as JSON, null for rank 0 and those that differ from it; [0] by default. For each job it answers one entry a
+variant: {"label": its name, "file": the recordings in FOLDER}, or {"label", "left_out": why there is none}.
 """
 
 import json
