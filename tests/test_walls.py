@@ -90,7 +90,7 @@ FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "render
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last one is pytest-benchmark's).
-NO_PUBLIC_NAME = {"_fields", "_replace", "_asdict", "_exit", "_benchmarksession"}
+NO_PUBLIC_NAME = {"_fields", "_field_defaults", "_replace", "_asdict", "_exit", "_benchmarksession"}
 
 
 def module_of(path: Path) -> str:
