@@ -19,6 +19,7 @@ from distbench.simulate.recording import ATTENTION, MATMUL, Operator, Recording
 from distbench.simulate.recording_file import load_recording
 from distbench.spec import Job, UserError
 from distbench.worker.simulated.differing_ranks import differing_along
+from distbench.worker.simulated.recorded_step import untested
 from distbench.worker.simulated.recorder import nested_ranks
 
 # The others are compared by benchmarks/bench_simulation.py.
@@ -147,6 +148,11 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
     assert [recording.head.variant for recording in found] == ["fault=none"]
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
+
+
+def test_an_error_under_another_torch_says_that_it_may_be_torch() -> None:
+    assert untested("2.13.0+cpu") == ""
+    assert "tried with torch 2.13 alone, this is 2.11.0+cu128: it may be torch's names" in untested("2.11.0+cu128")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -64,12 +64,12 @@ def simulate(
       distbench simulate --recording 70b.jsonl --hardware mine.json
       distbench simulate llama_2d --rank 0,3
     """
-    from distbench.runs.machine import host_facts
     from distbench.simulate.hardware.hardware_file import load_hardware
     from distbench.simulate.recording_file import load_recordings
     from distbench.simulate.simulated_run import write_simulated_run
     from distbench.simulate.simulation import Simulation, steps_of
 
+    environment: dict[str, Any]
     machine = load_hardware(hardware)
     if (scenario is None) == (recording is None):
         raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
@@ -79,11 +79,11 @@ def simulate(
             raise UserError(
                 "--recording replays a step as it was recorded; leave --mesh, --set, --quick, --rank and --save out"
             )
-        found = load_recordings(recording)
+        found, environment = load_recordings(recording), {}  # whose commit and machine are not these
     else:
-        found = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
+        found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
     simulations = [Simulation(one, machine, expandable_segments) for one in found]
-    run_file = write_simulated_run(simulations, out, host_facts(), STARTED_AT, label)
+    run_file = write_simulated_run(simulations, out, environment, STARTED_AT, label)
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
     else:
@@ -113,7 +113,8 @@ def _recorded(
     quick: bool,
     save: Path | None,
     ranks: Sequence[int] | None,
-) -> "list[Recording]":
+) -> "tuple[list[Recording], dict[str, Any]]":
+    """A scenario's variants, and what is known of where they were recorded."""
     from distbench.launch import Request, jobs_of
     from distbench.simulate.record_steps import record_steps
     from distbench.simulate.recording_file import save_recordings
@@ -139,4 +140,4 @@ def _recorded(
     if save is not None:
         save_recordings(found, save)
         say(f"recording: {save}", err=True)
-    return found
+    return found, jobs[0].environment

@@ -32,6 +32,7 @@ from distbench.worker.torch_internals import (
 from distbench.worker.tracing.attribution import tracked_collectives
 
 SEED = 0
+TESTED = "2.13"  # torch
 
 
 class RecordedRank(NamedTuple):
@@ -90,7 +91,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         except (UserError, Unsupported) as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
-            raise UserError(f"it cannot be simulated, its step raises {one_line(error)}") from error
+            reason = f"its step raises {one_line(error)}{untested(torch.__version__)}"
+            raise UserError(f"it cannot be simulated, {reason}") from error
     head = Head(
         scenario=name,
         variant=variant,
@@ -107,6 +109,13 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         params=case.params,
     )
     return RecordedRank(Recording(head, recorder.events), differing)
+
+
+def untested(version: str) -> str:
+    """What to think of an error under a torch that no simulation was tried with; empty for the one that was."""
+    if version.startswith(f"{TESTED}."):
+        return ""
+    return f" (simulating was tried with torch {TESTED} alone, this is {version}: it may be torch's names that differ)"
 
 
 def _built(

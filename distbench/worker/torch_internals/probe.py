@@ -58,6 +58,7 @@ class Probe:
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
 PYTHON_DEVICE = "_setup_privateuseone_for_python_backend"
 SPECS = "src_spec, dst_spec"
+SHARDING = "torch.distributed.tensor._sharding_prop"
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
@@ -145,7 +146,8 @@ NEEDED = (
     ("simulated device", "torch", "ops.aten._scaled_dot_product_flash_attention"),
     ("simulated device", FAKE, "unset_fake_temporarily"),
     ("simulated device", "torch.distributed.fsdp._fully_shard._fully_shard", "_get_post_forward_mesh_info"),
-    ("simulated device", "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta"),
+    ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta"),
+    ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta_non_cached"),
     ("chunks of parameters", FSDP_PARAM, "_chunk_with_empty(tensor, num_chunks, dim)"),
     *(("simulated device", DIST, f"Backend.{name}") for name in ("backend_capability", "default_device_backend_map")),
     ("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
