@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +281,10 @@ def test_a_recording_of_version_1_is_read() -> None:
     assert simulation.timed.step_s == pytest.approx(3) and simulation.memory.live_bytes == 2048
 
 
+WIDE = {"recording_version": 2, **asdict(HEAD), "mesh": {"dp_shard": 65536, "tp": 2}}
+LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [1_000_000, 1]]}
+
+
 @pytest.mark.parametrize(
     ("line", "text", "says"),
     [
@@ -295,6 +299,9 @@ def test_a_recording_of_version_1_is_read() -> None:
         (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed and not allocated"),
         (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number from 0 on"),
         (2, '{"is": "host_wait", "stream": 0}', "has no step; record it anew"),
+        (1, json.dumps(WIDE), "line 1: its mesh has more than 65,536 ranks"),
+        (1, json.dumps(WIDE | {"mesh": {"tp": 2}, "rank": 2}), "line 1: rank is 2, not one of the mesh's"),
+        (2, json.dumps(LOOPS), "line 2: ranks has 1000000000 ranks, not group_size, 2"),
         (1, "\x00", "line 1: "),
         (1, "", "line 1: "),
     ],

@@ -18,6 +18,7 @@ from distbench.signature.run_signature import of_run_file
 from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
 from distbench.simulate.simulated_run import write_simulated_run
 from distbench.simulate.simulation import Simulation
+from distbench.spec import UserError
 from distbench.traces.chrome import chrome_events
 from distbench.traces.records import Trace, traces_of
 
@@ -211,6 +212,11 @@ def test_the_exact_gate_needs_a_trace(path: Path, tmp_path: Path) -> None:
     (tmp_path / "bare.jsonl").write_text("\n".join(lines) + "\n")
     done = ask("gate", "--signature", path, tmp_path / "bare.jsonl")
     assert done.exit_code == 2 and "holds no trace of a step" in done.output
+
+
+def test_a_step_of_days_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a step would take 1e\+05 s, more than a day"):
+        written(tmp_path, simulated(1e5 - 2))
 
 
 def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:

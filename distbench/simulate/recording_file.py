@@ -51,6 +51,7 @@ from distbench.spec.writing import write_whole
 
 VERSION = 2
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
+MAX_WORLD_SIZE = 65_536  # as --mesh has it
 # Event in a file to its type, and what each field may hold.
 _TOUCHED = Kind(
     lambda value: (
@@ -81,7 +82,7 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
             **_COMMON,
             **dict.fromkeys(("source", "kind", "mesh_dim"), NAME),
             **dict.fromkeys(("owner", "redistribution"), TEXT),
-            "group_size": SIZE,
+            "group_size": Kind(lambda value: SIZE.fits(value) and value <= MAX_WORLD_SIZE, f"1 to {MAX_WORLD_SIZE}"),
             "payload_bytes": BYTES,
             "owner_known": FLAG,
             "explicit": or_none(FLAG),
@@ -168,6 +169,8 @@ def _head(record: dict[str, Any], path: Path, number: int) -> Head:
         raise _damaged(path, number, wrong)
     given = {one.name: record[one.name] for one in fields(Head) if record.get(one.name) is not None}
     head = Head(**{"num_tokens": None, **given, **{name: tuple(record[name]) for name in ("phases", "compiled")}})
+    if math.prod(head.mesh.values()) > MAX_WORLD_SIZE:
+        raise _damaged(path, number, f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
     if math.prod(head.mesh.values()) <= head.rank:
         raise _damaged(path, number, f"rank is {head.rank}, not one of the mesh's")
     return head
@@ -197,7 +200,14 @@ def _event(record: dict[str, Any], path: Path, number: int) -> Event:
     given = {name: record.get(name) for name in kind._fields}
     given |= {name: default for name, default in kind._field_defaults.items() if given[name] is None}
     event: Event = kind(**given)
+    if isinstance(event, Collective) and _num_ranks(event) != event.group_size:
+        raise _damaged(path, number, f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
     return event
+
+
+def _num_ranks(event: Collective) -> int:
+    counts = [count for count, _ in event.ranks]
+    return len(counts) if counts and set(counts) == {1} else math.prod(counts)
 
 
 def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None:

@@ -17,6 +17,7 @@ from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Collective, Head, Operator
 from distbench.simulate.simulation import NOT_SIMULATED, Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
+from distbench.spec.fields import DAY_S
 
 # Of the three rows that a trace consists of; `traces.records` reads them.
 COLUMNS = (
@@ -41,8 +42,13 @@ def write_simulated_run(
         started_at: when the command began, seconds since the epoch.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or a step takes longer than a run file can say.
     """
+    longest_s = max(one.timed.step_s for one in simulations)
+    if longest_s > DAY_S:
+        raise UserError(
+            f"a step would take {longest_s:.3g} s, more than a day; look at the hardware file, or at --mesh"
+        )
     hardware, head = simulations[0].hardware, simulations[0].recording.head
     begun = datetime.fromtimestamp(started_at, UTC).strftime("%Y%m%dT%H%M%SZ")
     commit = str(environment.get("git_commit") or "nogit")[:8]
