@@ -118,6 +118,7 @@ def test_of_several_ranks_the_slowest_is_the_step(tmp_path: Path) -> None:
     assert counters["exposed_s"] == pytest.approx(0)
     trace = trace_of(run)
     assert trace.ranks == (0, 7) and trace.record["steps_s"] == pytest.approx([6])
+    assert trace.rows["straggler_s"].isna().all()  # two ranks of a group of two, and neither waits for the other
 
 
 def ask(*arguments: object) -> Result:

@@ -99,7 +99,7 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
     Added:
         duration_s: from issue to completion on this rank, waiting for the slowest rank included.
         straggler_s: duration minus the shortest of the group's ranks, matched by (step, group, seq): how long this
-            rank waited for others. nan where the collective is not timed on every rank of its group.
+            rank waited for others. nan where the collective is not timed on every rank of its group, or simulated.
         rank_step_s: how long the step took on this rank.
         share_of_step: duration over that.
         path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" where nobody is known.
@@ -107,7 +107,7 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
     rows = _frame(record, TIMES)
     rows["duration_s"] = rows["completed_s"] - rows["issued_s"]
     same = rows.groupby(["step", "group", "seq"], sort=False)["duration_s"]
-    is_whole = same.transform("count") == rows["group_size"]
+    is_whole = (same.transform("count") == rows["group_size"]) & (record.get(SIMULATED) is not True)
     rows["straggler_s"] = (rows["duration_s"] - same.transform("min")).where(is_whole)
     rows["rank_step_s"] = _rank_steps(rows, phases)
     rows["share_of_step"] = rows["duration_s"] / rows["rank_step_s"]
