@@ -42,8 +42,8 @@ MAY_IMPORT = {
     "render": {"spec"},
     "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory", "links"},
     "runs": {"spec", "compare"},
-    "signature": {"spec", "render", "ask_child"},
-    "simulate": {"spec", "render", "ask_child"},
+    "signature": {"spec", "runs", "render", "ask_child"},
+    "simulate": {"spec", "runs", "render", "ask_child"},
     "spec": set(),
     "traces": {"spec", "runs", "compare", "render"},
     "version": set(),
@@ -87,7 +87,8 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.simulated": {
-        *("spec", "simulate", "worker.plans", "worker.rank", "worker.tracing", "worker.torch_internals"),
+        *("spec", "simulate", "worker.cases", "worker.plans", "worker.rank", "worker.tracing"),
+        "worker.torch_internals",
     },
     "worker.rank": {"spec", "runs", "compare", "costmodel"},
     "worker.torch_internals": {"spec", "costmodel", "planning"},
@@ -97,7 +98,7 @@ FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links"
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last one is pytest-benchmark's).
-NO_PUBLIC_NAME = {"_fields", "_replace", "_asdict", "_exit", "_benchmarksession"}
+NO_PUBLIC_NAME = {"_fields", "_field_defaults", "_replace", "_asdict", "_exit", "_benchmarksession"}
 
 
 def module_of(path: Path) -> str:

@@ -30,6 +30,8 @@ def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[st
     side both are shown with the intervals of their passes, and none is called faster or slower: that takes several
     launches, which are then compared as distbench gate does, without a tolerance. distbench ab makes such launches.
 
+    Where a side is simulated, its predicted times stand beside the other's, with a ratio and no interval.
+
     What differs in the environment is listed; what another machine, mesh or device measured is not compared.
 
     \b
@@ -43,6 +45,7 @@ def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[st
 
 def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_different: Sequence[str]) -> "SideBySide":
     """Two sides, read and compared. Raises UserError where a path cannot be read or nothing can be compared."""
+    from distbench.gate.predicted import predicted_side_by_side
     from distbench.gate.side_by_side import side_by_side
     from distbench.runs.find import collect
     from distbench.runs.run_file import no_garbage_collection
@@ -51,7 +54,9 @@ def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_diff
     with no_garbage_collection():
         (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
         names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
-        return side_by_side(left, right, (names[0], names[1]), options, [*told, *told_too])
+        is_predicted = any(run.is_simulated for run in (*left, *right))
+        compare_them = predicted_side_by_side if is_predicted else side_by_side
+        return compare_them(left, right, (names[0], names[1]), options, [*told, *told_too])
 
 
 def text_of(found: "SideBySide", form: str) -> str:

@@ -21,6 +21,7 @@ from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, NOT_OK_TITLE, overview, spent_line
 from distbench.report.plots import figures_of
 from distbench.report.sections import tables_of
+from distbench.report.simulated_steps import simulated_tables
 from distbench.report.summary import summary
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
@@ -73,7 +74,7 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         yield SectionHeading(name, mark=_mark([run]))
         yield from (Picture(figure) for _, figure in figures_of(run.scenario, own))
         yield from (Picture(figure) for _, figure in link_figures(run))
-        yield from (*tables_of(frame, is_studied), *link_tables(run))
+        yield from (*simulated_tables(run), *tables_of(frame, is_studied), *link_tables(run))
         yield from calibration_blocks(run)
         traces, failed = traces_of([run])
         yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))

@@ -12,6 +12,7 @@ from distbench.report import calls, collectives, steps
 from distbench.report.calibrations import calibration_tables
 from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
+from distbench.report.simulated_steps import simulated_tables
 from distbench.runs.run_file import Run
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = Tru
     return [
         Heading(run.scenario),
         Lines((f"run file: {short_path(run.path)}", *([EVERY_CASE] if is_studied else []))),
+        *simulated_tables(run),
         *tables_of(frame, is_studied, full),
         *link_tables(run),
         *calibration_tables(run),

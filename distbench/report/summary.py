@@ -16,6 +16,7 @@ from distbench.report.calibrations import calibration_lines
 from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
 from distbench.report.sections import short_path
+from distbench.report.simulated_steps import simulated_lines
 from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Run
 from distbench.spec.mesh import format_mesh
@@ -61,7 +62,7 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents, with_file: bool
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
-    lines += [*calibration_lines(run), *findings.trace_lines(run), *link_lines(run)]
+    lines += [*simulated_lines(run), *calibration_lines(run), *findings.trace_lines(run), *link_lines(run)]
     differs = any(line.startswith(("best:", "worst:", "SLOW:")) for line in lines)
     rank = FAILED if failed else DIFFERS if differs else OTHER
     return rank, [_head(run, with_file), *(f"  {line}" for line in (*failed, *lines))]

@@ -15,6 +15,7 @@ MUST_AGREE = (
 # These may be the very thing that is compared.
 SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
 Number = int | float
+SIMULATED = "simulated"  # the field of a header, case or trace that nobody measured
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Header:
         label: the user's own text for the run; None for none.
         started_at: seconds since the epoch, or 0 where the line does not say.
         facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
+        simulated: of a simulated run, on which hardware file's figures, with what assumed; empty for a measured one.
     """
 
     run_id: str | None = None
@@ -67,6 +69,7 @@ class Header:
     variants: Any = None
     environment: Environment = Environment()
     facts: dict[str, Any] = field(default_factory=lambda: _facts({}, {}))
+    simulated: dict[str, Any] = field(default_factory=dict)
 
 
 def header_of(record: Mapping[str, Any]) -> Header:
@@ -82,6 +85,7 @@ def header_of(record: Mapping[str, Any]) -> Header:
         variants=job.get("variants"),
         environment=_environment(environment),
         facts=_facts(job, environment),
+        simulated=_mapping(record.get(SIMULATED)),
     )
 
 

@@ -8,6 +8,7 @@ History of schema_version:
     1: first version.
     2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
        `batch_size`; its `num_tokens` only where the scenario gives them (before, always: batch x the next dimension).
+       Since then, read by all: a header, case or trace that says `simulated` is of `distbench simulate`.
 """
 
 import gc
@@ -113,6 +114,11 @@ class Run:
     def about(self) -> Header:
         """The header, with a default in the place of whatever is missing or of another type."""
         return header_of(self.header)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing in it was measured."""
+        return bool(self.about.simulated)
 
     @property
     def scenario(self) -> str:

@@ -1,7 +1,7 @@
 """A recording on a machine: its step's time and memory, and what was assumed for that."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -92,6 +92,7 @@ class Simulation:
             "scenario": head.scenario,
             "variant": head.variant,
             "mesh": head.mesh,
+            "rank": head.rank,
             "hardware": self.hardware.name,
             "step_s": self.timed.step_s,
             "compute_s": parts.compute_s,
@@ -136,8 +137,26 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
     return dict(found)
 
 
+def slowest(simulations: Sequence[Simulation]) -> Simulation:
+    """The rank whose step takes longest, the first of several, out of those of one step: others wait for it."""
+    return max(simulations, key=lambda one: one.timed.step_s)
+
+
+def fullest(simulations: Sequence[Simulation]) -> Simulation:
+    """The rank that reserves most memory."""
+    return max(simulations, key=lambda one: one.memory.reserved_bytes)
+
+
+def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:
+    """Put together what is of one step: the ranks of one variant."""
+    found: dict[str, list[Simulation]] = {}
+    for one in simulations:
+        found.setdefault(one.recording.head.label, []).append(one)
+    return list(found.values())
+
+
 NOT_SIMULATED = (
-    "rank 0 stands for all ranks: stragglers and uneven ranks are not simulated",
+    "each rank is simulated alone: nobody waits for a slower rank within the step, stragglers are not simulated",
     "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
 )

@@ -33,7 +33,7 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     """
     if scenario.build_model is None:
         return
-    name, _, axes = label.partition("/")
+    _, _, axes = label.partition("/")
     if scenario.make_batch is None or scenario.loss is None:
         raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
     if scenario.num_tokens is not None and not (type(scenario.num_tokens) is int and scenario.num_tokens > 0):
@@ -43,6 +43,13 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     if found := problems(built.model, inputs, scenario.plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *found]))
+    case = step_case(scenario, label, built, inputs)
+    yield CaseSpec(case, partial(_open, scenario, context), group="steps")
+
+
+def step_case(scenario: Scenario, label: str, built: Blueprint, inputs: torch.Tensor) -> Case:
+    """What a variant's step is called, and its parameters; nothing depends on the ranks that run it."""
+    name, _, axes = label.partition("/")
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
     params = {
         "scenario": name,
@@ -53,7 +60,7 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, inputs),
     }
-    yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context), group="steps")
+    return Case(f"step/{where}/{label}", "step", params)
 
 
 def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str:

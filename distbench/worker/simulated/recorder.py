@@ -270,8 +270,12 @@ def _held(issued_in: IssueContext | None) -> str:
 
 
 def nested_ranks(ranks: Sequence[int]) -> Touched:
-    """Sorted ranks that begin at 0 as loops (count, stride), outermost first; [(1, rank), ...] where they are none."""
-    ordered = sorted(ranks)
+    """Ranks, counted from the lowest, as loops (count, stride), outermost first; [(1, rank), ...] where they are none.
+
+    Groups along a mesh dim are alike on all ranks but for where they begin.
+    """
+    lowest = min(ranks)
+    ordered = [rank - lowest for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
     left = ordered
     while len(left) > 1:

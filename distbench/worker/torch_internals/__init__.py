@@ -63,6 +63,7 @@ from distbench.worker.torch_internals.shapes_only import (
     NeedsValues,
     ShapesOnly,
     arguments_of,
+    chunks_when_asked_for,
     global_metadata,
     has_values,
     is_attention,

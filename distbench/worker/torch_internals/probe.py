@@ -61,6 +61,8 @@ class Probe:
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
 PYTHON_DEVICE = "_setup_privateuseone_for_python_backend"
 SPECS = "src_spec, dst_spec"
+SHARDING = "torch.distributed.tensor._sharding_prop"
+FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
 BINDING = "ranks bound to NUMA nodes"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
@@ -117,7 +119,7 @@ NEEDED = (
     ("process groups that forward", MESH, "DeviceMesh._get_root_mesh"),
     ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
     ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
-    ("communication labels", "torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam._get_grad_inner_tensor"),
+    ("communication labels", FSDP_PARAM, "FSDPParam._get_grad_inner_tensor"),
     ("communication labels", "torch.distributed.tensor._api", f"{LOCAL})"),
     ("communication labels", "torch.distributed.tensor._dispatch", f"{LOCAL})"),
     ("communication labels", REDISTRIBUTE, f"{LOCAL})"),
@@ -149,7 +151,9 @@ NEEDED = (
     ("simulated device", "torch", "ops.aten._scaled_dot_product_flash_attention"),
     ("simulated device", FAKE, "unset_fake_temporarily"),
     ("simulated device", "torch.distributed.fsdp._fully_shard._fully_shard", "_get_post_forward_mesh_info"),
-    ("simulated device", "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta"),
+    ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta"),
+    ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta_non_cached"),
+    ("chunks of parameters", FSDP_PARAM, "_chunk_with_empty(tensor, num_chunks, dim)"),
     *(("simulated device", DIST, f"Backend.{name}") for name in ("backend_capability", "default_device_backend_map")),
     ("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     ("fake process group", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
