@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distbench.simulate.collective_time import collective_s
+from distbench.simulate.compiled import fused_bytes
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.operator_time import fused_bytes, operator_s
+from distbench.simulate.operator_time import operator_s
 from distbench.simulate.recording import Collective, EventRecorded, EventWaited, HostWaited, Operator, Recording
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
+from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Operator, Recording
 from distbench.spec.parallel import folded
@@ -41,7 +42,7 @@ class Simulation:
     @cached_property
     def memory(self) -> MemoryUse:
         """What it needs where memory has no end."""
-        return replay_memory(self.recording.events, expandable=self.expandable)
+        return replay_memory(compiled_memory(self.recording), expandable=self.expandable)
 
     @cached_property
     def memory_here(self) -> MemoryUse:
@@ -49,7 +50,7 @@ class Simulation:
         capacity = int(self.hardware["memory_bytes"])
         if self.memory.reserved_bytes <= capacity:
             return self.memory
-        return replay_memory(self.recording.events, expandable=self.expandable, capacity_bytes=capacity)
+        return replay_memory(compiled_memory(self.recording), expandable=self.expandable, capacity_bytes=capacity)
 
     @property
     def tokens_per_s(self) -> float | None:
