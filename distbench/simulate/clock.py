@@ -82,7 +82,7 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     launch_s, host_s = hardware["launch_s"], hardware["host_s"]
     for place, event in enumerate(events):
         if isinstance(event, Operator):
-            duration = operator_s(event, hardware, fused.get(place))
+            duration = operator_s(event, hardware, fused.get(place), recording.world_size)
             if duration <= 0:
                 continue
             now, host = now + host_s, host + host_s

@@ -68,6 +68,7 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
             "num_bytes": BYTES,
             "reads": _TOUCHED,
             "writes": _TOUCHED,
+            "attention": list_of(COUNT),
         },
     ),
     "collective": (
@@ -154,10 +155,10 @@ def _event(record: dict[str, Any], path: Path, number: int) -> Event:
     if found is None:
         raise _damaged(path, number, "it is no event of a recording")
     kind, kinds = found
-    needed = [name for name in kind._fields if name != "explicit"]
-    if wrong := wrong_field(record, kinds, needed):
+    defaults = {"explicit": None, **kind._field_defaults}
+    if wrong := wrong_field(record, kinds, [name for name in kind._fields if name not in defaults]):
         raise _damaged(path, number, wrong)
-    event: Event = kind(**{name: record.get(name) for name in kind._fields})
+    event: Event = kind(**{name: record.get(name, defaults.get(name)) for name in kind._fields})
     return event
 
 

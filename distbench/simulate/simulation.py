@@ -117,6 +117,7 @@ class Simulation:
                 ],
             },
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
+            "extrapolated": self.hardware.extrapolated,
             "not_simulated": list(NOT_SIMULATED),
         }
 
@@ -138,7 +139,7 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
 
 
 NOT_SIMULATED = (
-    "rank 0 stands for all ranks: stragglers and uneven ranks are not simulated",
+    "rank 0 stands for all ranks, as fast as the slowest device is: uneven ranks are not simulated",
     "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
 )
