@@ -237,3 +237,28 @@ def llama3_70b(
         compiled=compiled,
         microbatches=microbatches,
     )
+
+
+@scenario(mesh={"dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 8}, tags=("tp", "cp", "fsdp", "real-size"))
+def llama3_405b(
+    *,
+    num_layers: int = 126,
+    batch: int = 128,
+    sequence: int = 8192,
+    checkpoint: str = "full",
+    norm: str = "fused",
+    compiled: bool = False,
+    microbatches: int = 1,
+) -> Scenario:
+    """Llama 3.1 405B at its real size, without pipeline stages; checkpoint is selective, full or none."""
+    sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
+    return _llama3(
+        sizes,
+        num_layers=num_layers,
+        batch=batch,
+        sequence=sequence,
+        checkpoint=checkpoint,
+        norm=norm,
+        compiled=compiled,
+        microbatches=microbatches,
+    )
