@@ -76,6 +76,15 @@ def test_compiled_what_nothing_of_backward_reads_is_not_kept_for_it() -> None:
     assert live_gib(*events) == 1 + 1 + 2
 
 
+def test_compiled_a_collective_still_has_what_it_reads() -> None:
+    # As a row-wise linear layer's partial sums: nobody but the reduce-scatter reads them.
+    events = [StepBegun(2), block(1), op("matmul", [], [1]), gather(1, 1), op("matmul", [], [], "backward"), Freed(1)]
+    found = compiled_memory(Recording(COMPILED, events))
+    assert [type(event).__name__ for event in found[1:]] == [
+        *("Allocated", "Operator", "Collective", "Freed", "Operator")
+    ]
+
+
 def test_compiled_what_one_kernel_makes_and_frees_has_no_memory() -> None:
     events = (
         block(1),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from distbench.simulate.recording import (
     MEMORY,
     Allocated,
+    Collective,
     Event,
     EventRecorded,
     EventWaited,
@@ -169,7 +170,13 @@ class _Changes(NamedTuple):
     def drop(self, block: int, uses: _Uses, events: Sequence[Event], readers: Sequence[int]) -> None:
         """Free a block when forward is done with it; make it again before what must read it from memory."""
         self.gone.add(uses.freed)
-        self.added[uses.forward].append(Freed(block))
+        done = uses.forward
+        # A collective tells nothing of its blocks: what comes before the next operator may read this one.
+        for place in range(done + 1, len(events)):
+            if isinstance(events[place], Operator):
+                break
+            done = place if isinstance(events[place], Collective) else done
+        self.added[done].append(Freed(block))
         if readers:
             self.added[readers[0] - 1].append(events[uses.allocated])
             self.added[uses.freed].append(Freed(block))
