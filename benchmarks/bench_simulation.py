@@ -189,7 +189,8 @@ def main() -> list[Row]:
 def _rows(run: Published, simulation: Simulation) -> list[Row]:
     speed, reserved = simulation.tokens_per_s or 0.0, simulation.memory.reserved_bytes / GIB
     off = speed / run.tokens_per_s - 1
-    memory, rows = "", []
+    memory = ""
+    rows: list[Row] = []
     if run.reserved_gib is not None:
         how = "compile" if run.is_compiled else "eager"
         error = reserved / run.reserved_gib - 1
