@@ -74,16 +74,16 @@ def compiled_memory(recording: Recording) -> Sequence[Event]:
     return [*before, *_as_first(second, first), *second] if len(begun) > 1 else [*before, *second]
 
 
-class _Run(NamedTuple):
+class _FusedRun(NamedTuple):
     places: Sequence[int]
     end: int
 
 
-def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_Run]:
+def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRun]:
     if not compiled:
         return ()
     inside = set(compiled)
-    found: list[_Run] = []
+    found: list[_FusedRun] = []
     run: list[int] = []
     for place, event in enumerate(events):
         if isinstance(event, _BETWEEN):
@@ -91,9 +91,9 @@ def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_Run]:
         if _is_fusible(event, inside):
             run.append(place)
         elif run:
-            found.append(_Run(run, place))
+            found.append(_FusedRun(run, place))
             run = []
-    return [*found, _Run(run, len(events))] if run else found
+    return [*found, _FusedRun(run, len(events))] if run else found
 
 
 def _is_fusible(event: Event, compiled: Set[str]) -> bool:
@@ -151,7 +151,7 @@ def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Eve
 
 
 def _need_not_be_kept(
-    uses: _Uses, maker: Operator, run: _Run | None, uses_of: Mapping[int, _Uses], dropped: Set[int]
+    uses: _Uses, maker: Operator, run: _FusedRun | None, uses_of: Mapping[int, _Uses], dropped: Set[int]
 ) -> bool:
     if not uses.backward:
         return True

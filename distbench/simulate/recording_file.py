@@ -93,6 +93,8 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
     ),
     "free": (Freed, {"block": COUNT}),
 }
+# Of any event, and what is read instead: recordings from before it was there have none.
+_MAY_BE_LEFT_OUT = {"explicit": None, "attention": ()}
 NAMES = {kind: name for name, (kind, _) in TYPES.items()}
 _HEAD: Kinds = {
     "scenario": NAME,
@@ -155,10 +157,9 @@ def _event(record: dict[str, Any], path: Path, number: int) -> Event:
     if found is None:
         raise _damaged(path, number, "it is no event of a recording")
     kind, kinds = found
-    defaults = {"explicit": None, **kind._field_defaults}
-    if wrong := wrong_field(record, kinds, [name for name in kind._fields if name not in defaults]):
+    if wrong := wrong_field(record, kinds, [name for name in kind._fields if name not in _MAY_BE_LEFT_OUT]):
         raise _damaged(path, number, wrong)
-    event: Event = kind(**{name: record.get(name, defaults.get(name)) for name in kind._fields})
+    event: Event = kind(**{name: record.get(name, _MAY_BE_LEFT_OUT.get(name)) for name in kind._fields})
     return event
 
 
