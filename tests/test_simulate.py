@@ -229,4 +229,4 @@ def test_a_model_of_real_size_is_not_run_on_a_cpu(known_host: None) -> None:
     with pytest.raises(UserError, match=r"llama3_8b is a model at its real size.*; use distbench simulate"):
         jobs_of(Request(("tp_mlp", "llama3_8b"), device="cpu"), None)
     (job,) = jobs_of(Request(("llama3_8b",), device="cpu", shapes_only=True), None)
-    assert job.mesh == {"dp_replicate": 1, "dp_shard": 8}
+    assert job.mesh == {"dp_replicate": 1, "dp_shard": 8, "cp": 1}

@@ -37,11 +37,10 @@ HEAD = Head("mine", "", {"dp_shard": 8}, "2.13.0", 1000, 16, 4096, 1, ("forward"
 def machine(**values: float) -> Hardware:
     """One on which a matmul of 1 FLOP, a byte of memory and a byte on a link take 1 ns, and nothing else any time."""
     plain = load_hardware("h100")
-    zero = dict.fromkeys(("operator_s", "launch_s", "host_s", "node_base_s", "network_base_s", "network_hop_s"), 0.0)
-    ones = dict.fromkeys(
-        ("matmul_bf16_flops", "memory_bytes_per_s", "attention_flops", "attention_backward_flops", "node_bytes_per_s"),
-        1e9,
-    )
+    zero = {name: 0.0 for name in plain.figures if name.endswith("_s") and "bytes" not in name}
+    zero |= {"device_spread": 0.0, "attention_half_length": 0.0}
+    rates = ("matmul_bf16_flops", "matmul_fp8_flops", "memory_bytes_per_s", "node_bytes_per_s", "peer_bytes_per_s")
+    ones = {name: 1e9 for name in plain.figures if name in rates or (name.startswith("attention_") and "flops" in name)}
     chosen = {**ones, "memory_share": 1.0, "network_bytes_per_s": 1e8, **zero, **values}
     figures = {name: replace(figure, value=chosen.get(name, figure.value)) for name, figure in plain.figures.items()}
     return replace(plain, figures=figures)
@@ -131,24 +130,6 @@ def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
     assert spans(by_f32, matmul_f32_flops=5e8) == [(0, 2)]
 
 
-def test_what_is_compiled_is_one_kernel_that_never_writes_what_dies_in_it() -> None:
-    gib = 10**9  # a second each
-    events: list[Event] = [
-        elementwise(2, [(1, gib)], [(2, gib)]),
-        elementwise(3, [(2, gib), (3, gib)], [(4, gib)]),
-        Freed(2),
-        elementwise(2, [(4, gib)], [(5, gib)]),
-        matmul(0, 1),
-        elementwise(2, [(5, gib)], [(6, gib)]),
-        elementwise(2, [(6, gib)], [(7, gib)], owner="norm"),
-    ]
-    alone = replay_time(run(*events), machine()).step_s
-    assert alone == pytest.approx(2 + 3 + 2 + 1 + 2 + 2)
-    # Reads 1 and 3, writes 4 and 5, which outlive it; the last two are a kernel each: "norm" is not compiled.
-    compiled = replay_time(run(*events, head=replace(HEAD, compiled=("layers.0",))), machine()).step_s
-    assert compiled == pytest.approx(4 + 1 + 2 + 2)
-
-
 @pytest.mark.parametrize(
     ("kind", "ranks", "size", "seconds"),
     [
@@ -232,6 +213,10 @@ def changed(tmp_path: Path, change: Any) -> str:
         (lambda record: record["figures"].update(nic=1), r"figures.nic is unknown \(there are: "),
         (lambda record: record["figures"].update(host_s=1), r"figures.host_s is 1, not an object of value"),
         (
+            lambda record: record["figures"].update(matmul_fp8_flops={"value": 4e15, "basis": "guess", "source": "x"}),
+            "matmul_fp8_flops is above figures.peak_fp8_flops",
+        ),
+        (
             lambda record: record["figures"]["matmul_bf16_flops"].update(value=1e15),
             "matmul_bf16_flops is above figures.peak_bf16_flops",
         ),
@@ -257,7 +242,7 @@ def test_an_unknown_machine_names_the_nearest() -> None:
 def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
     recording = run(
         Allocated(1, 512, 0, "other", ""),
-        elementwise(1, [[1, 512]], [[1, 512]]),
+        elementwise(1, [[1, 512]], [[1, 512]])._replace(attention=[8, 16, 1]),
         gather(1, 2, ranks=[[2, 1]]),
         EventRecorded(1, 0),
         EventWaited(0, 0),

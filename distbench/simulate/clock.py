@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distbench.simulate.collective_time import collective_s
+from distbench.simulate.compiled import fused_bytes
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.operator_time import fused_bytes, operator_s
+from distbench.simulate.operator_time import operator_s
 from distbench.simulate.recording import Collective, EventRecorded, EventWaited, HostWaited, Operator, Recording
 
 
@@ -81,7 +82,7 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     launch_s, host_s = hardware["launch_s"], hardware["host_s"]
     for place, event in enumerate(events):
         if isinstance(event, Operator):
-            duration = operator_s(event, hardware, fused.get(place))
+            duration = operator_s(event, hardware, fused.get(place), recording.world_size)
             if duration <= 0:
                 continue
             now, host = now + host_s, host + host_s

@@ -71,6 +71,7 @@ class Operator(NamedTuple):
         reads, writes: (block, bytes) of each tensor.
         phase: "forward", "backward" or "optimizer".
         owner: the module's name; empty for the root, and where none is known.
+        attention: of attention, [queries, keys, whether it is causal (0 or 1)]; empty for others.
     """
 
     stream: int
@@ -83,6 +84,7 @@ class Operator(NamedTuple):
     writes: Touched
     phase: str
     owner: str
+    attention: Sequence[int] = ()
 
 
 class Collective(NamedTuple):

@@ -74,6 +74,7 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
             "num_bytes": BYTES,
             "reads": _TOUCHED,
             "writes": _TOUCHED,
+            "attention": list_of(COUNT),
         },
     ),
     "collective": (
@@ -99,6 +100,7 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
     ),
     "free": (Freed, {"block": COUNT}),
 }
+# Of any event, and what is read instead: recordings from before it was there have none.
 NAMES = {kind: name for name, (kind, _) in TYPES.items()}
 _HEAD: Kinds = {
     "scenario": NAME,
@@ -113,7 +115,7 @@ _HEAD: Kinds = {
     "params": RECORD,
 }
 # Fields that older recordings lack, or that may be null.
-_OPTIONAL = ("num_tokens", "rank", "case_id", "params", "explicit", "op")
+_OPTIONAL = ("num_tokens", "rank", "case_id", "params", "explicit", "op", "attention")
 
 
 def save_recordings(recordings: Sequence[Recording], path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
+from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Operator, Recording
 from distbench.spec.parallel import folded
@@ -41,7 +42,7 @@ class Simulation:
     @cached_property
     def memory(self) -> MemoryUse:
         """What it needs where memory has no end."""
-        return replay_memory(self.recording.events, expandable=self.expandable)
+        return replay_memory(compiled_memory(self.recording), expandable=self.expandable)
 
     @cached_property
     def memory_here(self) -> MemoryUse:
@@ -49,7 +50,7 @@ class Simulation:
         capacity = int(self.hardware["memory_bytes"])
         if self.memory.reserved_bytes <= capacity:
             return self.memory
-        return replay_memory(self.recording.events, expandable=self.expandable, capacity_bytes=capacity)
+        return replay_memory(compiled_memory(self.recording), expandable=self.expandable, capacity_bytes=capacity)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -117,6 +118,7 @@ class Simulation:
                 ],
             },
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
+            "extrapolated": self.hardware.extrapolated,
             "not_simulated": list(NOT_SIMULATED),
         }
 
@@ -156,7 +158,7 @@ def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:
 
 
 NOT_SIMULATED = (
-    "each rank is simulated alone: nobody waits for a slower rank within the step, stragglers are not simulated",
+    "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
     "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
 )

@@ -178,10 +178,13 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         if names := _listed(sorted(hardware.of_basis(basis))):
             said.append(f"{verb} in hardware file {hardware.name}: {names}")
+    if hardware.extrapolated:
+        taken = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
+        said.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
     if simulation.recording.head.compiled:
         said.append(
-            "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; memory is that "
-            "of the step uncompiled"
+            "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; what backward "
+            "does not need is not kept"
         )
     return (*said, *NOT_SIMULATED)
 

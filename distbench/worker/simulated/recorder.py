@@ -165,6 +165,7 @@ class Recorder:
                 writes=writes,
                 phase=issued_in.phase,
                 owner=self._owner(issued_in),
+                attention=costs.shape_of_attention(func, args, kwargs),
             )
         )
 
