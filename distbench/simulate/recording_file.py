@@ -100,7 +100,6 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
     ),
     "free": (Freed, {"block": COUNT}),
 }
-# Of any event, and what is read instead: recordings from before it was there have none.
 NAMES = {kind: name for name, (kind, _) in TYPES.items()}
 _HEAD: Kinds = {
     "scenario": NAME,
