@@ -110,7 +110,6 @@ NEEDED = (
     ("process groups that forward", C10D, "_resolve_process_group"),
     ("process groups that forward", C10D, "_update_default_pg"),
     ("process groups that forward", C10D, "_world.pg_map"),
-    ("process groups that forward", MESH, "DeviceMesh._get_root_mesh"),
     ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
     ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
     ("communication labels", "torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam._get_grad_inner_tensor"),
