@@ -131,8 +131,6 @@ class ParallelPlan:
         compile: torch.compile, or None.
         fsdp: FSDP2, or None.
         microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
-        gradient_divide_factor: what a `parallelize` of your own has gradients, summed over data parallel ranks, divided
-            by; None for their number.
     """
 
     shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
@@ -145,7 +143,6 @@ class ParallelPlan:
     compile: CompilePlan | None = None
     fsdp: FsdpPlan | None = None
     microbatches: int = 1
-    gradient_divide_factor: float | None = None
 
     @property
     def tp_dims(self) -> tuple[str, ...]:

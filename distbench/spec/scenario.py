@@ -102,8 +102,9 @@ class Scenario:
             it a dict goes to the model by keyword, and of `(inputs, targets)` the inputs do.
         parallelize: `(model, mesh) -> model or None`, a function of your own that lays the model (on the meta device)
             over the whole mesh, in the place of the plan's `tp`; it may make meshes and process groups of its own. The
-            plan's other parts follow. What it does to the loss or to gradients is said in the plan: `loss_parallel`,
-            `gradient_divide_factor`.
+            plan's other parts follow; `ParallelPlan.loss_parallel` holds for it too.
+        gradient_divide_factor: what `parallelize` has gradients, summed over data parallel ranks, divided by; None for
+            their number, which is what FSDP and DDP divide by unless told otherwise.
         after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
             gradient hooks, or for values of your own.
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
@@ -124,6 +125,7 @@ class Scenario:
     call: Callable[[Any, Any], Any] | None = None
     parallelize: Callable[[Any, Any], Any] | None = None
     after_materialize: Callable[[Any, Any], None] | None = None
+    gradient_divide_factor: float | None = None
     batch_dims: int | Mapping[str, int | None] | None = None
     sequence_dims: int | Mapping[str, int | None] | None = None
     optimizer: Callable[[Any], Any] | None = None

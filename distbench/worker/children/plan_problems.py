@@ -21,7 +21,7 @@ from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.session import load_scenario, variant_label
+from distbench.worker.session import declared, load_scenario, variant_label
 from distbench.worker.torch_internals import Skipped, fake_ranks
 
 # Of this process, for looking for meshes that work, all variants of a scenario together.
@@ -44,9 +44,7 @@ def _of_variant(
 ) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
-        scenario = function(**variant)
-        if not isinstance(scenario, Scenario):
-            return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
+        scenario = declared(function, variant)
         with fake_ranks(job.mesh) as mesh:
             answer = _answer(scenario, rank_0_of(mesh, job, job.device))
         step_fails = answer.pop("step_fails", False)

@@ -35,7 +35,8 @@ def own_units(model: nn.Module) -> set[str]:
         UserError: it names none.
     """
     classes = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    found = {name for name, module in model.named_modules() if type(module).__name__ in classes}
+    # fully_shard gives a module a class of its own, below the one that is named.
+    found = {n for n, module in model.named_modules() if classes & {base.__name__ for base in type(module).__mro__}}
     if not found:
         kind = type(model).__name__
         raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} names none; name modules")
@@ -88,7 +89,12 @@ def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
 
 def is_of_transformers(style: Any) -> bool:
     """Whether a style is one of transformers' own, which changes parameters and forwards in its own way."""
-    return type(style).__module__.partition(".")[0] == TRANSFORMERS
+    return is_from_transformers(type(style))
+
+
+def is_from_transformers(kind: type) -> bool:
+    """Whether a class is one of transformers'."""
+    return kind.__module__.partition(".")[0] == TRANSFORMERS
 
 
 def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
@@ -101,7 +107,8 @@ def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
     """
     if not isinstance(given, str):
         return given
-    if any(type(module).__module__.partition(".")[0] == TRANSFORMERS for module in model.modules()):
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    if any(is_from_transformers(kind) for kind in kinds):
         # From where older versions have it too.
         from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 

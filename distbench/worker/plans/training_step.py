@@ -161,7 +161,7 @@ class TrainingStep:
     @property
     def gradient_scale(self) -> float:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
-        fsdp, own = self.plan.fsdp, self.plan.gradient_divide_factor
+        fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
         if own is not None:
             cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
             return self._context.index((*BATCH_DIMS, *cp))[1] / own
