@@ -52,7 +52,7 @@ def hf_causal_lm(*, model: str = "llama") -> Scenario:
         build_model=lambda: AutoModelForCausalLM.from_config(CONFIGS[model]),
         make_batch=text,
         optimizer=torch.optim.AdamW,
-        plan=ParallelPlan(tp="auto", fsdp=FsdpPlan(wrap="auto")),
+        plan=ParallelPlan(tp="auto", fsdp=FsdpPlan(wrap="auto")),  # glue
         num_tokens=lambda batch: batch["input_ids"].numel(),
     )
 
@@ -64,5 +64,5 @@ def hf_vit() -> Scenario:
         build_model=lambda: AutoModelForImageClassification.from_config(VIT),
         make_batch=images,
         optimizer=torch.optim.AdamW,
-        plan=ParallelPlan(tp=VIT_PLAN, fsdp=FsdpPlan(wrap="auto")),
+        plan=ParallelPlan(tp=VIT_PLAN, fsdp=FsdpPlan(wrap="auto")),  # glue
     )
