@@ -2,8 +2,15 @@
 that they bring along. `pip install distbench[hf]`; distbench run docs/examples/hf.py"""
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageClassification
-from transformers import GemmaConfig, LlamaConfig, MixtralConfig, Qwen3Config, ViTConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    GemmaConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    ViTConfig,
+)
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 

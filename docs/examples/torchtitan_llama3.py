@@ -1,8 +1,14 @@
-"""torchtitan's llama3 under torchtitan's own parallelize function, mesh and config, on CPU (docs/your-model.md says how to
-install it). `distbench run docs/examples/torchtitan_llama3.py`"""
+"""torchtitan's llama3 under its own parallelize function, mesh and config, on CPU; docs/your-model.md says how to install
+it. `distbench run docs/examples/torchtitan_llama3.py`"""
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+import torchtitan.tools.utils
+
+torchtitan.tools.utils.device_type = "cpu"  # glue: without an accelerator it takes the device for CUDA
+
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.common.attention import ScaledDotProductAttention
@@ -20,6 +26,7 @@ CONFIG = {
     "ac_config": None,
     "dump_folder": "",
 }
+DIMS = partial(ParallelDims.from_config, CONFIG["parallelism"])  # glue
 
 
 def config():
@@ -37,11 +44,6 @@ def batch():
     return torch.randint(2048, (4, 64)), torch.randint(2048, (4, 64))
 
 
-def parallelize(model, mesh):
-    dims = ParallelDims.from_config(CONFIG["parallelism"], mesh.size())  # glue
-    parallelize_llama(model, parallel_dims=dims, **CONFIG)  # glue
-
-
 @scenario(mesh={"dp_shard": 2, "tp": 2})
 def torchtitan_llama3() -> Scenario:
     """torchtitan's llama3 (debug model) under its own tensor and sequence parallelism and FSDP2."""
@@ -50,7 +52,7 @@ def torchtitan_llama3() -> Scenario:
         make_batch=batch,
         loss=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()),
         optimizer=torch.optim.AdamW,
-        parallelize=parallelize,  # glue
+        parallelize=lambda model, mesh: parallelize_llama(model, parallel_dims=DIMS(mesh.size()), **CONFIG),  # glue
         gradient_divide_factor=1,  # glue
         num_tokens=256,
     )

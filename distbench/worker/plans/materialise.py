@@ -104,9 +104,7 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
     return owners
 
 
-def materialise(
-    model: nn.Module, context: RankContext, built: Blueprint, device: torch.device | None = None
-) -> None:
+def materialise(model: nn.Module, context: RankContext, built: Blueprint, device: torch.device | None = None) -> None:
     """Give a sharded model memory and its initial values, one parameter at a time; needs no communication.
 
     Parameters go to the rank's device, or to `device` where they are offloaded.

@@ -58,7 +58,9 @@ def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: An
     if changed is not None and not isinstance(changed, nn.Module):
         kind = type(changed).__name__
         where = place_of(function)
-        raise UserError(f"parallelize ({where}) returns {kind}; return the model, or None where it was changed in place")
+        raise UserError(
+            f"parallelize ({where}) returns {kind}; return the model, or None where it was changed in place"
+        )
     return model if changed is None else changed
 
 

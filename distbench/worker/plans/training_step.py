@@ -204,4 +204,3 @@ class TrainingStep:
 def local_part(tensor: Any) -> torch.Tensor:
     """What a rank holds of a parameter, without its history."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
-

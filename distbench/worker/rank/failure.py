@@ -53,12 +53,13 @@ def raised_at(error: BaseException, otherwise: str = "") -> str:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     skipped = (*installed, str(Path(__file__).parents[2]), "<")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(skipped) or _is_scenario(frame.filename)]
+    own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else otherwise
 
 
-def _is_scenario(file: str) -> bool:
-    return Path(file).is_relative_to(Path(__file__).parents[2] / "scenarios")
+def _is_skipped(file: str, folders: tuple[str, ...]) -> bool:
+    shipped = str(Path(__file__).parents[2] / "scenarios")
+    return (file.startswith(folders) or "site-packages" in file) and not file.startswith(shipped)
 
 
 @contextlib.contextmanager
