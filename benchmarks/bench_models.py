@@ -1,4 +1,4 @@
-"""Other people's models, as docs/your-model.md has them: what each takes, whether it comes out right, and what is seen of it.
+"""Other people's models, as docs/your-model.md has them: what each takes, whether it comes out right, what is seen.
 
 Four gloo ranks run the examples' steps: loss and gradients against one device, and their collectives by two methods
 against the signature, which a child process finds on a fake group.
@@ -24,7 +24,7 @@ RANKS = 4
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
-        "models of others that come out wrong (transformers' Llama, Qwen3, Mixtral, Gemma, ViT; own parallelize functions)",
+        "models of others that come out wrong (transformers' Llama, Qwen3, Mixtral, Gemma, ViT; own functions)",
         "{:.0f}",
         "0",
         ("models called wrong",),
@@ -42,14 +42,13 @@ def main() -> list[Row]:
             print(f"left out: {name}, {package} is not installed")
     found = [row for file in files for row in on_ranks(file)]
     signed = {name: count for file in files for name, count in signatures(file).items()}
-    print(
-        f"{'model':36} {'glue':>4} {'result':>6} {'traced':>6} {'signed':>6} {'owned':>6} {'gradient':>9} {'allowed':>8}"
-    )
+    counts = f"{'traced':>6} {'signed':>6} {'owned':>6}"
+    print(f"{'model':36} {'glue':>4} {'result':>6} {counts} {'gradient':>9} {'allowed':>8}")
     for row in found:
         row["glue"], row["signed"] = glue_of(Path(row["file"]), row["name"]), signed.get(row["name"], -1)
         print(line(row))
-        for sentence in [row["wrong"], *row["differences"]]:
-            print(f"    {sentence}" if sentence else "", end="\n" if sentence else "")
+        for sentence in filter(None, [row["wrong"], *row["differences"]]):
+            print(f"    {sentence}")
     owned = min(100 * row["num_owned"] / row["num_traced"] for row in found)
     missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in found)
     return [
@@ -83,6 +82,8 @@ def signatures(file: str) -> dict[str, int]:
         timeout_s=600,
         failure="no signature",
     )
+    if failed := next((answer["user_error"] for answer in answers if "user_error" in answer), None):
+        raise RuntimeError(f"{file} has no signature: {failed}")
     cases = [item for answer in answers for item in answer["cases"].items()]
     return {case_id.split("/", 2)[-1]: len(case["paths"]) for case_id, case in cases}
 

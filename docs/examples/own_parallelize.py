@@ -1,5 +1,5 @@
-"""A step as people write it: batches that are dicts and tuples, a loss inside the model, a parallelize function of one's
-own that makes its own meshes. `distbench run docs/examples/own_parallelize.py`"""
+"""Steps as people write them: a batch that is a dict or a tuple, a loss inside the model, a parallelize function that
+makes its own mesh. `distbench run docs/examples/own_parallelize.py`"""
 
 import torch
 import torch.nn.functional as F

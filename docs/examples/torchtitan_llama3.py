@@ -1,5 +1,5 @@
-"""torchtitan's llama3 under its own parallelize function, mesh and config, on CPU; docs/your-model.md says how to install
-it. `distbench run docs/examples/torchtitan_llama3.py`"""
+"""torchtitan's llama3 under its own parallelize function, mesh and config, on CPU; how to install it says
+docs/your-model.md. `distbench run docs/examples/torchtitan_llama3.py`"""
 
 from functools import partial
 

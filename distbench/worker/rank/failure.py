@@ -43,7 +43,7 @@ def one_line(error: BaseException) -> str:
 def place_of(function: Callable[..., Any]) -> str:
     """Where a function of the user's own is written: `file:line`, or its name where that is not known."""
     plain = inspect.unwrap(getattr(function, "func", function))
-    code = getattr(plain, "__code__", None) or getattr(getattr(type(plain), "__call__", None), "__code__", None)
+    code = getattr(plain, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(plain, "__qualname__", repr(plain))
 
 
