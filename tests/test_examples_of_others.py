@@ -5,10 +5,10 @@ import re
 from collections import Counter
 
 import pytest
-from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from conftest import ROOT
 from processes import Children
 
+from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from distbench.spec import find
 
 EXAMPLES = ROOT / "docs" / "examples"
