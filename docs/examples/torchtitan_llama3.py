@@ -1,8 +1,6 @@
 """torchtitan's llama3 under its own parallelize function, mesh and config, on CPU; how to install it says
 docs/your-model.md. `distbench run docs/examples/torchtitan_llama3.py`"""
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 import torchtitan.tools.utils
@@ -15,18 +13,18 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import llama3_configs, parallelize_llama
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
 
-from distbench.spec import Scenario, scenario
+from distbench.spec import ParallelPlan, Scenario, scenario
 
 # What torchtitan's trainer reads from a job's configuration: two-way tensor parallel with sequence parallel, FSDP2 over
 # the rest, everything in f32.
+PAR = ParallelismConfig(tensor_parallel_degree=2, spmd_backend="partial_dtensor")
 CONFIG = {
-    "parallelism": ParallelismConfig(tensor_parallel_degree=2, spmd_backend="partial_dtensor"),
+    "parallelism": PAR,
     "training": TrainingConfig(mixed_precision_param="float32", seq_len=64),
     "compile_config": CompileConfig(),
     "ac_config": None,
     "dump_folder": "",
 }
-DIMS = partial(ParallelDims.from_config, CONFIG["parallelism"])  # glue
 
 
 def config():
@@ -52,7 +50,8 @@ def torchtitan_llama3() -> Scenario:
         make_batch=batch,
         loss=lambda logits, targets: F.cross_entropy(logits.flatten(0, 1), targets.flatten()),
         optimizer=torch.optim.AdamW,
-        parallelize=lambda model, mesh: parallelize_llama(model, parallel_dims=DIMS(mesh.size()), **CONFIG),  # glue
+        parallelize=lambda m, _: parallelize_llama(m, parallel_dims=ParallelDims.from_config(PAR, 4), **CONFIG),  # glue
+        plan=ParallelPlan(loss_parallel=True),  # glue
         gradient_divide_factor=1,  # glue
         num_tokens=256,
     )
