@@ -102,10 +102,11 @@ class TrainingStep:
             with blamed("after_materialize", hook):
                 hook(self.model, self._context.mesh)
             self._own = {name: local_part(tensor).clone() for name, tensor in self.model.named_parameters()}
+        function = self._scenario.after_materialize or self._scenario.parallelize
+        if function is None:
+            return
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         if lacking := [name for name, tensor in named if tensor.is_meta]:
-            function = self._scenario.after_materialize or self._scenario.parallelize or self._scenario.build_model
-            assert function is not None
             what = f"parameter {lacking[0]} of the parallel model is still on the meta device"
             raise UserError(f"{what} ({place_of(function)}); leave it to distbench, which gives every one memory")
 
