@@ -97,8 +97,16 @@ MAY_IMPORT = {
 FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "traces")
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
-# Not ours nor torch's, and without a public name (the last one is pytest-benchmark's).
-NO_PUBLIC_NAME = {"_fields", "_field_defaults", "_replace", "_asdict", "_exit", "_benchmarksession"}
+# Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').
+NO_PUBLIC_NAME = {
+    "_fields",
+    "_field_defaults",
+    "_replace",
+    "_asdict",
+    "_exit",
+    "_benchmarksession",
+    "_no_split_modules",
+}
 
 
 def module_of(path: Path) -> str:

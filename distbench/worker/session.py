@@ -33,7 +33,7 @@ from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
 from distbench.worker.rank.agreement import Agreement, Presence, Store, require_own_devices, require_same
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
-from distbench.worker.rank.failure import one_line, report_failure
+from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at, report_failure
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
@@ -111,11 +111,26 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     try:
         module_spec.loader.exec_module(module)
     except BaseException as error:  # whatever a file raises, an interrupt of its own too
-        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; fix it") from error
+        where = f", {place}" if (place := raised_at(error)) else ""
+        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}{where}; fix it") from error
     function: Callable[..., Scenario] | None = getattr(module, name, None)
     if function is None:
         raise UserError(f"scenario file {file} declares {name!r}, but has none once it is imported; fix it")
     return function
+
+
+def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
+    """What a scenario's function declares for a variant.
+
+    Raises:
+        UserError: it raised, or returned something else.
+    """
+    with blamed("the scenario", function):
+        scenario = function(**variant)
+    if not isinstance(scenario, Scenario):
+        kind = type(scenario).__name__
+        raise UserError(f"the scenario ({place_of(function)}) returns {kind}, it must return a Scenario")
+    return scenario
 
 
 @contextlib.contextmanager
@@ -207,9 +222,7 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
     """
     found: dict[str, CaseSpec] = {}
     for variant in job.variants:
-        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
-        if not isinstance(scenario, Scenario):
-            raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
+        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
         for case_spec in cases_of(scenario, variant_label(job, variant), context):
             found.setdefault(case_spec.case.id, case_spec)
     if not found:

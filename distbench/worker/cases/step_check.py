@@ -173,7 +173,7 @@ class StepCheck:
         step.kept_outputs = [] if step.unshards_output and is_full else None
         loss = step.forward_backward()
         output = torch.cat(step.kept_outputs) if step.kept_outputs else None
-        reference = reference_of(self._scenario, context, with_gradients=is_full)
+        reference = reference_of(self._scenario, context, is_full, step.own_values())
         found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
         allowance = self._allowance(reference)
         findings = allowance.judged(found)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distbench.simulate.recording_file import save_recordings
-from distbench.spec import Job, Scenario, UserError
+from distbench.spec import Job, UserError
 from distbench.worker.children.answer import answer_jobs
-from distbench.worker.session import load_scenario, variant_label
+from distbench.worker.session import declared, load_scenario, variant_label
 from distbench.worker.simulated.recorded_step import recorded_ranks
 from distbench.worker.torch_internals import Unsupported
 
@@ -21,9 +21,7 @@ def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> It
     """Record a step of each variant, as some ranks run it, into a file, whose name begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
-        scenario = function(**variant)
-        if not isinstance(scenario, Scenario):
-            raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
+        scenario = declared(function, variant)
         label = variant_label(job, variant)
         try:
             found = recorded_ranks(scenario, job.scenario, label.partition("/")[2], job.mesh, ranks)

@@ -137,9 +137,17 @@ def _divide_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(plan.gradient_divide_factor)
-            if context.backend != "nccl":
-                # Any other factor than the group's size is a reduction that only NCCL has; others sum, then divide.
-                module.set_force_sum_reduction_for_comms(True)
+    sum_then_divide(model, context)
+
+
+def sum_then_divide(model: nn.Module, context: RankContext) -> None:
+    """What FSDP needs to divide gradients by another factor than the group's size: a reduction that does so only NCCL
+    has."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules() if context.backend != "nccl" else ():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import nn
 from distbench.simulate.recording import Head, Recording
 from distbench.spec import Scenario, UserError
 from distbench.worker.cases.step import step_case
+from distbench.worker.plans.batch import batch_of, tensors_of
 from distbench.worker.plans.materialise import allocate, blueprint
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.plans.plan_check import problems
@@ -62,8 +63,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
         Unsupported: this torch cannot simulate a device.
     """
-    if scenario.build_model is None or scenario.make_batch is None or scenario.loss is None:
-        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model, make_batch and loss")
+    if scenario.build_model is None or scenario.make_batch is None:
+        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
@@ -77,11 +78,11 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         built = blueprint(scenario.build_model, SEED)
         shapes = ShapesOnly()
         with shapes.on():
-            inputs, _ = scenario.make_batch()
-        if found := problems(built.model, inputs, scenario.plan, context):
+            batch = batch_of(scenario)
+        if found := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(found))
         compiled = tuple(matching_modules(compile_plan.modules, built.model)) if compile_plan else ()
-        case = step_case(scenario, f"{name}/{variant}" if variant else name, built, inputs)
+        case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
         recorder = Recorder()
         try:
@@ -99,8 +100,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         mesh=dict(mesh),
         torch=torch.__version__,
         num_parameters=num_parameters,
-        batch_size=len(inputs),
-        num_tokens=scenario.num_tokens,
+        batch_size=batch.length,
+        num_tokens=scenario.num_tokens(batch.tree) if callable(scenario.num_tokens) else scenario.num_tokens,
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),
         compiled=compiled,
@@ -151,7 +152,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
 def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
     """What a step holds between two runs: block to kind."""
     kinds: dict[str, Any] = {
-        "batch": step.microbatches,
+        "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
         "optimizer": [dict(state) for state in step.optimizer.state.values()] if step.optimizer is not None else [],
         "parameters": list(step.model.parameters()),

@@ -32,6 +32,7 @@ from distbench.worker.torch_internals.labels import (
     Label,
     Labels,
     autograd_position,
+    finished_parameter,
     labelled_communication,
     next_autograd_position,
 )

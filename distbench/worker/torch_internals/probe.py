@@ -116,7 +116,6 @@ NEEDED = (
     ("process groups that forward", C10D, "_resolve_process_group"),
     ("process groups that forward", C10D, "_update_default_pg"),
     ("process groups that forward", C10D, "_world.pg_map"),
-    ("process groups that forward", MESH, "DeviceMesh._get_root_mesh"),
     ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
     ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
     ("communication labels", FSDP_PARAM, "FSDPParam._get_grad_inner_tensor"),

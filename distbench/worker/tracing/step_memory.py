@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from distbench.spec.devices import known_device
+from distbench.worker.plans.batch import tensors_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import allocator_peak
 from distbench.worker.rank.failure import one_line
@@ -135,7 +136,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
     kinds: dict[str, Any] = {
         # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
         OTHER: [dict(vars(module)) for module in step.model.modules()],
-        "batch": step.microbatches,
+        "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
         "optimizer": list(step.optimizer.state.values()) if step.optimizer is not None else [],
         "parameters": list(step.model.parameters()),
