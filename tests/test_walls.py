@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "worker": set(),
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
     "worker.torchrun": {"worker.rank"},
-    "worker.session": {"spec", "worker.pass_plan", "runs", "costmodel", "worker.runner", "worker.cases", "worker.rank"},
+    "worker.session": {"spec", "worker.pass_plan", "runs", "costmodel", "worker.runner", "worker.cases", "worker.rank", "worker.plans"},
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {
         "spec",

@@ -27,10 +27,12 @@ from distbench.spec import Job, Scenario, UserError
 from distbench.spec.case_choice import MAX_NAMED, CaseChoice
 from distbench.spec.devices import DEVICES, backend_for
 from distbench.spec.job import Variant
+from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
+from distbench.worker.plans.changed_plan import scenario_of
 from distbench.worker.rank.agreement import Agreement, Store, require_same
 from distbench.worker.rank.device import device_facts, select_device
 from distbench.worker.rank.failure import one_line
@@ -185,11 +187,16 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
         UserError: the scenario raised, returned something else, or its plan cannot work.
     """
     found: dict[str, CaseSpec] = {}
+    contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
-        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
-        if not isinstance(scenario, Scenario):
-            raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
-        for case_spec in cases_of(scenario, variant_label(job, variant), context):
+        made = scenario_of_call(job.scenario, function, variant) if job.is_call else scenario_of(function, variant)
+        if not isinstance(made, Scenario):
+            raise UserError(f"scenario {job.scenario!r} returned {type(made).__name__}, it must return a Scenario")
+        mesh = mesh_of(variant, job.mesh)
+        if tuple(mesh.items()) not in contexts:
+            own = init_device_mesh(context.mesh.device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+            contexts[tuple(mesh.items())] = replace(context, mesh=own)
+        for case_spec in cases_of(made, variant_label(job, variant), contexts[tuple(mesh.items())]):
             found.setdefault(case_spec.case.id, case_spec)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")

@@ -13,8 +13,10 @@ from typing import Any
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
+from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.children.fake_step import rehearse
+from distbench.worker.plans.changed_plan import scenario_of
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.failure import one_line
@@ -42,10 +44,10 @@ def _of_variant(
 ) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
-        scenario = function(**variant)
+        scenario = scenario_of(function, variant)
         if not isinstance(scenario, Scenario):
             return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
-        with fake_ranks(job.mesh) as mesh:
+        with fake_ranks(mesh_of(variant, job.mesh)) as mesh:
             answer = _answer(scenario, rank_0_of(mesh, job, job.device))
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
