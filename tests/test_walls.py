@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "gate", "ab", "history"),
+        *("report", "advise", "signature", "simulate", "sweep", "gate", "ab", "history"),
     },
     "compare": {"spec"},
     "costmodel": {"spec", "runs", "compare", "render"},
@@ -43,12 +43,22 @@ MAY_IMPORT = {
     "signature": {"spec", "render", "ask_child"},
     "simulate": {"spec", "render", "ask_child"},
     "spec": set(),
+    "sweep": {"spec", "runs", "compare", "render", "launch", "simulate", "version"},
     "traces": {"spec", "runs", "compare", "render"},
     "version": set(),
     "worker": set(),
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
     "worker.torchrun": {"worker.rank"},
-    "worker.session": {"spec", "worker.pass_plan", "runs", "costmodel", "worker.runner", "worker.cases", "worker.rank", "worker.plans"},
+    "worker.session": {
+        "spec",
+        "worker.pass_plan",
+        "runs",
+        "costmodel",
+        "worker.runner",
+        "worker.cases",
+        "worker.rank",
+        "worker.plans",
+    },
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {
         "spec",
@@ -85,7 +95,7 @@ MAY_IMPORT = {
     "worker.torch_internals": {"spec", "costmodel", "planning"},
 }
 # Rooms that draw or hold frames; each imports pandas and matplotlib inside functions.
-FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "render", "report", "runs", "traces")
+FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "render", "report", "runs", "sweep", "traces")
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last one is pytest-benchmark's).

@@ -24,6 +24,7 @@ SECTIONS = {
         "check": "Say whether plans can work on a mesh of any size; starts no ranks.",
         "plan": "Show how a tensor would be redistributed, and by which planner best.",
         "simulate": "Say how long a step takes, and how much memory, on hardware not at hand.",
+        "sweep": "Say which plan to use on so many devices: predicted, or measured here.",
         "signature": "Write what scenarios communicate, exactly, for git.",
     },
     "Machine": {

@@ -14,10 +14,10 @@ from typing import Any
 from distbench.spec import Job, UserError
 from distbench.worker.cases.step import step_cases
 from distbench.worker.children.answer import answer_jobs, rank_0_of
+from distbench.worker.plans.changed_plan import scenario_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.plans.changed_plan import scenario_of
 from distbench.worker.session import load_scenario, variant_label
 from distbench.worker.torch_internals import Forwarding, Skipped, fake_ranks
 from distbench.worker.tracing.trace import StepTrace

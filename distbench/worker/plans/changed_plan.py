@@ -34,6 +34,10 @@ def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
 
 
 def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
+    changes: dict[str, dict[str, Any]] = {
+        "prefetch": {"prefetch_forward": value, "prefetch_backward": value},
+        "mixed_precision": {"mixed_precision": _policy() if value == "bf16" else None},
+    }
     if name == "microbatches":
         return replace(plan, microbatches=value)
     if name == "checkpoint":
@@ -41,13 +45,7 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
         return replace(plan, cp=replace(plan.cp, **{name: value}))
-    if name in ("reshard_after_forward", "sync_each_microbatch"):
-        return _with_fsdp(plan, {name: value})
-    if name == "prefetch":
-        return _with_fsdp(plan, {"prefetch_forward": value, "prefetch_backward": value})
-    if name == "mixed_precision":
-        return _with_fsdp(plan, {name: _policy() if value == "bf16" else None})
-    return plan
+    return plan if name == "mesh" else _with_fsdp(plan, changes.get(name, {name: value}))
 
 
 def _with_fsdp(plan: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan:

@@ -1,0 +1,109 @@
+"""One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distbench.launch.display import Display, display_for
+from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
+from distbench.spec import UserError, parse_mesh
+from distbench.spec.quantities import BYTES, SECONDS, amount
+from distbench.sweep.predicted_sweep import found_of, predicted_sweep, require_some
+from distbench.sweep.prediction import with_memory
+from distbench.sweep.recorder import Recorder
+from distbench.sweep.search import Explored, Limits
+from distbench.sweep.setup import Setup, set_up
+from distbench.sweep.sweep_text import Found
+
+MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command line, checked.
+
+    Args:
+        memory_bytes: of a device, where --memory says.
+        price: of a device and hour.
+    """
+
+    setup: Setup
+    hardware: Hardware | None
+    memory_bytes: float | None
+    limits: Limits
+    price: float | None
+    around: bool
+    resume: bool
+    quiet: bool
+    out: Path
+
+    @classmethod
+    def of(cls, scenario: str, out: Path | None, **given: Any) -> "Asked":
+        """UserError where something of it cannot be used."""
+        budget_s = amount(given["budget"], "--budget", SECONDS, "s", MONTH_S)
+        memory = given["memory"] and amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
+        mesh = parse_mesh(given["mesh"]) if given["mesh"] else None
+        if mesh and not given["around_my_plan"]:
+            raise UserError("a sweep tries all meshes, so --mesh goes with --around-my-plan only; give --world N")
+        hardware = load_hardware(given["hardware"]) if given["hardware"] else None
+        if memory and hardware is None:
+            raise UserError("--memory goes with --hardware: what is measured here fits; give --hardware too")
+        setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
+        return cls(
+            setup=setup,
+            hardware=hardware and with_memory(hardware, memory or None),
+            memory_bytes=memory or None,
+            limits=Limits(given["max_plans"], budget_s),
+            price=given["price"],
+            around=given["around_my_plan"],
+            resume=given["resume"],
+            quiet=given["quiet"],
+            out=out or Path("results") / "sweep" / f"{setup.entry.name}-{setup.world}",
+        )
+
+
+def run_sweep(asked: Asked, say: Say) -> tuple[Found, bool]:
+    """What was found, and whether it was interrupted.
+
+    Raises:
+        UserError: no plan works or fits, or nothing was known yet when it was interrupted.
+    """
+    entry = asked.setup.entry
+    if asked.setup.note:
+        say(f"{entry.name}: {asked.setup.note}")
+    with Recorder(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
+        assert asked.hardware is not None
+        return _predicted(asked, asked.hardware, recorder)
+
+
+def _predicted(asked: Asked, hardware: Hardware, recorder: Recorder) -> tuple[Found, bool]:
+    explored, interrupted = Explored(), False
+    with display_for("sweep", asked.quiet) as display:
+        try:
+            predicted_sweep(asked.setup, recorder, hardware, asked.limits, Told(display), explored)
+        except KeyboardInterrupt:
+            if not explored.found:
+                raise
+            interrupted, explored.stopped = True, "it was interrupted; --resume goes on"
+    require_some(asked.setup, explored, hardware)
+    with Recorder(asked.setup.entry.file, asked.setup.entry.name) as again:
+        asks = again if interrupted else recorder
+        return found_of(asked.setup, asks, hardware, explored, asked.price), interrupted
+
+
+class Told:
+    """Recordings asked for and made, as a display shows cases."""
+
+    def __init__(self, display: Display) -> None:
+        self._display, self._asked = display, 0
+
+    def __call__(self, asked: int, answered: int) -> None:
+        """So many more."""
+        if asked:
+            self._asked += asked
+            self._display.event({"event": "plan", "num_cases": self._asked})
+            self._display.event({"event": "case", "id": "sweep/recording steps"})
+        for _ in range(answered):
+            self._display.event({"event": "done", "id": "", "status": "ok"})
