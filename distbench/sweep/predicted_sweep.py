@@ -5,11 +5,13 @@ from typing import Any
 
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.simulation import NOT_SIMULATED
-from distbench.sweep.candidates import Candidate, count_of
+from distbench.spec import UserError
+from distbench.sweep.candidates import Candidate, Space, count_of
+from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
-from distbench.sweep.ranking import plan_of
+from distbench.sweep.ranking import changes_of, layouts_of, plan_of
 from distbench.sweep.recorder import Question, Recorder
-from distbench.sweep.search import Explored, Limits, Predictor, confirm, explore, nothing_found
+from distbench.sweep.search import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
 from distbench.sweep.setup import Setup
 from distbench.sweep.sweep_text import Found
 
@@ -35,7 +37,7 @@ def predicted_sweep(
     limits: Limits,
     tell: Callable[[int, int], None],
     explored: Explored,
-) -> Predictor:
+) -> None:
     """Search, and record the best whole; what is found is in `explored`, also where this is interrupted."""
     space = setup.space(facts_of(setup, recorder))
     setup.require_meshes(space)
@@ -43,7 +45,33 @@ def predicted_sweep(
     explored.num_legal = count_of(space)
     explore(space, predictor, limits, explored)
     confirm(predictor, limits, explored)
-    return predictor
+
+
+def around_of(space: Space, written: Candidate) -> list[Candidate]:
+    """The candidates that differ from the plan as written by one change, or by one factor of the mesh."""
+    return [*space.neighbours(written), *space.moved_meshes(written)]
+
+
+def predicted_around(
+    setup: Setup,
+    recorder: Recorder,
+    hardware: Hardware,
+    limits: Limits,
+    tell: Callable[[int, int], None],
+    explored: Explored,
+) -> None:
+    """The plan as written and its neighbours."""
+    space = setup.space(facts_of(setup, recorder))
+    setup.require_meshes(space)
+    explored.written = setup.as_written(space)
+    predictor = Predictor(recorder, setup.base, hardware, tell)
+    candidates = [explored.written, *around_of(space, explored.written)][: limits.max_plans]
+    explored.num_legal = len(candidates)
+    take_in(explored, predictor.outcomes(candidates[:1]))
+    if explored.written not in explored.found:
+        raise UserError(f"the plan as written does not work: {explored.left_out[explored.written]}")
+    take_in(explored, predictor.outcomes(candidates[1:]))
+    confirm(predictor, limits, explored)
 
 
 def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
@@ -70,6 +98,37 @@ def found_of(setup: Setup, recorder: Recorder, hardware: Hardware, explored: Exp
         capacity_bytes=hardware["memory_bytes"],
         price=price,
         notes=_notes(setup, hardware, explored),
+        changes=changes_of(plans, explored.written),
+        layouts=layouts_of(explored.found.get(explored.written)) if explored.written else (),
+    )
+
+
+def measured_found(
+    setup: Setup, recorder: Recorder, space: Space, measured: Measured, written: Candidate | None, price: float | None
+) -> Found:
+    """What there is to say of what was measured."""
+    plans = measured.ranked
+    unit = "tokens" if space.facts["num_tokens"] else "samples"
+    notes = [
+        f"every plan takes the same global batch a step ({space.facts['batch_size']:,} samples): step times rank them",
+        f"measured: {len(plans)} of {count_of(space):,} plans, the best third of each round in the next; those with a "
+        "verdict took turns in the last",
+        *(f"left out: {candidate.text}: {why}" for candidate, why in list(measured.left_out.items())[:MAX_LEFT_OUT]),
+        *(f"run file of a round: {file}" for file in measured.run_files),
+    ]
+    if measured.interrupted:
+        notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
+    return Found(
+        title=f"{setup.entry.name} on {setup.world} ranks: {len(plans)} plans, measured on this machine",
+        plans=plans,
+        where="measured here",
+        world=setup.world,
+        unit=unit,
+        code=[] if measured.interrupted else code_of(setup, recorder, plans[0].candidate),
+        command=setup.command(plans[0].candidate),
+        price=price,
+        notes=notes,
+        changes=changes_of(plans, written) if written else (),
     )
 
 

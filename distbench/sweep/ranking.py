@@ -129,3 +129,73 @@ def record_of(plan: Plan, world: int, price: float | None) -> dict[str, Any]:
         record["cost_a_step"] = cost_a_step(price, world, plan.step_s)
         record["cost_a_billion"] = cost_a_billion(price, world, plan.tokens_per_s)
     return record
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the plan as written, and what it does.
+
+    Args:
+        code: as it would be written.
+        time_share: of the step as written that it adds; negative where it is faster.
+        memory_bytes: that it adds; None where nobody knows.
+    """
+
+    code: str
+    time_share: float
+    memory_bytes: float | None
+    plan: Plan
+
+
+def changes_of(plans: Sequence[Plan], written: Candidate | None) -> list[Change]:
+    """Every plan but the one as written, held against that one, the most worth making first."""
+    own = next((plan for plan in plans if plan.candidate == written), None)
+    if own is None:
+        return []
+    found = []
+    for plan in plans:
+        if plan is not own:
+            both = plan.memory_bytes is not None and own.memory_bytes is not None
+            more = float(plan.memory_bytes or 0) - float(own.memory_bytes or 0) if both else None
+            found.append(Change(code_line(plan.candidate, own.candidate), plan.step_s / own.step_s - 1, more, plan))
+    return sorted(found, key=lambda one: (one.plan.fits is False, one.time_share))
+
+
+def code_line(candidate: Candidate, own: Candidate) -> str:
+    """What a candidate's difference from another one is in Python."""
+    if candidate.sizes != own.sizes:
+        return f"mesh = {candidate.mesh!r}"
+    return "; ".join(_code_of(name, value) for name, value in candidate.choices if (name, value) not in own.choices)
+
+
+def _code_of(name: str, value: Any) -> str:
+    policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    known = {
+        ("plan.checkpoint", "none"): "ParallelPlan(checkpoint=())",
+        ("plan.checkpoint", "full"): "ParallelPlan(checkpoint=..., checkpoint_context=None)",
+        ("plan.mixed_precision", "bf16"): f"FsdpPlan(mixed_precision={policy})",
+    }
+    word = name.removeprefix("plan.")
+    if (name, value) in known:
+        return known[name, value]
+    if word in ("rotate", "load_balance"):
+        return f"CpPlan({word}={value!r})"
+    if word == "prefetch":
+        return f"FsdpPlan(prefetch_forward={value}, prefetch_backward={value})"
+    if word == "reshard_after_forward":
+        return f"FsdpPlan({word}={value!r})"
+    return f"ParallelPlan({word}={value!r})" if name != word else f"--set {name}={value}"
+
+
+def layouts_of(written: Prediction | None) -> list[str]:
+    """Redistributions that nobody asked for, and what could be saved at most by keeping what they undo."""
+    if written is None:
+        return []
+    ranked = sorted(written.implicit_s.items(), key=lambda item: -item[1])
+    return [
+        f"{owner or 'the root'}: {moved or 'a redistribution'} is implicit; at most "
+        f"{100 * seconds / written.step_s:.1f} % of the step could be saved by keeping the layout between the two "
+        "modules (use_local_output=False)"
+        for (owner, moved), seconds in ranked[:3]
+        if seconds > LEAST_SHARE * written.step_s
+    ]

@@ -1,5 +1,6 @@
 """One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,16 @@ from distbench.launch.display import Display, display_for
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
 from distbench.spec.quantities import BYTES, SECONDS, amount
-from distbench.sweep.predicted_sweep import found_of, predicted_sweep, require_some
+from distbench.sweep.measured_sweep import Rounds, legal, starting_candidates
+from distbench.sweep.predicted_sweep import (
+    around_of,
+    facts_of,
+    found_of,
+    measured_found,
+    predicted_around,
+    predicted_sweep,
+    require_some,
+)
 from distbench.sweep.prediction import with_memory
 from distbench.sweep.recorder import Recorder
 from distbench.sweep.search import Explored, Limits
@@ -17,6 +27,7 @@ from distbench.sweep.setup import Setup, set_up
 from distbench.sweep.sweep_text import Found
 
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
+MAX_RANKS_A_CPU = 4
 Say = Callable[[str], None]
 
 
@@ -74,15 +85,17 @@ def run_sweep(asked: Asked, say: Say) -> tuple[Found, bool]:
     if asked.setup.note:
         say(f"{entry.name}: {asked.setup.note}")
     with Recorder(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
-        assert asked.hardware is not None
-        return _predicted(asked, asked.hardware, recorder)
+        if asked.hardware is not None:
+            return _predicted(asked, asked.hardware, recorder)
+        return _measured(asked, recorder)
 
 
 def _predicted(asked: Asked, hardware: Hardware, recorder: Recorder) -> tuple[Found, bool]:
     explored, interrupted = Explored(), False
     with display_for("sweep", asked.quiet) as display:
+        sweep = predicted_around if asked.around else predicted_sweep
         try:
-            predicted_sweep(asked.setup, recorder, hardware, asked.limits, Told(display), explored)
+            sweep(asked.setup, recorder, hardware, asked.limits, Told(display), explored)
         except KeyboardInterrupt:
             if not explored.found:
                 raise
@@ -91,6 +104,42 @@ def _predicted(asked: Asked, hardware: Hardware, recorder: Recorder) -> tuple[Fo
     with Recorder(asked.setup.entry.file, asked.setup.entry.name) as again:
         asks = again if interrupted else recorder
         return found_of(asked.setup, asks, hardware, explored, asked.price), interrupted
+
+
+def _measured(asked: Asked, recorder: Recorder) -> tuple[Found, bool]:
+    setup = asked.setup
+    require_ranks(setup)
+    space = setup.space(facts_of(setup, recorder))
+    setup.require_meshes(space)
+    written = setup.as_written(space) if asked.around else None
+    starting = [written, *around_of(space, written)] if written else starting_candidates(space, asked.limits.max_plans)
+    fine, wrong = legal(recorder, setup, starting)
+    if not fine:
+        raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")
+    with display_for(setup.entry.name, asked.quiet) as display:
+        rounds = Rounds(setup, asked.limits, asked.out, asked.resume, display)
+        measured = rounds.run(fine)
+    if not measured.plans:
+        if measured.interrupted:
+            raise KeyboardInterrupt
+        why = next(iter(measured.left_out.values()), "no case was measured")
+        raise UserError(f"no plan of {setup.entry.name} could be measured: {why}")
+    measured.left_out |= wrong
+    return measured_found(setup, recorder, space, measured, written, asked.price), measured.interrupted
+
+
+def require_ranks(setup: Setup) -> None:
+    """Refuse to measure what this machine cannot run."""
+    from distbench.runs.machine import accelerator_here, device_count
+
+    name = setup.entry.name
+    if "real-size" in setup.entry.tags and accelerator_here()[0] == "cpu":
+        raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
+    device = accelerator_here()[0]
+    most = device_count(device) if device != "cpu" else MAX_RANKS_A_CPU * (os.cpu_count() or 1)
+    if setup.world > most:
+        what = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
+        raise UserError(f"{what}; predict it with --hardware, or give a smaller --world")
 
 
 class Told:

@@ -28,6 +28,7 @@ class Explored:
         refused: meshes that even a lower bound of memory rules out, with that bound in bytes.
         stopped: why not all that could have been tried was; empty where the search ended by itself.
         num_legal: candidates in all.
+        written: the plan as the scenario has it, where changes are held against that.
     """
 
     found: dict[Candidate, Prediction] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Explored:
     refused: dict[Candidate, int] = field(default_factory=dict)
     stopped: str = ""
     num_legal: int = 0
+    written: Candidate | None = None
 
     @property
     def ranked(self) -> list[Prediction]:

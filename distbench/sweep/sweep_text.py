@@ -8,6 +8,7 @@ from distbench.render.blocks import Block, Code, Heading, Lines, Table, TableCol
 from distbench.render.units import brief_time_text, ratio_text, size_text, time_text
 from distbench.sweep.ranking import (
     CLOSE,
+    Change,
     Plan,
     cost_a_billion,
     cost_a_step,
@@ -19,6 +20,7 @@ from distbench.sweep.ranking import (
 
 MAX_ROWS = 20
 MAX_FRONT = 8
+NUM_CHANGES = 10
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Found:
         code: Python to paste.
         command: to measure the recommended plan.
         notes: what was assumed, tried and left out.
+        changes: of the plan as written, each on its own, where that was asked for.
+        layouts: what else could be changed in it.
     """
 
     title: str
@@ -47,6 +51,8 @@ class Found:
     capacity_bytes: float | None = None
     price: float | None = None
     notes: Sequence[str] = field(default_factory=list)
+    changes: Sequence[Change] = ()
+    layouts: Sequence[str] = ()
 
     @property
     def best(self) -> Plan:
@@ -114,6 +120,7 @@ def blocks_of(found: Found) -> list[Block]:
     return [
         Heading(found.title),
         Lines((recommendation(found), *why(found))),
+        *_changes(found),
         *_front(found),
         _table(found),
         Heading("to paste", 3),
@@ -121,6 +128,25 @@ def blocks_of(found: Found) -> list[Block]:
         Code((found.command,)),
         Lines(tuple(found.notes)),
     ]
+
+
+def _changes(found: Found) -> list[Block]:
+    if not found.changes:
+        return []
+    columns: TableColumns = (
+        ("<change", lambda change: change.code),
+        ("step", lambda change: f"{100 * change.time_share:+.1f} %"),
+        ("memory", _memory_change),
+        ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
+    )
+    rows = found.changes[:NUM_CHANGES]
+    table = table_of(f"the {len(rows)} changes most worth making, each on its own", columns, rows, (), (), ("verdict",))
+    return [table, *([Lines(tuple(found.layouts))] if found.layouts else [])]
+
+
+def _memory_change(change: Change) -> str:
+    more = change.memory_bytes
+    return "-" if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
 
 
 def _front(found: Found) -> list[Block]:

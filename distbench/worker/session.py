@@ -240,7 +240,7 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 def variant_label(job: Job, variant: Variant) -> str:
     """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
-    axes = ",".join(f"{name}={variant[name]}" for name in job.axes)
+    axes = ",".join(f"{name}={variant[name]}" for name in job.axes if name in variant)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 
