@@ -79,12 +79,12 @@ def combined(ranked: Sequence[Plan], known: Mapping[Candidate, Any]) -> list[Can
         and len(plan.candidate.choices) == 1
         and (written is None or plan.step_s < written.step_s)
     ]
-    names = dict.fromkeys(plan.candidate.choices[0] for plan in single)
-    different = {name: value for name, value in reversed(names)}
+    different: dict[str, Any] = {}
+    for name, value in (plan.candidate.choices[0] for plan in single):
+        different.setdefault(name, value)
     if len(different) < 2:
         return []
-    both = list(different.items())[-2:]
-    found = Candidate(sizes, tuple(sorted(both)))
+    found = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
     return [] if found in known else [found]
 
 
