@@ -19,6 +19,7 @@ from distbench.sweep.candidates import Candidate
 # Parameters of a scenario that say how many layers its model has, and the numbers that are recorded in their place.
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")
 FEW = (2, 4)
+BEYOND = 1.05
 EXPOSED, COMPUTE, IDLE = "exposed", "compute", "idle"
 Path = tuple[str, str, str]
 
@@ -90,8 +91,8 @@ def predicted(
         num_parameters=round(_line(low.num_parameters, high.num_parameters, share)),
         is_whole=False,
     )
-    # An estimate that is beyond the memory by so much is beyond it whatever the allocator does.
-    return replace(found, fits=False if found.reserved_bytes > 1.15 * hardware["memory_bytes"] else None)
+    # Estimates are rather too small, so one that is beyond the memory by so much is believed.
+    return replace(found, fits=False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None)
 
 
 def _of(candidate: Candidate, recording: Recording, hardware: Hardware) -> Prediction:

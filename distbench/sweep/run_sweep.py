@@ -28,6 +28,7 @@ from distbench.sweep.sweep_text import Found
 
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
 MAX_RANKS_A_CPU = 4
+SCREEN_S, LEAST_PLANS = 15.0, 6  # of the budget for a candidate; and how many in any case
 Say = Callable[[str], None]
 
 
@@ -112,7 +113,8 @@ def _measured(asked: Asked, recorder: Recorder) -> tuple[Found, bool]:
     space = setup.space(facts_of(setup, recorder))
     setup.require_meshes(space)
     written = setup.as_written(space) if asked.around else None
-    starting = [written, *around_of(space, written)] if written else starting_candidates(space, asked.limits.max_plans)
+    most = min(asked.limits.max_plans, max(LEAST_PLANS, int(asked.limits.budget_s / SCREEN_S)))
+    starting = [written, *around_of(space, written)][:most] if written else starting_candidates(space, most)
     fine, wrong = legal(recorder, setup, starting)
     if not fine:
         raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")

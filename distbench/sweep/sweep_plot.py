@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MAX_NAMED = 6
-NAME_WIDTH = 46
 
 
 def pareto_figures(
@@ -24,7 +23,7 @@ def pareto_figures(
     if not known:
         return
     front = undominated(known)
-    figure, (axes,) = style.new_figure(1, 9.5, 5)
+    figure, (axes,) = style.new_figure(1, 9.5, 5.4)
     scale, unit = (1.0, "s") if best.step_s >= 1 else (1e-3, "ms")
     size, memory_unit = _memory_unit(max(float(plan.memory_bytes or 0) for plan in known))
 
@@ -47,10 +46,10 @@ def pareto_figures(
     if len(steps) > 1:
         x, y = zip(*map(place, steps), strict=True)
         axes.step(x, y, where="post", color=style.BLUE, linewidth=1, alpha=0.5, zorder=0)
-    for number, plan in enumerate(front[:MAX_NAMED]):
-        name = plan.candidate.text
-        name = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 4]} ..."
-        axes.annotate(f"{number + 1}: {name}", place(plan), xytext=(7, 5), textcoords="offset points", fontsize=8)
+    named = front[:MAX_NAMED]
+    for number, plan in enumerate(named, start=1):
+        axes.annotate(str(number), place(plan), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=9)
+    style.caption(figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in enumerate(named, start=1)))
     if capacity_bytes is not None and max(x for x, _ in map(place, known)) > 0.6 * capacity_bytes / size:
         axes.axvline(capacity_bytes / size, color=style.ORANGE, linewidth=1.2, linestyle="--")
         axes.annotate(
@@ -65,8 +64,8 @@ def pareto_figures(
         axes.set_yscale("log")
         style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     else:
-        axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.13), ncols=4, fontsize=8.5, handletextpad=0.3)
+        axes.set_ylim(bottom=0.85 * min(plan.step_s for plan in known) / scale)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=8.5, handletextpad=0.3)
     style.title(figure, title)
     yield "plans", figure
 

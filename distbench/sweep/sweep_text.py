@@ -21,6 +21,7 @@ from distbench.sweep.ranking import (
 MAX_ROWS = 20
 MAX_FRONT = 8
 NUM_CHANGES = 10
+EQUAL = 0.001
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,10 @@ class Found:
 
     @property
     def runner_up(self) -> Plan | None:
-        """The next one, where there is one that may be used."""
-        return next((plan for plan in self.plans[1:] if plan.fits is not False), None)
+        """The next one that may be used, one that is told apart before others."""
+        usable = [plan for plan in self.plans[1:] if plan.fits is not False]
+        told = (plan for plan in usable if plan.verdict or plan.step_s > (1 + EQUAL) * self.best.step_s)
+        return next(told, usable[0] if usable else None)
 
     def to_record(self) -> dict[str, Any]:
         """All of it as plain data."""

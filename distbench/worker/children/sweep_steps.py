@@ -13,6 +13,7 @@ or {"id", "left_out": why there is no answer}.
 import json
 import multiprocessing
 import os
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from distbench.simulate.recording_file import save_recording
 from distbench.spec import Scenario, UserError
@@ -38,6 +38,16 @@ from distbench.worker.simulated.recorded_step import SEED, recorded
 from distbench.worker.torch_internals import Unsupported, fake_ranks
 
 MAX_LINE = 90
+# What torch's own objects say of themselves, and need not be told.
+DEFAULTS = {
+    "MixedPrecisionPolicy": ("cast_forward_inputs=True", "output_dtype=None"),
+    "ColwiseParallel": ("use_local_output=True",),
+    "RowwiseParallel": ("use_local_output=True",),
+    "SequenceParallel": ("use_local_output=False",),
+    "PrepareModuleInput": (
+        "input_kwarg_layouts={}", "desired_input_kwarg_layouts={}", "use_local_output=False",
+    ),
+}  # fmt: skip
 
 
 def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
@@ -140,10 +150,11 @@ def _code(value: Any, indent: str = "") -> str:
     elif isinstance(value, Mapping):
         opening, parts, closing = "{", [f"{name!r}: " for name in value], "}"
         values = list(value.values())
-    elif isinstance(value, MixedPrecisionPolicy):
-        return repr(value).replace(", cast_forward_inputs=True", "").replace(", output_dtype=None", "")
     else:
-        return str(getattr(value, "__name__", None) or repr(value))
+        text = str(getattr(value, "__name__", None) or repr(value))
+        for default in DEFAULTS.get(type(value).__name__, ()):
+            text = text.replace(f", {default}", "")
+        return re.sub(r"Shard\(dim=(-?\d+)\)", r"Shard(\1)", text)
     coded = [f"{part}{_code(one, inner)}" for part, one in zip(parts, values, strict=True)]
     short = opening + ", ".join(coded) + closing
     if "\n" not in short and len(short) <= MAX_LINE:
