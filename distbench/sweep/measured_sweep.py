@@ -6,6 +6,7 @@ launch. The first rounds only screen; what is recommended was measured in turn w
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,7 +128,7 @@ class Rounds:
             mesh=setup.mesh,
             quick=setup.quick,
             out=self._out / "runs",
-            started_at=self._limits.started_s,
+            started_at=time.time(),
         )
         (job,) = jobs_of(request, None)
         return job
@@ -167,7 +168,7 @@ class Rounds:
                 self.measured.left_out[candidate] = f"{record['status']}: {record.get('error')}"
                 self.measured.plans.pop(candidate, None)
         rows = measured_of(frame_of([run]), "step")
-        rows = rows[rows["variant"].isin(labels)]
+        rows = rows[rows["variant"].isin(list(labels))]
         found = [_plan(row, labels[str(row["variant"])]) for row in rows.to_dict("records")]
         self.measured.plans |= {plan.candidate: plan for plan in found}
         if is_final and found:

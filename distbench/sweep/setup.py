@@ -82,7 +82,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
         raise UserError(f"{target} is a file of {len(entries)} scenarios; choose one with FILE::NAME")
     (entry,) = entries
     declared = entry.quick_mesh if quick and entry.quick_mesh else entry.mesh
-    size = world or (mesh_size(mesh) if mesh else mesh_size(declared))
+    size = world if world is not None else mesh_size(mesh or declared)
     if not 1 <= size <= MAX_RANKS:
         raise UserError(f"--world {size} is no number of ranks; give one from 1 to {MAX_RANKS}")
     if mesh and mesh_size(mesh) != size:
