@@ -16,10 +16,10 @@ from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
+from distbench.sweep.explore import Explored, take_in
 from distbench.sweep.measured_sweep import combined, judged
 from distbench.sweep.prediction import Prediction, no_plan_fits
-from distbench.sweep.ranking import Plan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
-from distbench.sweep.search import Explored, take_in
+from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
 from distbench.sweep.setup import set_up
 
 FACTS: dict[str, Any] = {
@@ -160,8 +160,8 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     assert "needs 100 GB; give --memory 102GB or more" in said
 
 
-def measured(step_s: float, *choices: tuple[str, Any]) -> Plan:
-    return Plan(Candidate((("dp_shard", 4),), choices), step_s, 100 / step_s, None, "measured", True)
+def measured(step_s: float, *choices: tuple[str, Any]) -> RankedPlan:
+    return RankedPlan(Candidate((("dp_shard", 4),), choices), step_s, 100 / step_s, None, "measured", True)
 
 
 def test_the_two_best_changes_are_tried_together() -> None:

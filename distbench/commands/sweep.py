@@ -59,9 +59,9 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
       distbench sweep llama_2d --world 4
       distbench sweep bench.py::mine --hardware h200 --around-my-plan
     """
-    from distbench.sweep.run_sweep import Asked, run_sweep
+    from distbench.sweep.run_sweep import AskedSweep, run_sweep
 
-    request = Asked.of(scenario, out, **asked)
+    request = AskedSweep.of(scenario, out, **asked)
     make_folder(request.out, "--out")
     found, interrupted = run_sweep(request, lambda line: say(line, err=True))
     _write(found, request.out, page)

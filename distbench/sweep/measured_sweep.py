@@ -24,10 +24,10 @@ from distbench.spec.plan_knobs import MESH
 from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 from distbench.sweep.candidates import Candidate, Space
-from distbench.sweep.ranking import Plan
-from distbench.sweep.recorder import Question, Recorder
-from distbench.sweep.search import Limits
+from distbench.sweep.explore import Limits
+from distbench.sweep.ranking import RankedPlan
 from distbench.sweep.setup import Setup
+from distbench.sweep.sweep_child import Question, SweepChild
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
 FINAL_BUDGET_SHARE = 0.5
@@ -44,14 +44,14 @@ class Measured:
         run_files: of the rounds.
     """
 
-    plans: dict[Candidate, Plan] = field(default_factory=dict)
-    final: list[Plan] = field(default_factory=list)
+    plans: dict[Candidate, RankedPlan] = field(default_factory=dict)
+    final: list[RankedPlan] = field(default_factory=list)
     left_out: dict[Candidate, str] = field(default_factory=dict)
     run_files: list[str] = field(default_factory=list)
     interrupted: bool = False
 
     @property
-    def ranked(self) -> list[Plan]:
+    def ranked(self) -> list[RankedPlan]:
         """The last round first, then all others by time."""
         first = [plan.candidate for plan in self.final]
         rest = sorted((one for one in self.plans.values() if one.candidate not in first), key=lambda one: one.step_s)
@@ -67,7 +67,7 @@ def starting_candidates(space: Space, limit: int) -> list[Candidate]:
     return found[:limit]
 
 
-def combined(ranked: Sequence[Plan], known: Mapping[Candidate, Any]) -> list[Candidate]:
+def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, Any]) -> list[Candidate]:
     """The two best changes of the best mesh that are each faster than the plan as written, both at once."""
     if not ranked:
         return []
@@ -175,7 +175,7 @@ class Rounds:
             self.measured.final = judged(found, rows[PASSES].tolist())
 
 
-def judged(plans: Sequence[Plan], passes: Sequence[Any]) -> list[Plan]:
+def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
     """The fastest first, the others each with its verdict against that one."""
     best = int(np.argmin([plan.step_s for plan in plans]))
     found = compare_passes(as_table(passes), [best] * len(plans))
@@ -187,11 +187,11 @@ def judged(plans: Sequence[Plan], passes: Sequence[Any]) -> list[Plan]:
     return [told[best], *sorted((one for one in told if one is not told[best]), key=lambda one: one.step_s)]
 
 
-def _plan(row: Mapping[Any, Any], candidate: Candidate) -> Plan:
+def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:
     memory = row["peak_bytes"]
     rate = row["tokens_per_s"] if math.isfinite(row["tokens_per_s"]) else row["samples_per_s"]
     known = float(memory) if math.isfinite(memory) else None
-    return Plan(candidate, float(row["median_s"]), float(rate), known, "measured", True)
+    return RankedPlan(candidate, float(row["median_s"]), float(rate), known, "measured", True)
 
 
 def _label(variant: Mapping[str, Any], axes: Sequence[str]) -> str:
@@ -200,7 +200,7 @@ def _label(variant: Mapping[str, Any], axes: Sequence[str]) -> str:
 
 
 def legal(
-    recorder: Recorder, setup: Setup, candidates: Sequence[Candidate]
+    recorder: SweepChild, setup: Setup, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], dict[Candidate, str]]:
     """Those whose plans can work, and of the others why not."""
     questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]

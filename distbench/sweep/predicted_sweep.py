@@ -7,24 +7,24 @@ from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.simulation import NOT_SIMULATED
 from distbench.spec import UserError
 from distbench.sweep.candidates import Candidate, Space, count_of
+from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
 from distbench.sweep.ranking import changes_of, layouts_of, plan_of
-from distbench.sweep.recorder import Question, Recorder
-from distbench.sweep.search import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
 from distbench.sweep.setup import Setup
+from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.sweep.sweep_text import Found
 
 MAX_LEFT_OUT = 3
 
 
-def facts_of(setup: Setup, recorder: Recorder, variant: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def facts_of(setup: Setup, recorder: SweepChild, variant: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the child process says of the scenario's plan and model, or of one variant's."""
     facts: dict[str, Any] = recorder.one(Question("facts", [variant or setup.base], setup.mesh))
     return facts
 
 
-def code_of(setup: Setup, recorder: Recorder, candidate: Candidate) -> list[str]:
+def code_of(setup: Setup, recorder: SweepChild, candidate: Candidate) -> list[str]:
     """A candidate's mesh and plan as Python."""
     plan = facts_of(setup, recorder, candidate.variant(setup.base))["plan"]
     return [f"mesh = {candidate.mesh!r}", *f"plan = {plan}".splitlines()]
@@ -32,7 +32,7 @@ def code_of(setup: Setup, recorder: Recorder, candidate: Candidate) -> list[str]
 
 def predicted_sweep(
     setup: Setup,
-    recorder: Recorder,
+    recorder: SweepChild,
     hardware: Hardware,
     limits: Limits,
     tell: Callable[[int, int], None],
@@ -54,7 +54,7 @@ def around_of(space: Space, written: Candidate) -> list[Candidate]:
 
 def predicted_around(
     setup: Setup,
-    recorder: Recorder,
+    recorder: SweepChild,
     hardware: Hardware,
     limits: Limits,
     tell: Callable[[int, int], None],
@@ -83,7 +83,7 @@ def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
         raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], capacity)
 
 
-def found_of(setup: Setup, recorder: Recorder, hardware: Hardware, explored: Explored, price: float | None) -> Found:
+def found_of(setup: Setup, recorder: SweepChild, hardware: Hardware, explored: Explored, price: float | None) -> Found:
     """What there is to say."""
     plans = [plan_of(prediction) for prediction in explored.ranked]
     best = explored.ranked[0]
@@ -104,7 +104,7 @@ def found_of(setup: Setup, recorder: Recorder, hardware: Hardware, explored: Exp
 
 
 def measured_found(
-    setup: Setup, recorder: Recorder, space: Space, measured: Measured, written: Candidate | None, price: float | None
+    setup: Setup, recorder: SweepChild, space: Space, measured: Measured, written: Candidate | None, price: float | None
 ) -> Found:
     """What there is to say of what was measured."""
     plans = measured.ranked

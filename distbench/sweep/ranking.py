@@ -16,7 +16,7 @@ CLOSE = 0.01  # nearer predictions are not told apart
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankedPlan:
     """One row of what a sweep found.
 
     Args:
@@ -39,10 +39,10 @@ class Plan:
     predicted_s: float | None = None
 
 
-def plan_of(prediction: Prediction) -> Plan:
+def plan_of(prediction: Prediction) -> RankedPlan:
     """A predicted one."""
     basis = "whole" if prediction.is_whole else "about"
-    return Plan(
+    return RankedPlan(
         prediction.candidate,
         prediction.step_s,
         prediction.tokens_per_s,
@@ -53,10 +53,10 @@ def plan_of(prediction: Prediction) -> Plan:
     )
 
 
-def undominated(plans: Sequence[Plan]) -> list[Plan]:
+def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
     """Those that fit and that no other one beats in both time and memory, the fastest first."""
     known = [plan for plan in plans if plan.memory_bytes is not None and plan.fits is not False]
-    found: list[Plan] = []
+    found: list[RankedPlan] = []
     for plan in sorted(known, key=lambda one: (one.step_s, one.memory_bytes)):
         if not found or float(plan.memory_bytes or 0) < float(found[-1].memory_bytes or 0):
             found.append(plan)
@@ -73,7 +73,7 @@ def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
     return price * world / HOUR_S * 1e9 / tokens_per_s if tokens_per_s else math.inf
 
 
-def reasons(best: Plan, other: Plan) -> list[str]:
+def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
     """Where the other one spends more or less, the largest differences first."""
     if best.prediction is None or other.prediction is None:
         return []
@@ -96,7 +96,7 @@ def reasons(best: Plan, other: Plan) -> list[str]:
     ]
 
 
-def memory_text(plan: Plan) -> str:
+def memory_text(plan: RankedPlan) -> str:
     """`61.2 GiB`, with ~ where it is an estimate, and a word where it does not fit."""
     if plan.memory_bytes is None:
         return "-"
@@ -104,7 +104,7 @@ def memory_text(plan: Plan) -> str:
     return f"{about}{size_text(plan.memory_bytes)}" + (" (no)" if plan.fits is False else "")
 
 
-def record_of(plan: Plan, world: int, price: float | None) -> dict[str, Any]:
+def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, Any]:
     """A plan as plain data."""
     prediction = plan.prediction
     record: dict[str, Any] = {
@@ -144,10 +144,10 @@ class Change:
     code: str
     time_share: float
     memory_bytes: float | None
-    plan: Plan
+    plan: RankedPlan
 
 
-def changes_of(plans: Sequence[Plan], written: Candidate | None) -> list[Change]:
+def changes_of(plans: Sequence[RankedPlan], written: Candidate | None) -> list[Change]:
     """Every plan but the one as written, held against that one, the most worth making first."""
     own = next((plan for plan in plans if plan.candidate == written), None)
     if own is None:

@@ -10,6 +10,7 @@ from distbench.launch.display import Display, display_for
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
 from distbench.spec.quantities import BYTES, SECONDS, amount
+from distbench.sweep.explore import Explored, Limits
 from distbench.sweep.measured_sweep import Rounds, legal, starting_candidates
 from distbench.sweep.predicted_sweep import (
     around_of,
@@ -21,9 +22,8 @@ from distbench.sweep.predicted_sweep import (
     require_some,
 )
 from distbench.sweep.prediction import with_memory
-from distbench.sweep.recorder import Recorder
-from distbench.sweep.search import Explored, Limits
 from distbench.sweep.setup import Setup, set_up
+from distbench.sweep.sweep_child import SweepChild
 from distbench.sweep.sweep_text import Found
 
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedSweep:
     """A command line, checked.
 
     Args:
@@ -52,7 +52,7 @@ class Asked:
     out: Path
 
     @classmethod
-    def of(cls, scenario: str, out: Path | None, **given: Any) -> "Asked":
+    def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
         """UserError where something of it cannot be used."""
         budget_s = amount(given["budget"], "--budget", SECONDS, "s", MONTH_S)
         memory = given["memory"] and amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
@@ -76,7 +76,7 @@ class Asked:
         )
 
 
-def run_sweep(asked: Asked, say: Say) -> tuple[Found, bool]:
+def run_sweep(asked: AskedSweep, say: Say) -> tuple[Found, bool]:
     """What was found, and whether it was interrupted.
 
     Raises:
@@ -85,13 +85,13 @@ def run_sweep(asked: Asked, say: Say) -> tuple[Found, bool]:
     entry = asked.setup.entry
     if asked.setup.note:
         say(f"{entry.name}: {asked.setup.note}")
-    with Recorder(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
+    with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
         if asked.hardware is not None:
             return _predicted(asked, asked.hardware, recorder)
         return _measured(asked, recorder)
 
 
-def _predicted(asked: Asked, hardware: Hardware, recorder: Recorder) -> tuple[Found, bool]:
+def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> tuple[Found, bool]:
     explored, interrupted = Explored(), False
     with display_for("sweep", asked.quiet) as display:
         sweep = predicted_around if asked.around else predicted_sweep
@@ -102,12 +102,12 @@ def _predicted(asked: Asked, hardware: Hardware, recorder: Recorder) -> tuple[Fo
                 raise
             interrupted, explored.stopped = True, "it was interrupted; --resume goes on"
     require_some(asked.setup, explored, hardware)
-    with Recorder(asked.setup.entry.file, asked.setup.entry.name) as again:
+    with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as again:
         asks = again if interrupted else recorder
         return found_of(asked.setup, asks, hardware, explored, asked.price), interrupted
 
 
-def _measured(asked: Asked, recorder: Recorder) -> tuple[Found, bool]:
+def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
     setup = asked.setup
     require_ranks(setup)
     space = setup.space(facts_of(setup, recorder))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text
-from distbench.sweep.ranking import Plan, memory_text, undominated
+from distbench.sweep.ranking import RankedPlan, memory_text, undominated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ MAX_NAMED = 6
 
 
 def pareto_figures(
-    title: str, plans: Sequence[Plan], best: Plan, capacity_bytes: float | None
+    title: str, plans: Sequence[RankedPlan], best: RankedPlan, capacity_bytes: float | None
 ) -> "Iterator[tuple[str, Figure]]":
     """One figure, where the memory of some plan is known."""
     known = [plan for plan in plans if plan.memory_bytes is not None]
@@ -27,11 +27,11 @@ def pareto_figures(
     scale, unit = (1.0, "s") if best.step_s >= 1 else (1e-3, "ms")
     size, memory_unit = _memory_unit(max(float(plan.memory_bytes or 0) for plan in known))
 
-    def place(plan: Plan) -> tuple[float, float]:
+    def place(plan: RankedPlan) -> tuple[float, float]:
         return float(plan.memory_bytes or 0) / size, plan.step_s / scale
 
     others = [plan for plan in known if plan not in front]
-    layers: tuple[tuple[str, list[Plan], dict[str, Any]], ...] = (
+    layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
         ("does not fit", [one for one in others if one.fits is False], {"marker": "x", "color": style.LIGHT, "s": 34}),
         ("dominated", [one for one in others if one.fits is not False], {"color": style.GREY, "s": 26}),
         ("none is both faster and smaller", front, {"color": style.BLUE, "s": 46}),
@@ -74,6 +74,6 @@ def _memory_unit(most: float) -> tuple[float, str]:
     return (GIB, "GiB") if most >= GIB else (1 << 20, "MiB")
 
 
-def _said(plan: Plan) -> str:
+def _said(plan: RankedPlan) -> str:
     lines = [plan.candidate.mesh_text, plan.candidate.changes_text, f"step: {brief_time_text(plan.step_s)}"]
     return "\n".join([*lines, f"memory: {memory_text(plan)}"])

@@ -9,7 +9,7 @@ from distbench.render.units import brief_time_text, ratio_text, size_text, time_
 from distbench.sweep.ranking import (
     CLOSE,
     Change,
-    Plan,
+    RankedPlan,
     cost_a_billion,
     cost_a_step,
     memory_text,
@@ -43,7 +43,7 @@ class Found:
     """
 
     title: str
-    plans: Sequence[Plan]
+    plans: Sequence[RankedPlan]
     where: str
     world: int
     unit: str
@@ -56,12 +56,12 @@ class Found:
     layouts: Sequence[str] = ()
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> RankedPlan:
         """The recommended plan."""
         return self.plans[0]
 
     @property
-    def runner_up(self) -> Plan | None:
+    def runner_up(self) -> RankedPlan | None:
         """The next one that may be used, one that is told apart before others."""
         usable = [plan for plan in self.plans[1:] if plan.fits is not False]
         told = (plan for plan in usable if plan.verdict or plan.step_s > (1 + EQUAL) * self.best.step_s)

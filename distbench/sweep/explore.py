@@ -11,7 +11,7 @@ from distbench.simulate.recording_file import load_recording
 from distbench.spec.errors import UserError
 from distbench.sweep.candidates import Candidate, Space, lower_bound_bytes
 from distbench.sweep.prediction import FEW, Prediction, layers_of, predicted, require_same_work
-from distbench.sweep.recorder import Question, Recorder
+from distbench.sweep.sweep_child import Question, SweepChild
 
 NUM_EXPANDED = 3  # of the best, whose changes are tried
 NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all
@@ -72,7 +72,7 @@ class Predictor:
         tell: is called as questions are put and answered: (asked, answered).
     """
 
-    recorder: Recorder
+    recorder: SweepChild
     base: dict[str, Any]
     hardware: Hardware
     tell: Callable[[int, int], None]

@@ -39,7 +39,7 @@ class Question:
     mesh: Mapping[str, int]
 
 
-class Recorder:
+class SweepChild:
     """Asks the child process; `with` ends it.
 
     Args:
@@ -57,7 +57,7 @@ class Recorder:
         self._said: BinaryIO | None = None
         self.num_recorded = self.num_reused = 0
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self) -> "SweepChild":
         return self
 
     def __exit__(
