@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "gate", "ab", "history", "nodes", "links"),
+        *("report", "advise", "signature", "simulate", "sweep", "gate", "ab", "history", "nodes", "links"),
     },
     "compare": {"spec"},
     "costmodel": {"spec", "runs", "compare", "render"},
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "signature": {"spec", "runs", "render", "ask_child"},
     "simulate": {"spec", "runs", "render", "ask_child"},
     "spec": set(),
+    "sweep": {"spec", "runs", "compare", "render", "launch", "simulate", "version"},
     "traces": {"spec", "runs", "compare", "render"},
     "version": set(),
     "worker": set(),
@@ -53,7 +54,7 @@ MAY_IMPORT = {
     "worker.launcher": {"spec", "runs", "worker.rank", "worker.session", "worker.torch_internals"},
     "worker.session": {
         *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
-        "worker.rank",
+        *("worker.plans", "worker.rank"),
     },
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {
@@ -94,7 +95,8 @@ MAY_IMPORT = {
     "worker.torch_internals": {"spec", "costmodel", "planning"},
 }
 # Rooms that draw or hold frames; each imports pandas and matplotlib inside functions.
-FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "traces")
+FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "sweep")
+FRAMES += ("traces",)
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').

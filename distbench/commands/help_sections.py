@@ -24,6 +24,7 @@ SECTIONS = {
         "check": "Say whether plans can work on a mesh of any size, without ranks.",
         "plan": "Show how each planner would redistribute a tensor, and the best.",
         "simulate": "Predict a step's time and memory on hardware that is not here.",
+        "sweep": "Say which plan to use on so many devices, predicted or measured.",
         "signature": "Write what scenarios communicate, exactly, for git.",
     },
     "Machine": {

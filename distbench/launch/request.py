@@ -15,6 +15,7 @@ from distbench.spec.case_choice import CaseChoice
 from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
+from distbench.spec.plan_knobs import mesh_of
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
@@ -115,6 +116,8 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         entry = replace(entry, mesh=entry.quick_mesh)
     device = str(request.device)
     mesh = mesh_for(entry, request.mesh, device, joined)
+    for variant in variants:
+        mesh_of(variant, mesh)
     profile, note = _profile_for(request, entry, mesh, device)
     return Job(
         run_id=name,

@@ -27,10 +27,12 @@ from distbench.spec import Job, Scenario, UserError
 from distbench.spec.case_choice import MAX_NAMED, CaseChoice
 from distbench.spec.devices import backend_for, is_accelerator
 from distbench.spec.job import Variant
+from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
+from distbench.worker.plans.changed_plan import scenario_of
 from distbench.worker.rank.agreement import Agreement, Presence, Store, require_own_devices, require_same
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
 from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at, report_failure
@@ -126,7 +128,7 @@ def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
         UserError: it raised, or returned something else.
     """
     with blamed("the scenario", function):
-        scenario = function(**variant)
+        scenario = scenario_of(function, variant)
     if not isinstance(scenario, Scenario):
         kind = type(scenario).__name__
         raise UserError(f"the scenario ({place_of(function)}) returns {kind}, it must return a Scenario")
@@ -221,9 +223,14 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
         UserError: the scenario raised, returned something else, or its plan cannot work.
     """
     found: dict[str, CaseSpec] = {}
+    contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
-        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
-        for case_spec in cases_of(scenario, variant_label(job, variant), context):
+        made = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
+        mesh = mesh_of(variant, job.mesh)
+        if tuple(mesh.items()) not in contexts:
+            own = init_device_mesh(context.mesh.device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+            contexts[tuple(mesh.items())] = replace(context, mesh=own)
+        for case_spec in cases_of(made, variant_label(job, variant), contexts[tuple(mesh.items())]):
             found.setdefault(case_spec.case.id, case_spec)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
@@ -267,7 +274,7 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 def variant_label(job: Job, variant: Variant) -> str:
     """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
-    axes = ",".join(f"{name}={variant[name]}" for name in job.axes)
+    axes = ",".join(f"{name}={variant[name]}" for name in job.axes if name in variant)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 

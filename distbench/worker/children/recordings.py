@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distbench.simulate.recording_file import save_recordings
 from distbench.spec import Job, UserError
+from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.children.answer import answer_jobs
 from distbench.worker.session import declared, load_scenario, variant_label
 from distbench.worker.simulated.recorded_step import recorded_ranks
@@ -24,7 +25,8 @@ def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> It
         scenario = declared(function, variant)
         label = variant_label(job, variant)
         try:
-            found = recorded_ranks(scenario, job.scenario, label.partition("/")[2], job.mesh, ranks)
+            mesh = mesh_of(variant, job.mesh)
+            found = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks)
         except (UserError, Unsupported) as error:
             yield {"label": label, "left_out": str(error)}
             continue

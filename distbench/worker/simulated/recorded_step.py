@@ -87,7 +87,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         recorder = Recorder()
         try:
             step = _built(scenario, context, built, shapes, recorder)
-            phases, differing = step.phases, differing_ranks(step, inputs, context)
+            phases, differing = step.phases, differing_ranks(step, batch.first, context)
             _run(step, context, shapes, recorder)
         except (UserError, Unsupported) as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
