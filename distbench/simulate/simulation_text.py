@@ -6,7 +6,7 @@ from typing import NamedTuple
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, table_of
 from distbench.render.units import brief_time_text, size_text, time_text
 from distbench.simulate.clock import Exposed
-from distbench.simulate.simulation import NOT_SIMULATED, Simulation, by_mesh_dim
+from distbench.simulate.simulation import Simulation, by_mesh_dim
 from distbench.spec.mesh import format_mesh
 
 MAX_ROWS = 8
@@ -162,7 +162,7 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
             "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; memory is that "
             "of the step uncompiled"
         )
-    return (*said, *NOT_SIMULATED)
+    return (*said, *simulation.not_simulated)
 
 
 def _listed(names: Sequence[str]) -> str:
