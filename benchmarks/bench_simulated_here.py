@@ -24,7 +24,7 @@ from distbench.spec import Job
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "simulated_here"
 FILE = Path(__file__).with_name("simulated_here_plans.py")
-PASSES, BUDGET_S = 6, 150
+PASSES, BUDGET_S = 4, 60
 WANTED_ERROR, WANTED_RANKS, FIRST = 0.12, 0.85, 3
 # Above it, what a plan's time is predicted to be made of is printed with it.
 OFF = 0.12
@@ -47,10 +47,10 @@ def main() -> list[Row]:
     FOLDER.mkdir(parents=True, exist_ok=True)
     hardware = FOLDER / "hardware.json"
     if not hardware.exists():
-        profile = str(FOLDER / "profile.json")
-        _distbench("calibrate", "-o", profile, "--hardware-out", str(hardware), "--device", "cpu")
-    simulations = simulated(hardware)
+        runs = str(FOLDER / "calibrated")
+        _distbench("calibrate", "--only", "hardware", "--hardware-out", str(hardware), "--out", runs, "--device", "cpu")
     times = measured()
+    simulations = simulated(hardware)
     for name, simulation in sorted(simulations.items(), key=lambda item: times[item[0]]):
         predicted_s = simulation.timed.step_s
         error = predicted_s / times[name] - 1

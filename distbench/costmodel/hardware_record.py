@@ -14,7 +14,6 @@ from distbench.costmodel.measured_hardware import (
     measured_curves,
     measured_steps,
 )
-from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import Run
 from distbench.simulate.clock import replay_time
 from distbench.simulate.hardware.hardware_file import VERSION, Hardware, hardware_of
@@ -29,15 +28,13 @@ GUESSED_NETWORK = "one machine was measured: taken as within it"
 DIGITS = 4
 
 
-def write_hardware(
-    path: Path, compute: Run, reference: Run, recordings: Sequence[Recording], profile: Profile | None
-) -> Hardware:
+def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[Recording]) -> Hardware:
     """Write the hardware file of the machine that both runs ran on.
 
     Raises:
         UserError: a part was not measured, a figure is absurd, or the file cannot be written.
     """
-    record = hardware_record(compute, reference, recordings, profile)
+    record = hardware_record(operators, steps, recordings)
     hardware = hardware_of(record, ABSURD)
     figures, host = record.pop("figures"), record.pop("host")
     head = json.dumps(record)[1:-1]
@@ -56,15 +53,13 @@ def _by_line(part: Any) -> str:
     return "[\n" + ",\n".join(f"    {json.dumps(one)}" for one in part) + "]"
 
 
-def hardware_record(
-    compute: Run, reference: Run, recordings: Sequence[Recording], profile: Profile | None
-) -> dict[str, Any]:
+def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
     """The record of a hardware file, whose last factor is what a whole step took, of what it would take without it."""
-    environment = compute.header["environment"]
+    environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
-    operators, collectives = measured_curves(compute, profile)
-    steps = measured_steps(reference, recordings)
-    source = f"distbench calibrate, run {compute.header['run_id']}"
+    operators, collectives = measured_curves(of_operators)
+    steps = measured_steps(of_steps, recordings)
+    source = f"distbench calibrate, run {of_operators.header['run_id']}"
     record = {
         "hardware_version": VERSION,
         "name": str(environment["machine"]),
@@ -86,10 +81,9 @@ def hardware_record(
     costs = host_costs(steps, blank.host)
     with_costs = replace(blank, host=replace(blank.host, figures={**costs, "step_factor": 1.0}))
     factor = steps[WHOLE].step_s / replay_time(steps[WHOLE].recording, with_costs).step_s
-    said = f"a whole step of {_what(steps[WHOLE])}, measured over predicted, run {reference.header['run_id']}"
+    said = f"a whole step of {_what(steps[WHOLE])}, measured over predicted, run {of_steps.header['run_id']}"
     record["host"]["figures"] = _host_figures({**costs, "step_factor": factor}, source, said)
-    for name in ("host_s",):
-        record["figures"][name]["value"] = costs["operator_s"]
+    record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
     return record
 
 

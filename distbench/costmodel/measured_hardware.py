@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distbench.costmodel.lines import nonnegative_least_squares
-from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import Run
-from distbench.simulate.hardware.host_figures import COLLECTIVE_KINDS, OPERATOR_CURVES, HostFigures, host_figures
+from distbench.simulate.hardware.host_figures import OPERATOR_CURVES, HostFigures
 from distbench.simulate.host_time import FSDP, collective_on_host, is_listed, num_listed, operator_on_host
 from distbench.simulate.recording import Collective, Operator, Recording
 from distbench.spec.errors import UserError
 
 Points = list[tuple[float, float]]
-# Of scenario `reference_step`: steps that are the host's time alone, and the one that everything is held against.
+# Of scenario `calibrate_steps`: steps that are the host's time alone, and the one that everything is held against.
 TINY, WHOLE = ("host", "host_fsdp", "host_tp"), "whole"
 OPTIMIZER = "optimizer"
 HOST_COSTS = ("operator_s", "fsdp_s", "redistribution_s")
@@ -33,8 +32,8 @@ class MeasuredStep(NamedTuple):
     recording: Recording
 
 
-def measured_curves(run: Run, profile: Profile | None) -> tuple[dict[str, Points], dict[tuple[str, int], Points]]:
-    """Points of operators by name, and of collectives by kind and group size; in a profile's group sizes, its lines."""
+def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int], Points]]:
+    """Points of operators by name, and of collectives by kind and group size."""
     operators: dict[str, Points] = {name: [] for name in OPERATOR_CURVES}
     collectives: dict[tuple[str, int], Points] = {}
     for record in run.cases:
@@ -66,12 +65,13 @@ def rising(points: Iterable[tuple[float, float]]) -> Points:
 
 
 def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
-    """Each part of scenario `reference_step`: measured, and recorded."""
+    """Each part of scenario `calibrate_steps`: measured, and recorded."""
     by_variant = {recording.head.variant: recording for recording in recordings}
     found = {}
     for record in run.cases:
-        if record["case"].get("kind") == "step" and record["status"] == "ok":
-            variant = record["case"]["params"]["variant"]
+        variant = record["case"].get("params", {}).get("variant")
+        # A report's baseline is measured a second time, under a name that nobody recorded.
+        if record["case"].get("kind") == "step" and record["status"] == "ok" and variant in by_variant:
             phases = {name: statistics.median(times) for name, times in record["phases_s"].items()}
             step = MeasuredStep(phases, statistics.median(record["samples_s"]), by_variant[variant])
             found[variant.rpartition("=")[2]] = step
@@ -90,12 +90,15 @@ def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[st
         rows.append([count / own for count in _counts(step.recording)])
         values.append(max(left, 0.0) / own)
     solution, _ = nonnegative_least_squares(np.array(rows, dtype=float), np.array(values))
+    found = dict(zip(HOST_COSTS, map(float, solution), strict=True))
     listed = left_s = 0.0
     for part in TINY:
         step = steps[part]
         listed += sum(num_listed(one) for one in _operators(step.recording) if is_listed(one))
-        left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - parts_s(step.recording, blank, optimizer=True), 0.0)
-    return {**dict(zip(HOST_COSTS, map(float, solution), strict=True)), "listed_s": left_s / max(listed, 1)}
+        others_s = parts_s(step.recording, blank, optimizer=True)
+        others_s += found["redistribution_s"] * sum(one.phase == OPTIMIZER for one in _communicating(step.recording))
+        left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - others_s, 0.0)
+    return {**found, "listed_s": left_s / max(listed, 1)}
 
 
 def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
@@ -105,8 +108,8 @@ def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
     )
     return operators + sum(
         collective_on_host(one, host)
-        for one in recording.collectives
-        if one.group_size > 1 and (one.phase == OPTIMIZER) == optimizer
+        for one in _communicating(recording)
+        if (one.phase == OPTIMIZER) == optimizer
     )
 
 
@@ -114,9 +117,13 @@ def _operators(recording: Recording) -> list[Operator]:
     return [event for event in recording.step if isinstance(event, Operator)]
 
 
+def _communicating(recording: Recording) -> list[Collective]:
+    return [one for one in recording.collectives if one.group_size > 1]
+
+
 def _counts(recording: Recording) -> tuple[int, int, int]:
     """Operators, FSDP2's collectives, others; the optimizer's left out."""
     operators = sum(one.phase != OPTIMIZER for one in _operators(recording))
-    collectives = [one for one in recording.collectives if one.phase != OPTIMIZER and one.group_size > 1]
+    collectives = [one for one in _communicating(recording) if one.phase != OPTIMIZER]
     of_fsdp = sum(one.source == FSDP for one in collectives)
     return operators, of_fsdp, len(collectives) - of_fsdp

@@ -20,14 +20,15 @@ from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
 
-MATMUL_SIDES = {"f32": (64, 128, 256, 512, 1024), "bf16": (64, 128, 256, 512, 1024)}
+MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
 # Bytes that one elementwise operator reads and writes: within a core's cache, and far beyond it.
-MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 100663296)
-ATTENTION_SHAPES = ((4, 4, 64, 64), (2, 8, 256, 64), (1, 8, 1024, 64))  # batch, heads, sequence, head dim
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-PAYLOAD_BYTES = (4096, 65536, 524288, 4194304, 33554432)
+MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
+ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+# Up to what glibc takes from its heap: from 32 MiB on each buffer is mapped anew, page by page.
+PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
 # What one call of a case shall do, so that it lasts some tens of milliseconds on a core of today.
-CALL_FLOPS, CALL_BYTES = 6e8, 1.5e8
+CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 
 

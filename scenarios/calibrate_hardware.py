@@ -10,7 +10,7 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 
 
 @scenario(mesh={"tp": 4}, tags=("calibrate",))
-def compute() -> Scenario:
+def calibrate_operators() -> Scenario:
     """Operators by dtype and size on all ranks at once, and collectives in groups of every size."""
     return Scenario(compute=True)
 
@@ -21,7 +21,7 @@ def compute() -> Scenario:
     quick={"layers": 1},
     tags=("calibrate", "fsdp", "tp"),
 )
-def reference_step(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
+def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
     """Steps so small that they are the host's time alone, FSDP2 of one unit and of many, TP; and a whole one, FSDP2."""
     dim, sequence = 8 * num_heads, 2 * num_heads
     tiny = (dim, dim, layers, num_heads, 2 * dim)
