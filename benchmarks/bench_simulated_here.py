@@ -1,8 +1,8 @@
 """Predicted against measured steps on this machine: sixteen plans of two models over four ranks.
 
 `distbench calibrate` writes a hardware file, every plan is recorded and replayed on it, and all of them are measured
-taking turns in one launch. One factor is fitted, on a step that is none of these. Kept in `build/simulated_here`: what is
-there is not measured again.
+taking turns in one launch. One factor is fitted, on a step that is none of these. Kept in `build/simulated_here`: what
+is there is not measured again.
 """
 
 import dataclasses
@@ -54,8 +54,11 @@ def main() -> list[Row]:
     for name, simulation in sorted(simulations.items(), key=lambda item: times[item[0]]):
         predicted_s = simulation.timed.step_s
         error = predicted_s / times[name] - 1
-        print(f"  {name:<18} measured {times[name] * 1e3:7.1f} ms, predicted {predicted_s * 1e3:7.1f} ms ({error:+.0%})"
-              f"{': ' + made_of(simulation) if abs(error) > OFF else ''}", file=sys.stderr)
+        print(
+            f"  {name:<18} measured {times[name] * 1e3:7.1f} ms, predicted {predicted_s * 1e3:7.1f} ms ({error:+.0%})"
+            f"{': ' + made_of(simulation) if abs(error) > OFF else ''}",
+            file=sys.stderr,
+        )
     names = list(PLANS)
     predicted = {name: simulation.timed.step_s for name, simulation in simulations.items()}
     errors = [abs(predicted[name] / times[name] - 1) for name in names]
@@ -73,9 +76,7 @@ def simulated(hardware: Path) -> dict[str, Simulation]:
     """Every plan, recorded and replayed."""
     machine = load_hardware(str(hardware))
     found = record_steps([_job(name) for name in PLANS])
-    return {
-        name: Simulation(recorded.recordings[0], machine) for name, recorded in zip(PLANS, found, strict=True)
-    }
+    return {name: Simulation(recorded.recordings[0], machine) for name, recorded in zip(PLANS, found, strict=True)}
 
 
 def _job(name: str) -> Job:

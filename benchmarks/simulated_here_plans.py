@@ -90,10 +90,9 @@ def _llama() -> dict[str, Any]:
 
 def _mlp(sequence: bool) -> dict[str, Any]:
     import torch
+    from models import FeedForward, vector_batch
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInputOutput, RowwiseParallel
-
-    from models import FeedForward, vector_batch
 
     class Stack(torch.nn.Module):
         """Three feed-forwards with a residual each."""

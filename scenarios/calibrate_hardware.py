@@ -9,10 +9,10 @@ from models import Llama, next_token_loss, token_batch
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 
 
-@scenario(mesh={"tp": 4}, tags=("calibrate",))
-def calibrate_operators() -> Scenario:
+@scenario(mesh={"tp": 4}, quick={"num_sizes": 2}, tags=("calibrate",))
+def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
     """Operators by dtype and size on all ranks at once, and collectives in groups of every size."""
-    return Scenario(compute=True)
+    return Scenario(compute=num_sizes)
 
 
 @scenario(

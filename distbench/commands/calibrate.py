@@ -20,7 +20,7 @@ from distbench.spec.errors import UserError
 
 HARDWARE = "hardware.json"
 # Passes and timed seconds of what a hardware file is made of: several of the operators, for one stretch may be slow.
-PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
+PASSES, OPERATORS_S, STEPS_S = 3, 10.0, 10.0
 SHORT = 10.0  # how many times less with --quick
 
 
@@ -57,8 +57,7 @@ def calibrate(
     yes: bool,
     **asked: Any,
 ) -> None:
-    """Measure what this machine takes for collectives, operators and a whole step: a profile to plan by, a hardware file
-    to simulate on.
+    """Measure what this machine takes: a profile to plan by, and a hardware file to simulate on.
 
     Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size. On CPUs also
     operators on all ranks at once, and small steps: `simulate --hardware FILE` then predicts steps of any plan here.

@@ -22,7 +22,7 @@ from distbench.simulate.recording import Recording
 from distbench.spec.errors import UserError
 from distbench.spec.writing import write_whole
 
-ABSURD = "what was measured here cannot be a machine"
+ABSURD, ADVICE = "what was measured here", "calibrate again on a machine that does nothing else"
 GUESSED_NETWORK = "one machine was measured: taken as within it"
 # Points are written with as many digits as a measurement has.
 DIGITS = 4
@@ -35,7 +35,7 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
         UserError: a part was not measured, a figure is absurd, or the file cannot be written.
     """
     record = hardware_record(operators, steps, recordings)
-    hardware = hardware_of(record, ABSURD)
+    hardware = hardware_of(record, ABSURD, ADVICE)
     figures, host = record.pop("figures"), record.pop("host")
     head = json.dumps(record)[1:-1]
     inner = ",\n".join(f'  "{part}": {_by_line(host[part])}' for part in ("figures", "operators", "collectives"))
@@ -76,7 +76,7 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
             ],
         },
     }
-    blank = hardware_of(record, ABSURD)
+    blank = hardware_of(record, ABSURD, ADVICE)
     assert blank.host is not None
     costs = host_costs(steps, blank.host)
     with_costs = replace(blank, host=replace(blank.host, figures={**costs, "step_factor": 1.0}))

@@ -1,12 +1,12 @@
 """A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
 
-Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and one
-whole step says by which factor all of that together is off.
+Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
+one whole step says by which factor all of that together is off.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Measu
 
 
 def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
-    """What the host takes for itself: an operator, a collective of FSDP2 and of DTensor, a tensor of the optimizer's."""
+    """What the host takes for itself: an operator, a collective of FSDP2, of DTensor, a tensor of the optimizer."""
     rows, values = [], []
     for part in TINY:
         step = steps[part]
@@ -94,9 +94,10 @@ def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[st
     listed = left_s = 0.0
     for part in TINY:
         step = steps[part]
+        if any(one.phase == OPTIMIZER for one in _communicating(step.recording)):
+            continue  # its time is that of its collectives
         listed += sum(num_listed(one) for one in _operators(step.recording) if is_listed(one))
         others_s = parts_s(step.recording, blank, optimizer=True)
-        others_s += found["redistribution_s"] * sum(one.phase == OPTIMIZER for one in _communicating(step.recording))
         left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - others_s, 0.0)
     return {**found, "listed_s": left_s / max(listed, 1)}
 
@@ -107,9 +108,7 @@ def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
         operator_on_host(one, host) for one in _operators(recording) if (one.phase == OPTIMIZER) == optimizer
     )
     return operators + sum(
-        collective_on_host(one, host)
-        for one in _communicating(recording)
-        if (one.phase == OPTIMIZER) == optimizer
+        collective_on_host(one, host) for one in _communicating(recording) if (one.phase == OPTIMIZER) == optimizer
     )
 
 

@@ -53,7 +53,7 @@ def curve_of(operator: Operator) -> tuple[str, float]:
 
 
 def num_listed(operator: Operator) -> int:
-    """Tensors of the lists that an operator of the optimizer goes through, one after another on a host; 1 for others."""
+    """Tensors in the lists of an operator of the optimizer, which a host goes through one by one; 1 for others."""
     return max(len(operator.reads), 1) if is_listed(operator) else 1
 
 
@@ -125,4 +125,3 @@ def _beyond(event: Operator | Collective, host: HostFigures) -> str:
         return f"{event.kind} in groups of {event.group_size}, which was not measured, by groups of {size}"
     is_beyond = event.payload_bytes > curve.most
     return f"{event.kind} of over {curve.most:.3g} bytes, the most that was measured" if is_beyond else ""
-

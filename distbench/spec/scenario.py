@@ -99,7 +99,8 @@ class Scenario:
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
-        compute: measure what operators take on every rank at once, and collectives in groups of every size.
+        compute: operators on every rank at once, and collectives in groups of every size: how many sizes of each to
+            time, smallest first; 0 for none.
         num_tokens: tokens in a global batch, where it is of tokens; rates are samples/s where none are given.
         tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
             model's precision in a way of its own; None for 1e-5 or what rounding does to the model on one device.
@@ -115,7 +116,7 @@ class Scenario:
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    compute: bool = False
+    compute: int = 0
     num_tokens: int | None = None
     tolerance: float | None = None
 

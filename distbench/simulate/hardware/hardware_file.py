@@ -102,9 +102,8 @@ def load_hardware(name: str) -> Hardware:
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 
-def hardware_of(record: Any, where: str) -> Hardware:
+def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says what each figure is") -> Hardware:
     """The machine that a file's record describes; UserError, which names `where`, for what is wrong with it."""
-    advice = "docs/simulation.md says what each figure is"
     if not isinstance(record, dict):
         raise UserError(f"{where} cannot be used: it is {shown(record)}, not an object; {advice}")
     version = record.get("hardware_version")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from distbench.spec.errors import nearest
@@ -107,6 +108,7 @@ def wrong_in_host(record: Any) -> str | None:
         _wrong_in_figures(record["figures"])
         or _wrong_in_operators(record["operators"])
         or next(filter(None, (_wrong_in_line(one, at) for at, one in enumerate(record["collectives"]))), None)
+        or _lacking(record["collectives"])
     )
 
 
@@ -136,13 +138,19 @@ def _wrong_in_line(line: Any, place: int) -> str | None:
     return wrong_field(line, kinds, ("kind", "group_size", "points"), f"{where}.")
 
 
+def _lacking(lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """By all-gathers go the kinds that were not measured."""
+    is_there = any(line["kind"] == "all_gather" and line["group_size"] > 1 for line in lines)
+    return None if is_there else "host.collectives lacks all_gather in groups of 2 or more"
+
+
 def _are_points(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
     if not all(isinstance(one, list) and len(one) == 2 and all(map(_is_number, one)) for one in value):
         return False
     amounts = [amount for amount, _ in value]
-    ascending = all(low < high for low, high in zip(amounts, amounts[1:], strict=False))
+    ascending = all(low < high for low, high in pairwise(amounts))
     return ascending and amounts[0] > 0 and all(_FASTEST_S <= seconds <= _SLOWEST_S for _, seconds in value)
 
 
