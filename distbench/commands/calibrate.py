@@ -20,7 +20,7 @@ from distbench.spec.errors import UserError
 
 HARDWARE = "hardware.json"
 # Passes and timed seconds of what a hardware file is made of: several of the operators, for one stretch may be slow.
-PASSES, OPERATORS_S, STEPS_S = 3, 10.0, 10.0
+PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
 SHORT = 10.0  # how many times less with --quick
 
 

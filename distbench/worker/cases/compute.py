@@ -1,12 +1,10 @@
 """What operators take on every rank at once, and collectives in groups of every size: what a hardware file is made of.
 
 Ranks of one machine share its cores, caches and memory, so an operator's time is that of the slowest rank while all of
-them run it. Short ones are repeated for longer than the scheduler lets one process run, and each time on other tensors:
-what a step reads, it has mostly not touched for longer than caches keep anything.
+them run it. Short ones are repeated for longer than the scheduler lets one process run.
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,8 +29,6 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
 # What one call of a case shall do, so that it lasts some tens of milliseconds on a core of today.
 CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
-# Tensors that operators take turns on come to about as much: more than a core's caches hold.
-POOL_BYTES = 1 << 25
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 
 
@@ -40,7 +36,7 @@ class Work(NamedTuple):
     """Operators to time.
 
     Args:
-        call: runs each once, on the next tensors.
+        call: runs each once.
         amount: floating point operations or bytes of one of them.
         num_operators: how many they are.
         most: of all amounts of a call of the case.
@@ -84,11 +80,9 @@ def divisors(number: int) -> list[int]:
 
 def matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
     """A linear layer's three matmuls: its output, and the gradients of its input and of its weight."""
-    numel = side * side
-    turns = itertools.cycle(_pool((3, side, side), 3 * numel * dtype.itemsize, device, dtype))
+    given, weight, gradient = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
 
     def call() -> None:
-        given, weight, gradient = next(turns)
         torch.mm(given, weight.t())
         torch.mm(gradient, weight)
         torch.mm(gradient.t(), given)
@@ -99,22 +93,16 @@ def matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
 
 def elementwise(num_bytes: int, device: torch.device) -> Work:
     """Four operators of a model and its optimizer, each of which touches so many bytes in all."""
-    numel = num_bytes // 12
-    turns = itertools.cycle(_pool((3, numel), 3 * numel * 4, device, torch.float32))
+    left, right = torch.randn(2, num_bytes // 12, device=device)
+    one = torch.randn(num_bytes // 8, device=device)
 
     def call() -> None:
-        both = next(turns)
-        left, right, one = both[0], both[1], both.flatten()[: num_bytes // 8]
         left * right
         F.silu(one)
         left.lerp_(right, 0.5)
         one.clone()
 
     return Work(call, num_bytes, 4, CALL_BYTES)
-
-
-def _pool(shape: tuple[int, ...], num_bytes: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.randn(shape, device=device).to(dtype) for _ in range(max(POOL_BYTES // num_bytes, 1))]
 
 
 def attention(shape: tuple[int, ...], device: torch.device) -> Work:
