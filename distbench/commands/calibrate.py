@@ -92,7 +92,7 @@ def calibrate(
         if only != "hardware":
             _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
-            _write_hardware(*jobs[-2:], hardware)
+            _write_hardware(jobs[-2], jobs[-1], hardware)
         say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
     sys.exit(exit_code)
 
@@ -160,6 +160,6 @@ def _write_hardware(operators: Any, steps: Any, hardware: Path) -> None:
     from distbench.simulate.record_steps import record_steps
 
     ((recordings, _),) = record_steps([steps])
-    runs = [read_run(Path(job.run_file)) for job in (operators, steps)]
-    say(hardware_text(write_hardware(hardware, *runs, recordings)))
+    measured, whole = read_run(Path(operators.run_file)), read_run(Path(steps.run_file))
+    say(hardware_text(write_hardware(hardware, measured, whole, recordings)))
     say(f"hardware file: {hardware}; predict a step here: distbench simulate SCENARIO --hardware {hardware}", err=True)

@@ -60,7 +60,7 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     operators, collectives = measured_curves(of_operators)
     steps = measured_steps(of_steps, recordings)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
-    record = {
+    record: dict[str, Any] = {
         "hardware_version": VERSION,
         "name": str(environment["machine"]),
         "summary": f"{environment.get('cpu_model') or environment['device']}, {num_ranks} ranks on "
