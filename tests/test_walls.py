@@ -28,7 +28,7 @@ MAY_IMPORT = {
         *("report", "advise", "signature", "simulate", "sweep", "gate", "ab", "history", "nodes", "links"),
     },
     "compare": {"spec"},
-    "costmodel": {"spec", "runs", "compare", "render"},
+    "costmodel": {"spec", "runs", "compare", "render", "simulate"},
     "doctor": {"spec", "runs", "launch", "ask_child"},
     "dry_run": {"spec", "runs", "ask_child"},
     "gate": {"spec", "runs", "compare", "render"},

@@ -7,7 +7,7 @@ SECTIONS = {
     "Measure": {
         "run": "Measure scenarios: collectives, redistributions, training steps.",
         "ab": "Launch two git revisions in turn, until it shows which is slower.",
-        "calibrate": "Measure what collectives cost here, into a profile to plan by.",
+        "calibrate": "Measure this machine: a profile to plan by, and a hardware file.",
     },
     "Read": {
         "report": "Show measured runs: tables, a page, plots, traced paths.",

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import fused_bytes
 from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.hardware.host_figures import HostFigures
+from distbench.simulate.host_time import on_host
 from distbench.simulate.operator_time import operator_s
-from distbench.simulate.recording import Collective, EventRecorded, EventWaited, HostWaited, Operator, Recording
+from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited, HostWaited, Operator, Recording
 
 
 class TimedEvent(NamedTuple):
@@ -73,6 +75,8 @@ class Parts:
 def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     """Run the recorded step on a clock."""
     events = recording.step
+    if hardware.host is not None:
+        return _replay_on_host(events, hardware.host)
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
     communicators: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
@@ -102,6 +106,20 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
         elif isinstance(event, HostWaited):
             now = max(now, streams[event.stream])
     return TimedStep(max([now, *streams.values()]), host, spans)
+
+
+def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
+    """One thing after another: on a CPU the host runs the operators itself, and waits for each collective."""
+    now = waited = 0.0
+    spans = []
+    for event in events:
+        if isinstance(event, Operator | Collective):
+            took = on_host(event, host)
+            start = now + took.host_s
+            now, waited = start + took.seconds, waited + took.host_s
+            if took.seconds > 0:
+                spans.append(TimedEvent(start, now, event))
+    return TimedStep(now, waited, spans)
 
 
 def parts_of(timed: TimedStep) -> Parts:

@@ -15,7 +15,7 @@ from distbench.runs.run_file import SCHEMA_VERSION, Record, append, busbw_factor
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Collective, Head, Operator
-from distbench.simulate.simulation import NOT_SIMULATED, Simulation, by_mesh_dim, fullest, slowest, steps_of
+from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
 from distbench.spec.fields import DAY_S
 
@@ -82,7 +82,7 @@ def _header(
             "expandable_segments": simulations[0].expandable,
             "ranks": sorted({one.recording.head.rank for one in simulations}),
             **{basis: sorted(hardware.of_basis(basis)) for basis in ("guess", "fitted")},
-            "not_simulated": list(NOT_SIMULATED),
+            "not_simulated": list(simulations[0].not_simulated),
         },
         "job": {
             "scenario": head.scenario,

@@ -10,6 +10,7 @@ from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
 from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.host_time import said_of_host
 from distbench.simulate.recording import Operator, Recording
 from distbench.spec.parallel import folded
 
@@ -119,8 +120,14 @@ class Simulation:
             },
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
             "extrapolated": self.hardware.extrapolated,
-            "not_simulated": list(NOT_SIMULATED),
+            "not_simulated": list(self.not_simulated),
         }
+
+    @property
+    def not_simulated(self) -> tuple[str, ...]:
+        """What a reader must know of the figures beside what was assumed."""
+        host = self.hardware.host
+        return (*said_of_host(self.recording, host), *NOT_ON_HOST) if host is not None else NOT_SIMULATED
 
     @property
     def _possible(self) -> float:
@@ -161,4 +168,9 @@ NOT_SIMULATED = (
     "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
     "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
+)
+NOT_ON_HOST = (
+    "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",
+    NOT_SIMULATED[0],
+    "memory is that of an accelerator's allocator: a CPU's has other rules",
 )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, table_of
 from distbench.render.units import brief_time_text, size_text, time_text
 from distbench.simulate.clock import Exposed
-from distbench.simulate.simulation import NOT_SIMULATED, Simulation, by_mesh_dim, fullest, slowest
+from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 
 MAX_ROWS = 8
@@ -186,7 +186,7 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
             "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; what backward "
             "does not need is not kept"
         )
-    return (*said, *NOT_SIMULATED)
+    return (*said, *simulation.not_simulated)
 
 
 def _listed(names: Sequence[str]) -> str:

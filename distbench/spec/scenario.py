@@ -127,6 +127,8 @@ class Scenario:
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
+        compute: operators on every rank at once, and collectives in groups of every size: how many sizes of each to
+            time, smallest first; 0 for none.
         num_tokens: tokens in a global batch, where it is of tokens, or `batch -> number`; rates are samples/s where it
             is None.
         tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
@@ -150,6 +152,7 @@ class Scenario:
     calibrations: tuple[Calibration, ...] = ()
     links: tuple[Links, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    compute: int = 0
     num_tokens: int | Callable[[Any], int] | None = None
     tolerance: float | None = None
 

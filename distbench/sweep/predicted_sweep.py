@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.simulation import NOT_SIMULATED
+from distbench.simulate.simulation import NOT_ON_HOST, NOT_SIMULATED
 from distbench.spec import UserError
 from distbench.sweep.candidates import Candidate, Space, count_of
 from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
@@ -152,4 +152,4 @@ def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         if names := ", ".join(sorted(hardware.of_basis(basis))):
             notes.append(f"{verb} in hardware file {hardware.name}: {names}")
-    return [*notes, *NOT_SIMULATED]
+    return [*notes, *(NOT_SIMULATED if hardware.host is None else NOT_ON_HOST)]

@@ -215,7 +215,8 @@ class Runner:
             with self._stopwatch.on("warm-up"):
                 self._touch(turn, opened_case)
         if self._plan.is_automatic and turn.limits is not None:
-            taken = self._meter_of(opened_case).take(opened_case.call, opened_case.phases, turn.limits.max_samples)
+            meter = self._meter.started_on(opened_case.starts_on)
+            taken = meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
             self._unseen.append((turn, number, taken))
         else:
             self._rows.note(turn.case_spec, number, self._samples(turn, opened_case))
@@ -240,7 +241,7 @@ class Runner:
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
             if turn.limits is None or not opened_case.stays_open:
-                turn.estimate_s = self._meter_of(opened_case).warm_up(opened_case.call)
+                turn.estimate_s = self._meter.started_on(opened_case.starts_on).warm_up(opened_case.call)
                 turn.limits = turn.limits or self._plan.limits(turn.estimate_s, not opened_case.held_bytes)
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
@@ -256,15 +257,12 @@ class Runner:
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
-        meter, call, phases = self._meter_of(opened_case), opened_case.call, opened_case.phases
-        samples = meter.measure(call, phases, turn.estimate_s, turn.limits)
+        meter = self._meter.started_on(opened_case.starts_on)
+        samples = meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
         if self._plan.is_automatic:
             samples.stop_reason = "passes"
         self._count(turn, samples)
         return samples
-
-    def _meter_of(self, opened_case: OpenedCase) -> Meter:
-        return self._meter.started_on(opened_case.starts_on)
 
     def _count(self, turn: Turn, samples: Samples) -> None:
         self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)

@@ -33,9 +33,9 @@ from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
 from distbench.worker.plans.changed_plan import scenario_of
-from distbench.worker.rank.agreement import Agreement, Presence, Store, require_own_devices, require_same
+from distbench.worker.rank.agreement import Agreement, Store, presence_of, require_own_devices, require_same
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
-from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at, report_failure
+from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
@@ -157,7 +157,7 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     backend = backend_of(job.device)
     moves = backend_for(job.device, backend)
     dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    presence = _presence(job, store, rank, world_size)
+    presence = presence_of(Path(job.log_dir), store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
     if is_accelerator(device.type):
@@ -171,18 +171,6 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
-
-
-def _presence(job: Job, store: Store, rank: int, world_size: int) -> Presence | None:
-    """Where no torchrun ends the ranks that are left (it sets that variable), each ends itself."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return None
-
-    def end(message: str) -> None:
-        report_failure(Path(job.log_dir), rank, "gone", message)
-        os._exit(1)
-
-    return Presence(store, rank, world_size, os.environ["MASTER_ADDR"], end)
 
 
 def profile_of(job: Job) -> Profile | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distbench.simulate.hardware.host_figures import HostFigures, host_figures, wrong_in_host
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.fields import NAME, TEXT, Kind, Kinds, number_within, one_of, shown, wrong_field
 from distbench.spec.reading import read_json
@@ -82,11 +83,13 @@ class Hardware:
 
     Args:
         figures: out of FIGURES, those of EXTRAPOLATED where they are known; their meanings are in docs/simulation.md.
+        host: where the host runs the operators itself, what they take there; None for an accelerator.
     """
 
     name: str
     summary: str
     figures: Mapping[str, Figure]
+    host: HostFigures | None = None
 
     def __getitem__(self, name: str) -> float:
         """A figure's value; what is taken instead where the file has none."""
@@ -94,7 +97,9 @@ class Hardware:
 
     @property
     def extrapolated(self) -> dict[str, str]:
-        """The figures that the file has not, and what is taken instead."""
+        """The figures that the file has not, and what is taken instead; a host's are no device's."""
+        if self.host is not None:
+            return {}
         return {name: instead for name, (instead, _) in EXTRAPOLATED.items() if name not in self.figures}
 
     @property
@@ -124,11 +129,11 @@ def load_hardware(name: str) -> Hardware:
     elif path.suffix != ".json":
         known = nearest(name, shipped_hardware())
         raise UserError(f"--hardware {name!r} is unknown ({known}); give one of those, or a path to a .json file")
-    return _hardware(read_json(path, "hardware file"), f"hardware file {path}")
+    return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 
-def _hardware(record: Any, where: str) -> Hardware:
-    advice = "docs/simulation.md says what each figure is"
+def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says what each figure is") -> Hardware:
+    """The machine that a file's record describes; UserError, which names `where`, for what is wrong with it."""
     if not isinstance(record, dict):
         raise UserError(f"{where} cannot be used: it is {shown(record)}, not an object; {advice}")
     version = record.get("hardware_version")
@@ -140,10 +145,12 @@ def _hardware(record: Any, where: str) -> Hardware:
     if not wrong and not isinstance(figures, dict):
         wrong = f"figures is {shown(figures)}, not an object"
     wrong = wrong or _wrong_in_figures(figures)
+    host = record.get("host")
+    wrong = wrong or (wrong_in_host(host) if host is not None else None)
     if wrong:
         raise UserError(f"{where} cannot be used: {wrong}; {advice}")
     found = {name: Figure(figure["value"], figure["basis"], figure["source"]) for name, figure in figures.items()}
-    return Hardware(record["name"], record["summary"], found)
+    return Hardware(record["name"], record["summary"], found, host_figures(host) if host is not None else None)
 
 
 def _wrong_in_figures(figures: Any) -> str | None:

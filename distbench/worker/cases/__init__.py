@@ -6,6 +6,7 @@ from distbench.spec import Scenario
 from distbench.worker.cases.calibration import calibration_cases
 from distbench.worker.cases.call import call_cases
 from distbench.worker.cases.collective import collective_cases
+from distbench.worker.cases.compute import compute_cases
 from distbench.worker.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.worker.cases.step import step_cases
 from distbench.worker.links import link_cases
@@ -20,5 +21,6 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from laboratory_cases(scenario, context)
     yield from calibration_cases(scenario, context)
     yield from link_cases(scenario, context)
+    yield from compute_cases(scenario, context)
     yield from step_cases(scenario, label, context)
     yield from call_cases(scenario, label, context)

@@ -10,12 +10,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from distbench.spec import UserError
-from distbench.worker.rank.failure import RankFailed
+from distbench.worker.rank.failure import RankFailed, report_failure
 
 Store = dist.TCPStore | dist.PrefixStore
 # A rank that has not failed and reports no work for so long waits in a collective for one that has.
@@ -219,3 +220,15 @@ def _kept_alive(link: socket.socket) -> socket.socket:
         if hasattr(socket, name):
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return link
+
+
+def presence_of(log_dir: Path, store: Store, rank: int, world_size: int) -> Presence | None:
+    """Where no launcher ends the ranks that are left (torchrun and ours set these variables), each ends itself."""
+    if {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} & set(os.environ):
+        return None
+
+    def end(message: str) -> None:
+        report_failure(log_dir, rank, "gone", message)
+        os._exit(1)
+
+    return Presence(store, rank, world_size, os.environ["MASTER_ADDR"], end)
