@@ -140,7 +140,7 @@ def _cell(pairs: dict[tuple[int, int], float], rank: int, other: int, quantity: 
 
 def pair_values(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
     """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds."""
-    found = {}
+    found: dict[tuple[int, int], float] = {}
     for alike in links.alike:
         if alike.quantity == quantity:
             found.update(zip(((a, b) for a, b in alike.members), _values(alike), strict=True))

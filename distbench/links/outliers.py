@@ -203,7 +203,8 @@ def _outlier(effects: _Effects, at: int, links: LinkRun) -> Outlier:
 
 def _detectable(family: Sequence[_Effects], threshold: float) -> dict[str, float]:
     """By quantity, the slow-down that a thing of median error would have been named with four times in five."""
-    num_tests, found = sum(len(effects.members) for effects in family), {}
+    num_tests = sum(len(effects.members) for effects in family)
+    found: dict[str, float] = {}
     for effects in family:
         needed = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests) + stdtrit(effects.freedom, 0.8)
         reach = float(np.exp(np.log1p(threshold) + needed * np.median(effects.error)))

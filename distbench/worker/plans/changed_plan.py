@@ -65,7 +65,8 @@ def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
 
 def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
     """Patterns of the modules that `plan.checkpoint=full` checkpoints."""
-    return plan.checkpoint or (plan.fsdp.wrap if plan.fsdp is not None else ())
+    wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
+    return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
 
 
 def _policy() -> Any:
