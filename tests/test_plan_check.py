@@ -12,9 +12,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
 from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
+from distbench.spec.parallel import matching
 from distbench.worker.plans.divisibility import grouped, undivided
 from distbench.worker.plans.fsdp_check import fsdp_problems
-from distbench.worker.plans.patterns import matching
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.tp_check import local_shape, tp_problems
 from distbench.worker.rank.rank_context import RankContext

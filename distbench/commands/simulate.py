@@ -26,6 +26,7 @@ MAX_RANKS, MAX_DIGITS = 16, 8
 @click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
 @click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ from it.")
+@click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
 @click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the recording, to replay it later.")
 @click.option("--recording", type=click.Path(path_type=Path), metavar="FILE", help="Replay this one; record nothing.")
@@ -42,6 +43,7 @@ def simulate(
     choices: tuple[str, ...],
     quick: bool,
     ranks: str | None,
+    float8: str | None,
     expandable_segments: bool,
     save: Path | None,
     recording: Path | None,
@@ -60,10 +62,11 @@ def simulate(
     \b
     Examples:
       distbench simulate llama3_8b --mesh dp_shard=128 --set batch=256
-      distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --save 70b.jsonl
+      distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --float8 'layers.*' --save 70b.jsonl
       distbench simulate --recording 70b.jsonl --hardware mine.json
       distbench simulate llama_2d --rank 0,3
     """
+    from distbench.simulate.float8 import patterns_of
     from distbench.simulate.hardware.hardware_file import load_hardware
     from distbench.simulate.recording_file import load_recordings
     from distbench.simulate.simulated_run import write_simulated_run
@@ -71,6 +74,7 @@ def simulate(
 
     environment: dict[str, Any]
     machine = load_hardware(hardware)
+    in_8 = patterns_of(float8, machine) if float8 is not None else ()
     if (scenario is None) == (recording is None):
         raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
     make_folder(out, "--out")
@@ -82,7 +86,7 @@ def simulate(
         found, environment = load_recordings(recording), {}  # whose commit and machine are not these
     else:
         found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
-    simulations = [Simulation(one, machine, expandable_segments) for one in found]
+    simulations = [Simulation.of(one, machine, expandable_segments, in_8) for one in found]
     run_file = write_simulated_run(simulations, out, environment, STARTED_AT, label)
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))

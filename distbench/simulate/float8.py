@@ -11,6 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from distbench.simulate.compiled import OWN_KERNEL, is_within
+from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.operator_time import FLOAT8
 from distbench.simulate.recording import (
     MATMUL,
@@ -23,9 +24,53 @@ from distbench.simulate.recording import (
     Recording,
     StepBegun,
 )
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.parallel import folded, matching
 
 LOW = ("bf16", "f16")
+IS_A_RULE = (
+    "float8 is a rule here: torchao's tensorwise scaling; what is kept for backward stays as it was ({patterns})"
+)
 GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy")
+
+
+def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:
+    """The glob patterns of `--float8`, on a machine that has float8.
+
+    Raises:
+        UserError: there is an empty one, or the machine has no rate for float8.
+    """
+    patterns = tuple(part.strip() for part in text.split(","))
+    if not all(patterns):
+        raise UserError(f"--float8 {text!r} names no modules; give glob patterns, such as --float8 'layers.*'")
+    if not hardware.figures.keys() & {"peak_fp8_flops", "matmul_fp8_flops"}:
+        what = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
+        raise UserError(f"{what}; leave --float8 out, or give --hardware that has one, such as h100")
+    return patterns
+
+
+def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
+    """The recording with the linear layers of the modules that any of the patterns matches in float8.
+
+    Raises:
+        UserError: they match none that computes in a type which float8 takes the place of.
+    """
+    matmuls = [event for event in recording.step if isinstance(event, Operator) and event.kind == MATMUL]
+    names = {name for event in matmuls for name in _with_parents(event.owner)}
+    modules = {name for pattern in patterns for name in matching(pattern, names)}
+    chosen = [event for event in matmuls if is_within(event.owner, modules)]
+    if not chosen:
+        near = nearest(patterns[0], sorted({folded(name) for name in names if name}))
+        raise UserError(f"--float8 {','.join(patterns)} matches no module with a matmul ({near})")
+    if not any(event.dtype in LOW for event in chosen):
+        what = f"--float8 {','.join(patterns)}: those modules compute in {chosen[0].dtype}"
+        raise UserError(f"{what}, and float8 takes the place of {' or '.join(LOW)}; give the plan mixed precision")
+    return in_float8(recording, sorted(modules))
+
+
+def _with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:

@@ -9,6 +9,7 @@ from typing import Any
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
 from distbench.simulate.compiled import compiled_memory
+from distbench.simulate.float8 import IS_A_RULE, in_float8_by
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.host_time import said_of_host
 from distbench.simulate.recording import Operator, Recording
@@ -24,11 +25,18 @@ class Simulation:
 
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
+        float8: patterns of the modules that are in float8 in the recording, where it was changed so.
     """
 
     recording: Recording
     hardware: Hardware
     expandable: bool = False
+    float8: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, recording: Recording, hardware: Hardware, expandable: bool, float8: tuple[str, ...]) -> "Simulation":
+        """The recording, with these modules in float8 where any are named."""
+        return cls(in_float8_by(recording, float8) if float8 else recording, hardware, expandable, float8)
 
     @cached_property
     def timed(self) -> TimedStep:
@@ -127,7 +135,8 @@ class Simulation:
     def not_simulated(self) -> tuple[str, ...]:
         """What a reader must know of the figures beside what was assumed."""
         host = self.hardware.host
-        return (*said_of_host(self.recording, host), *NOT_ON_HOST) if host is not None else NOT_SIMULATED
+        rule = (IS_A_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
+        return (*said_of_host(self.recording, host), *NOT_ON_HOST) if host is not None else (*rule, *NOT_SIMULATED)
 
     @property
     def _possible(self) -> float:

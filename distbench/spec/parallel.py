@@ -3,7 +3,8 @@
 torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
 """
 
-from collections.abc import Callable, Mapping
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -153,3 +154,10 @@ class ParallelPlan:
 def folded(name: str) -> str:
     """A module's name with the numbers of layers left out: `layers.3.wq` is `layers.*.wq`."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Names that a glob pattern matches, part by part: `*` never crosses a dot."""
+    parts = pattern.split(".")
+    split = {name: name.split(".") for name in names}
+    return [name for name, own in split.items() if len(own) == len(parts) and all(map(fnmatch.fnmatchcase, own, parts))]

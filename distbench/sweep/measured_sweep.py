@@ -16,7 +16,7 @@ import numpy as np
 
 from distbench.compare.passes import as_table, compare_passes
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
-from distbench.launch.display import Display
+from distbench.launch.display import display_for
 from distbench.runs.frame import PASSES, frame_of, measured_of
 from distbench.runs.run_file import read_run
 from distbench.spec import Job, Settings, UserError
@@ -31,6 +31,7 @@ from distbench.sweep.sweep_child import Question, SweepChild
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
 FINAL_BUDGET_SHARE = 0.5
+NUM_ROUNDS = 3
 
 
 @dataclass
@@ -96,10 +97,10 @@ class Rounds:
         out: folder of run files, and of what a resumed sweep goes on from.
     """
 
-    def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, display: Display) -> None:
-        self._setup, self._limits, self._out, self._resume, self._display = setup, limits, out, resume, display
+    def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, quiet: bool) -> None:
+        self._setup, self._limits, self._out, self._resume, self._quiet = setup, limits, out, resume, quiet
         self.measured = Measured()
-        self._jobs = [self._job() for _ in range(3)]
+        self._jobs = [self._job() for _ in range(NUM_ROUNDS)]
 
     def run(self, starting: Sequence[Candidate]) -> Measured:
         """All rounds, or as many as there were until it was interrupted."""
@@ -141,7 +142,9 @@ class Rounds:
         known = self._out / f"round-{number + 1}.json"
         run_file = self._known(known, [*labels])
         if run_file is None:
-            outcome = launch_on(ranks, job, self._display)
+            # A display of its own: each round counts its cases anew.
+            with display_for(f"{job.scenario}, round {number + 1} of {NUM_ROUNDS}", self._quiet) as display:
+                outcome = launch_on(ranks, job, display)
             self.measured.interrupted = outcome.status == "interrupted"
             if outcome.user_can_fix:
                 raise UserError(outcome.message)
@@ -150,7 +153,7 @@ class Rounds:
                 write_whole(known, json.dumps({"run_file": str(run_file), "labels": [*labels]}))
         if run_file.is_file():
             self.measured.run_files.append(str(run_file))
-            self._take_in(run_file, labels, is_final=number == 2)
+            self._take_in(run_file, labels, is_final=number == NUM_ROUNDS - 1)
 
     def _known(self, file: Path, labels: Sequence[str]) -> Path | None:
         if not self._resume or not file.is_file():

@@ -118,9 +118,7 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
     fine, wrong = legal(recorder, setup, starting)
     if not fine:
         raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")
-    with display_for(setup.entry.name, asked.quiet) as display:
-        rounds = Rounds(setup, asked.limits, asked.out, asked.resume, display)
-        measured = rounds.run(fine)
+    measured = Rounds(setup, asked.limits, asked.out, asked.resume, asked.quiet).run(fine)
     if not measured.plans:
         if measured.interrupted:
             raise KeyboardInterrupt

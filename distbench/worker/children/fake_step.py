@@ -54,7 +54,7 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
             with shapes.on():
                 model.to_empty(device=context.device)
 
-    built = blueprint(scenario.build_model, context.seed)
+    built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:
         step = TrainingStep(scenario, context, built, without_memory)

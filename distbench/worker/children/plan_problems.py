@@ -64,7 +64,7 @@ def _answer(scenario: Scenario, context: RankContext) -> dict[str, Any]:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
     if scenario.make_batch is None:
         return {"problems": [NEEDS_A_BATCH]}
-    model = blueprint(scenario.build_model, context.seed).model
+    model = blueprint(scenario.build_model, context.seed, with_values=False).model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if found := problems(model, batch_of(scenario), scenario.step_plan, context):
         return {"problems": found}

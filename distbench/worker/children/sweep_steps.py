@@ -79,7 +79,7 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     with fake_ranks(question["mesh"]) as mesh:
         assert torch.distributed.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", torch.distributed.group.WORLD, SEED)
-        model = blueprint(scenario.build_model, SEED).model
+        model = blueprint(scenario.build_model, SEED, with_values=False).model
         if found := problems(model, batch_of(scenario), scenario.step_plan, context):
             raise UserError("; ".join(found))
     return {}
@@ -90,7 +90,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     Of the model: its parameters, and the optimizer's bytes for each byte of them."""
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
-    model = blueprint(scenario.build_model, SEED).model
+    model = blueprint(scenario.build_model, SEED, with_values=False).model
     fsdp, cp = plan.fsdp, plan.cp
     tp_dims = list(plan.tp_dims) if plan.tp is not None or plan.shard_params else []
     fsdp_dims = [*fsdp.mesh_dims] if fsdp else []

@@ -10,8 +10,9 @@ from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim
 from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
+from distbench.spec.parallel import matching
 from distbench.worker.plans.materialise import owners_of
-from distbench.worker.plans.patterns import matching, matching_modules
+from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh
 

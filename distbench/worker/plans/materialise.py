@@ -30,8 +30,8 @@ class Blueprint:
         return list(dict.fromkeys(self.names.values()))
 
 
-def blueprint(build_model: Callable[[], Any], seed: int) -> Blueprint:
-    """Build a model on the meta device; one that has buffers once more, to learn their values.
+def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = True) -> Blueprint:
+    """Build a model on the meta device; one that has buffers once more, to learn their values, where asked for.
 
     The second time only the parameters are put on the meta device, each as it is registered, so no more than one of
     them has memory at a time. Buffers drawn at random start from the seed, the same on every rank.
@@ -43,7 +43,7 @@ def blueprint(build_model: Callable[[], Any], seed: int) -> Blueprint:
         raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
-    if next(model.buffers(), None) is None:
+    if not with_values or next(model.buffers(), None) is None:
         return Blueprint(model, {}, names)
     with blamed("build_model", build_model), _parameters_on_meta(), _seeded(seed), torch.device("cpu"):
         buffers = {name: buffer.detach().clone() for name, buffer in build_model().named_buffers()}

@@ -1,6 +1,5 @@
 """Glob patterns of a plan over the names of a model, and what a model itself says of how to lay it out."""
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -8,17 +7,11 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
+from distbench.spec.parallel import matching
 
 # A plan that asks for the model's own.
 AUTO = "auto"
 TRANSFORMERS = "transformers"
-
-
-def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names that a glob pattern matches, part by part: `*` never crosses a dot."""
-    parts = pattern.split(".")
-    split = {name: name.split(".") for name in names}
-    return [name for name, own in split.items() if len(own) == len(parts) and all(map(fnmatch.fnmatchcase, own, parts))]
 
 
 def matching_modules(patterns: Iterable[str], model: nn.Module) -> dict[str, nn.Module]:

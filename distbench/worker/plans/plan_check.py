@@ -7,12 +7,12 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
-from distbench.spec.parallel import ATTENTION_KERNELS
+from distbench.spec.parallel import ATTENTION_KERNELS, matching
 from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
 from distbench.worker.plans.fsdp_check import fsdp_problems
-from distbench.worker.plans.patterns import AUTO, matching, tp_patterns
+from distbench.worker.plans.patterns import AUTO, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 

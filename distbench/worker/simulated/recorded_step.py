@@ -75,7 +75,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
         assert dist.group.WORLD is not None
         context = RankContext(rank, device, devices, "nccl", dist.group.WORLD, SEED)
-        built = blueprint(scenario.build_model, SEED)
+        built = blueprint(scenario.build_model, SEED, with_values=False)
         shapes = ShapesOnly()
         with shapes.on():
             batch = batch_of(scenario)
