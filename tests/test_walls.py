@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "signature": {"spec", "runs", "render", "ask_child"},
     "simulate": {"spec", "runs", "render", "ask_child"},
     "spec": set(),
-    "sweep": {"spec", "runs", "compare", "render", "launch", "simulate", "version"},
+    "sweep": {"spec", "runs", "compare", "render", "traces", "launch", "simulate", "version"},
     "traces": {"spec", "runs", "compare", "render"},
     "version": set(),
     "worker": set(),

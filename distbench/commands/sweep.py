@@ -48,9 +48,10 @@ INTERRUPTED = 130
 def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, out: Path | None, **asked: Any) -> None:
     """Say which plan to use for SCENARIO on so many devices: mesh, resharding, checkpointing, micro-batches and more.
 
-    With --hardware, plans are predicted by recording and replaying their step, and no rank is started; without, they
-    are measured in turn on this machine. It ends with a recommendation, a picture of time against memory, and the plan
-    as code. What is known is kept where it is interrupted, and --resume goes on.
+    With --hardware, plans are predicted by recording and replaying their step, and no rank is started, unless the file
+    is this machine's own: then the best of them are measured. Without, all are measured in turn on this machine. It
+    ends with a recommendation, a picture of time against memory, and the plan as code. What is known is kept where it
+    is interrupted, and --resume goes on.
 
     \b
     Examples:

@@ -29,6 +29,7 @@ class Explored:
         stopped: why not all that could have been tried was; empty where the search ended by itself.
         num_legal: candidates in all.
         written: the plan as the scenario has it, where changes are held against that.
+        facts: of the scenario's plan and model, as the child process answers them.
     """
 
     found: dict[Candidate, Prediction] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Explored:
     stopped: str = ""
     num_legal: int = 0
     written: Candidate | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ranked(self) -> list[Prediction]:

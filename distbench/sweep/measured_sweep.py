@@ -28,10 +28,11 @@ from distbench.sweep.explore import Limits
 from distbench.sweep.ranking import RankedPlan
 from distbench.sweep.setup import Setup
 from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.traces.records import Trace, traces_of
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
 FINAL_BUDGET_SHARE = 0.5
-NUM_ROUNDS = 3
+NUM_ROUNDS, LEAST_FINAL_S = 3, 2.0
 
 
 @dataclass
@@ -43,12 +44,14 @@ class Measured:
         final: those of the last round, the recommended one first.
         left_out: candidate to why.
         run_files: of the rounds.
+        traces: of those of the last round: what each communicates.
     """
 
     plans: dict[Candidate, RankedPlan] = field(default_factory=dict)
     final: list[RankedPlan] = field(default_factory=list)
     left_out: dict[Candidate, str] = field(default_factory=dict)
     run_files: list[str] = field(default_factory=list)
+    traces: dict[Candidate, Trace] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -115,9 +118,18 @@ class Rounds:
                 measured_twice = {*kept, *more}
                 kept = [one for one in self._best(len(self.measured.plans)) if one in measured_twice][:NUM_FINAL]
             if not self.measured.interrupted and kept:
-                budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), 2.0)
-                self._round(ranks, 2, kept[:NUM_FINAL], replace(Settings(), check="loss").with_budget(budget_s))
+                self._last_round(ranks, kept[:NUM_FINAL])
         return self.measured
+
+    def run_last(self, kept: Sequence[Candidate]) -> Measured:
+        """The last round alone, of candidates that were chosen otherwise."""
+        with RankProcesses(self._jobs[-1:], None, MODULE) as ranks:
+            self._last_round(ranks, kept)
+        return self.measured
+
+    def _last_round(self, ranks: RankProcesses, kept: Sequence[Candidate]) -> None:
+        budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), LEAST_FINAL_S)
+        self._round(ranks, NUM_ROUNDS - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
 
     def _best(self, count: int) -> list[Candidate]:
         return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]
@@ -137,7 +149,9 @@ class Rounds:
     def _round(self, ranks: RankProcesses, number: int, candidates: Sequence[Candidate], settings: Settings) -> None:
         variants = [candidate.variant(self._setup.base) for candidate in candidates]
         axes = list(dict.fromkeys([MESH, *(name for one in candidates for name, _ in one.choices)]))
+        is_final = number == NUM_ROUNDS - 1
         job = replace(self._jobs[number], variants=variants, axes=axes, settings=settings, profile=None, note="")
+        job = replace(job, trace_paths=is_final)
         labels = {_label(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
         known = self._out / f"round-{number + 1}.json"
         run_file = self._known(known, [*labels])
@@ -153,7 +167,7 @@ class Rounds:
                 write_whole(known, json.dumps({"run_file": str(run_file), "labels": [*labels]}))
         if run_file.is_file():
             self.measured.run_files.append(str(run_file))
-            self._take_in(run_file, labels, is_final=number == NUM_ROUNDS - 1)
+            self._take_in(run_file, labels, is_final)
 
     def _known(self, file: Path, labels: Sequence[str]) -> Path | None:
         if not self._resume or not file.is_file():
@@ -176,6 +190,12 @@ class Rounds:
         self.measured.plans |= {plan.candidate: plan for plan in found}
         if is_final and found:
             self.measured.final = judged(found, rows[PASSES].tolist())
+            traced = [
+                (labels.get(str(one.case["case"]["params"].get("variant"))), one)
+                for one in traces_of([run])[0]
+                if one.case
+            ]
+            self.measured.traces = {candidate: trace for candidate, trace in traced if candidate is not None}
 
 
 def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:

@@ -1,6 +1,7 @@
 """A sweep by prediction: no rank is started."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from distbench.simulate.hardware.hardware_file import Hardware
@@ -39,7 +40,8 @@ def predicted_sweep(
     explored: Explored,
 ) -> None:
     """Search, and record the best whole; what is found is in `explored`, also where this is interrupted."""
-    space = setup.space(facts_of(setup, recorder))
+    explored.facts = facts_of(setup, recorder)
+    space = setup.space(explored.facts)
     setup.require_meshes(space)
     predictor = Predictor(recorder, setup.base, hardware, tell)
     explored.num_legal = count_of(space)
@@ -61,7 +63,8 @@ def predicted_around(
     explored: Explored,
 ) -> None:
     """The plan as written and its neighbours."""
-    space = setup.space(facts_of(setup, recorder))
+    explored.facts = facts_of(setup, recorder)
+    space = setup.space(explored.facts)
     setup.require_meshes(space)
     explored.written = setup.as_written(space)
     predictor = Predictor(recorder, setup.base, hardware, tell)
@@ -98,8 +101,43 @@ def found_of(setup: Setup, recorder: SweepChild, hardware: Hardware, explored: E
         capacity_bytes=hardware["memory_bytes"],
         price=price,
         notes=_notes(setup, hardware, explored),
-        changes=changes_of(plans, explored.written),
+        changes=changes_of(plans, explored.written, explored.facts),
         layouts=layouts_of(explored.found.get(explored.written)) if explored.written else (),
+    )
+
+
+def best_measured(
+    setup: Setup,
+    recorder: SweepChild,
+    hardware: Hardware,
+    explored: Explored,
+    measured: Measured,
+    price: float | None,
+) -> Found:
+    """What there is to say where the best predicted plans were then measured here."""
+    predictions = {plan.candidate: plan for plan in map(plan_of, explored.ranked)}
+    plans = [
+        replace(plan, predicted_s=predictions[plan.candidate].step_s, prediction=predictions[plan.candidate].prediction)
+        for plan in measured.final
+    ]
+    best = plans[0].candidate
+    said = f"{len(predictions)} plans predicted, the best {len(plans)} measured on this machine"
+    files = [f"run file: {file}" for file in measured.run_files]
+    if measured.interrupted:
+        files.insert(0, "it was interrupted while it measured")
+    return Found(
+        title=f"{setup.entry.name} on {setup.world} ranks: {said}",
+        plans=plans,
+        where="measured here",
+        world=setup.world,
+        unit="tokens" if explored.ranked[0].num_tokens else "samples",
+        code=code_of(setup, recorder, best),
+        command=setup.command(best),
+        price=price,
+        notes=[*_notes(setup, hardware, explored), *files],
+        changes=changes_of([*predictions.values()], explored.written, explored.facts),
+        traces=measured.traces,
+        predicted=[*predictions.values()],
     )
 
 
@@ -128,7 +166,8 @@ def measured_found(
         command=setup.command(plans[0].candidate),
         price=price,
         notes=notes,
-        changes=changes_of(plans, written) if written else (),
+        changes=changes_of(plans, written, space.facts) if written else (),
+        traces=measured.traces,
     )
 
 

@@ -1,7 +1,7 @@
 """Plans by time and by memory: which dominate, what they cost, which is recommended, and why not the next one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +147,14 @@ class Change:
     plan: RankedPlan
 
 
-def changes_of(plans: Sequence[RankedPlan], written: Candidate | None) -> list[Change]:
-    """Every plan but the one as written, held against that one, the most worth making first."""
+def changes_of(
+    plans: Sequence[RankedPlan], written: Candidate | None, facts: Mapping[str, Any] | None = None
+) -> list[Change]:
+    """Every plan but the one as written, held against that one, the most worth making first.
+
+    Args:
+        facts: of the plan as written, as the child process answers them: which modules could be checkpointed.
+    """
     own = next((plan for plan in plans if plan.candidate == written), None)
     if own is None:
         return []
@@ -157,22 +163,26 @@ def changes_of(plans: Sequence[RankedPlan], written: Candidate | None) -> list[C
         if plan is not own:
             both = plan.memory_bytes is not None and own.memory_bytes is not None
             more = float(plan.memory_bytes or 0) - float(own.memory_bytes or 0) if both else None
-            found.append(Change(code_line(plan.candidate, own.candidate), plan.step_s / own.step_s - 1, more, plan))
+            found.append(
+                Change(code_line(plan.candidate, own.candidate, facts or {}), plan.step_s / own.step_s - 1, more, plan)
+            )
     return sorted(found, key=lambda one: (one.plan.fits is False, one.time_share))
 
 
-def code_line(candidate: Candidate, own: Candidate) -> str:
+def code_line(candidate: Candidate, own: Candidate, facts: Mapping[str, Any]) -> str:
     """What a candidate's difference from another one is in Python."""
     if candidate.sizes != own.sizes:
         return f"mesh = {candidate.mesh!r}"
-    return "; ".join(_code_of(name, value) for name, value in candidate.choices if (name, value) not in own.choices)
+    new = [choice for choice in candidate.choices if choice not in own.choices]
+    return "; ".join(_code_of(name, value, facts) for name, value in new)
 
 
-def _code_of(name: str, value: Any) -> str:
+def _code_of(name: str, value: Any, facts: Mapping[str, Any]) -> str:
     policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    whole = ", checkpoint_context=None" if facts.get("is_selective") else ""
     known = {
         ("plan.checkpoint", "none"): "ParallelPlan(checkpoint=())",
-        ("plan.checkpoint", "full"): "ParallelPlan(checkpoint=..., checkpoint_context=None)",
+        ("plan.checkpoint", "full"): f"ParallelPlan(checkpoint={tuple(facts.get('checkpointable', ()))!r}{whole})",
         ("plan.mixed_precision", "bf16"): f"FsdpPlan(mixed_precision={policy})",
     }
     word = name.removeprefix("plan.")

@@ -11,9 +11,10 @@ from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep.explore import Explored, Limits
-from distbench.sweep.measured_sweep import Rounds, legal, starting_candidates
+from distbench.sweep.measured_sweep import NUM_FINAL, Measured, Rounds, legal, starting_candidates
 from distbench.sweep.predicted_sweep import (
     around_of,
+    best_measured,
     facts_of,
     found_of,
     measured_found,
@@ -102,9 +103,35 @@ def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> t
                 raise
             interrupted, explored.stopped = True, "it was interrupted; --resume goes on"
     require_some(asked.setup, explored, hardware)
+    if not interrupted and is_here(asked.setup, hardware):
+        measured = _measured_best(asked, explored)
+        if measured.final:
+            found = best_measured(asked.setup, recorder, hardware, explored, measured, asked.price)
+            return found, measured.interrupted
+        interrupted = measured.interrupted
     with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as again:
         asks = again if interrupted else recorder
         return found_of(asked.setup, asks, hardware, explored, asked.price), interrupted
+
+
+def _measured_best(asked: AskedSweep, explored: Explored) -> Measured:
+    """The best predicted ones, measured in turn."""
+    usable = [one.candidate for one in explored.ranked if one.fits is not False]
+    best = list(dict.fromkeys([*([explored.written] if explored.written else []), *usable]))[:NUM_FINAL]
+    return Rounds(asked.setup, asked.limits, asked.out, asked.resume, asked.quiet).run_last(best)
+
+
+def is_here(setup: Setup, hardware: Hardware) -> bool:
+    """Whether a hardware file is this machine's own, and it can run so many ranks."""
+    from distbench.runs.machine import machine_name
+
+    if hardware.host is None or hardware.name != machine_name():
+        return False
+    try:
+        require_ranks(setup)
+    except UserError:
+        return False
+    return True
 
 
 def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:

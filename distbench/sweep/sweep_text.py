@@ -1,13 +1,15 @@
 """What a sweep found, as a person reads it: a recommendation, why, what else there is, and what to paste."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distbench.render.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.render.units import brief_time_text, ratio_text, size_text, time_text
+from distbench.sweep.candidates import Candidate
 from distbench.sweep.ranking import (
     CLOSE,
+    MAX_REASONS,
     Change,
     RankedPlan,
     cost_a_billion,
@@ -17,6 +19,8 @@ from distbench.sweep.ranking import (
     record_of,
     undominated,
 )
+from distbench.traces.diff_text import path_changes
+from distbench.traces.records import Trace
 
 MAX_ROWS = 20
 MAX_FRONT = 8
@@ -40,6 +44,8 @@ class Found:
         notes: what was assumed, tried and left out.
         changes: of the plan as written, each on its own, where that was asked for.
         layouts: what else could be changed in it.
+        traces: what measured plans communicate, where that was traced.
+        predicted: where `plans` are the best of predicted ones, measured: all of those.
     """
 
     title: str
@@ -54,6 +60,8 @@ class Found:
     notes: Sequence[str] = field(default_factory=list)
     changes: Sequence[Change] = ()
     layouts: Sequence[str] = ()
+    traces: Mapping[Candidate, Trace] = field(default_factory=dict)
+    predicted: Sequence[RankedPlan] = ()
 
     @property
     def best(self) -> RankedPlan:
@@ -76,6 +84,7 @@ class Found:
             "recommendation": recommendation(self),
             "why": why(self),
             "plans": [record_of(plan, self.world, self.price) for plan in self.plans],
+            "predicted": [record_of(plan, self.world, self.price) for plan in self.predicted],
             "undominated": [self.plans.index(plan) for plan in undominated(self.plans)],
             "code": list(self.code),
             "command": self.command,
@@ -113,9 +122,16 @@ def why(found: Found) -> list[str]:
         more = other.step_s / best.step_s - 1
         near = ", too near to tell: measure both" if abs(more) < CLOSE else ""
         said.append(f"next, {other.candidate.text}: {100 * more:+.1f} % time{near}")
-    if found_reasons := reasons(best, other):
+    if found_reasons := _other_paths(found, best, other) or reasons(best, other):
         said.append("against the recommended plan it has " + "; ".join(found_reasons))
     return said
+
+
+def _other_paths(found: Found, best: RankedPlan, other: RankedPlan) -> list[str]:
+    """What the other one communicates more or less of, where both were traced."""
+    if best.candidate not in found.traces or other.candidate not in found.traces:
+        return []
+    return path_changes(found.traces[other.candidate], found.traces[best.candidate])[:MAX_REASONS]
 
 
 def blocks_of(found: Found) -> list[Block]:
@@ -125,7 +141,8 @@ def blocks_of(found: Found) -> list[Block]:
         Lines((recommendation(found), *why(found))),
         *_changes(found),
         *_front(found),
-        _table(found),
+        _table("plans", found, found.plans),
+        *([_table("as predicted", found, found.predicted)] if found.predicted else []),
         Heading("to paste", 3),
         Code(tuple(found.code)),
         Code((found.command,)),
@@ -166,8 +183,8 @@ def _front(found: Found) -> list[Block]:
     return [capped(table_of(title, columns, front), MAX_FRONT, "more: see the picture")]
 
 
-def _table(found: Found) -> Table:
-    best = found.best
+def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
+    best = plans[0]
     columns: list[tuple[str, object]] = [
         ("<mesh", lambda plan: plan.candidate.mesh_text),
         ("<changes", lambda plan: plan.candidate.changes_text),
@@ -182,14 +199,14 @@ def _table(found: Found) -> Table:
         columns.append(
             (f"a billion {found.unit}", lambda plan: f"{cost_a_billion(price, found.world, plan.tokens_per_s):,.4g}")
         )
-    if any(plan.predicted_s for plan in found.plans):
+    if any(plan.predicted_s for plan in plans):
         columns.append(("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else "-"))
-    if any(plan.verdict for plan in found.plans):
+    if any(plan.verdict for plan in plans):
         columns.append(("<verdict", lambda plan: plan.verdict or "-"))
     notes = []
-    if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in found.plans):
+    if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
         notes.append("memory with ~ is extended from few layers, and may be 10 % off; the best are recorded whole")
-    if any(plan.fits is False for plan in found.plans):
+    if any(plan.fits is False for plan in plans):
         notes.append("(no): it does not fit")
-    table = table_of("plans", columns, found.plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
+    table = table_of(title, columns, plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
     return capped(table, MAX_ROWS, "more rows: --format json")
