@@ -69,8 +69,8 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.children": {
-        *("spec", "planning", "simulate", "worker.session", "worker.cases", "worker.tracing", "worker.plans"),
-        *("worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
+        *("spec", "planning", "simulate", "worker.session", "worker.changed_plan", "worker.cases", "worker.tracing"),
+        *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
