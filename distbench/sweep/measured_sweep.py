@@ -32,7 +32,7 @@ from distbench.traces.records import Trace, traces_of
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
 FINAL_BUDGET_SHARE = 0.5
-NUM_ROUNDS, LEAST_FINAL_S = 3, 2.0
+ROUNDS, LEAST_FINAL_S = ("first round", "second round", "last round"), 2.0
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Rounds:
     def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, quiet: bool) -> None:
         self._setup, self._limits, self._out, self._resume, self._quiet = setup, limits, out, resume, quiet
         self.measured = Measured()
-        self._jobs = [self._job() for _ in range(NUM_ROUNDS)]
+        self._jobs = [self._job() for _ in ROUNDS]
 
     def run(self, starting: Sequence[Candidate]) -> Measured:
         """All rounds, or as many as there were until it was interrupted."""
@@ -129,7 +129,7 @@ class Rounds:
 
     def _last_round(self, ranks: RankProcesses, kept: Sequence[Candidate]) -> None:
         budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), LEAST_FINAL_S)
-        self._round(ranks, NUM_ROUNDS - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
+        self._round(ranks, len(ROUNDS) - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
 
     def _best(self, count: int) -> list[Candidate]:
         return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]
@@ -149,7 +149,7 @@ class Rounds:
     def _round(self, ranks: RankProcesses, number: int, candidates: Sequence[Candidate], settings: Settings) -> None:
         variants = [candidate.variant(self._setup.base) for candidate in candidates]
         axes = list(dict.fromkeys([MESH, *(name for one in candidates for name, _ in one.choices)]))
-        is_final = number == NUM_ROUNDS - 1
+        is_final = number == len(ROUNDS) - 1
         job = replace(self._jobs[number], variants=variants, axes=axes, settings=settings, profile=None, note="")
         job = replace(job, trace_paths=is_final)
         labels = {_label(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
@@ -157,7 +157,7 @@ class Rounds:
         run_file = self._known(known, [*labels])
         if run_file is None:
             # A display of its own: each round counts its cases anew.
-            with display_for(f"{job.scenario}, round {number + 1} of {NUM_ROUNDS}", self._quiet) as display:
+            with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
                 outcome = launch_on(ranks, job, display)
             self.measured.interrupted = outcome.status == "interrupted"
             if outcome.user_can_fix:
