@@ -23,6 +23,7 @@ from distbench.worker.torch_internals import (
     global_metadata,
     has_values,
     replaced,
+    waited_for_when_used,
     written_by,
 )
 from distbench.worker.tracing.attribution import CollectiveTracker, IssueContext
@@ -80,7 +81,8 @@ class Recorder:
             replaced(STREAMS, "tell", self.events.append),
             replaced(torch.UntypedStorage, "resize_", resize),
             global_metadata(self._unseen),
-            each_operator(self._handle),
+            waited_for_when_used() as unwaited,
+            each_operator(self._handle, unwaited),
         ):
             yield
 

@@ -70,5 +70,6 @@ from distbench.worker.torch_internals.shapes_only import (
     is_attention,
     meshes_with_values,
     simulated_device,
+    waited_for_when_used,
     written_by,
 )

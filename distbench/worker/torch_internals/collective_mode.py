@@ -62,22 +62,26 @@ def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def each_operator(handle: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...] = ()) -> Iterator[None]:
     """Have `handle(operator, args, kwargs)` called in the place of each operator on plain tensors, which it then calls
-    itself."""
+    itself.
+
+    Args:
+        own_dispatch: subclasses of tensors that, as DTensor, first do what they do: wait, say.
+    """
     require("collectives seen at dispatch")
-    with _Mode(handle):
+    with _Mode(handle, own_dispatch):
         yield
 
 
 class _Mode(TorchDispatchMode):
-    def __init__(self, handle: Callable[[Any, Any, Any], Any]) -> None:
+    def __init__(self, handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...]) -> None:
         super().__init__()
-        self._handle = handle
+        self._handle, self._own_dispatch = handle, (torch.distributed.tensor.DTensor, *own_dispatch)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A DTensor's own dispatch first, then what it issues comes back here with plain tensors.
-        if any(issubclass(kind, torch.distributed.tensor.DTensor) for kind in types):
+        # Their own dispatch first, then what it issues comes back here with plain tensors.
+        if any(issubclass(kind, self._own_dispatch) for kind in types):
             return NotImplemented
         return self._handle(func, args, kwargs or {})
 

@@ -19,6 +19,7 @@ COSTS = "torch.distributed.tensor._collective_utils"
 DIST = "torch.distributed"
 MESH = "torch.distributed.device_mesh"
 FAKE = "torch._subclasses.fake_tensor"
+FUNCTIONAL = "torch.distributed._functional_collectives"
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
 MEMORY = "torch.distributed._tools.mem_tracker"
@@ -150,6 +151,8 @@ NEEDED = (
     ("simulated device", "torch", "ops.aten._scaled_dot_product_flash_attention"),
     ("simulated device", FAKE, "unset_fake_temporarily"),
     ("simulated device", "torch.distributed.fsdp._fully_shard._fully_shard", "_get_post_forward_mesh_info"),
+    ("simulated device", FUNCTIONAL, "_are_we_tracing"),
+    ("simulated device", FUNCTIONAL, "AsyncCollectiveTensor"),
     ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta"),
     ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta_non_cached"),
     ("chunks of parameters", FSDP_PARAM, "_chunk_with_empty(tensor, num_chunks, dim)"),

@@ -179,6 +179,20 @@ def chunks_when_asked_for() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def waited_for_when_used() -> Iterator[tuple[type, ...]]:
+    """Have functional collectives waited for where their result is first used, as an eager step does; yields the class
+    of a result that nobody has waited for yet.
+
+    Tensors without values look to torch like a compiler at work, in whose graphs they are waited for at once.
+    """
+    require("simulated device")
+    from torch.distributed import _functional_collectives
+
+    with replaced(_functional_collectives, "_are_we_tracing", lambda: False):
+        yield (_functional_collectives.AsyncCollectiveTensor,)
+
+
+@contextlib.contextmanager
 def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Have `around()` entered whenever DTensor runs an operator on global shapes only to learn its metadata."""
     require("simulated device")
