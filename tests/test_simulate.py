@@ -15,7 +15,7 @@ from distbench.signature import counted, load
 from distbench.simulate.allocator import replay_memory
 from distbench.simulate.collective_time import ranks_of
 from distbench.simulate.record_steps import Recorded, record_steps
-from distbench.simulate.recording import ATTENTION, MATMUL, Operator, Recording
+from distbench.simulate.recording import ATTENTION, MATMUL, Collective, EventWaited, Operator, Recording
 from distbench.simulate.recording_file import load_recording
 from distbench.spec import Job, UserError
 from distbench.worker.simulated.differing_ranks import differing_along
@@ -131,6 +131,15 @@ def test_fsdp_communicates_on_streams_of_its_own(recorded: dict[str, Recorded]) 
     resharded, kept = recorded["fsdp_stack"].recordings
     peaks = [replay_memory(one.events).live_bytes for one in (resharded, kept)]
     assert len(resharded.collectives) > len(kept.collectives) and peaks[0] < peaks[1]
+
+
+def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dict[str, Recorded]) -> None:
+    """As an eager step does: what is passed on is waited for where the next block of it is needed."""
+    step = recorded["uneven work"].recordings[0].step
+    issued = next(place for place, event in enumerate(step) if isinstance(event, Collective) and event.source == "cp")
+    waited = next(place for place in range(issued, len(step)) if isinstance(step[place], EventWaited))
+    between = [event.kind for event in step[issued:waited] if isinstance(event, Operator)]
+    assert between.count("attention") == 1
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import replay_time
 from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.float8 import in_float8
+from distbench.simulate.float8 import in_float8, in_float8_by, patterns_of
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.simulate.operator_time import operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
+from distbench.spec import UserError
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))
@@ -170,6 +171,47 @@ def test_float8_transposes_what_a_weights_gradient_is_made_from() -> None:
     assert [event.name for event in found if isinstance(event, Operator)][:-1] == [
         *("float8.largest", "float8.cast", "float8.cast") * 2
     ]
+
+
+def test_float8_is_of_the_modules_that_patterns_match() -> None:
+    events = [matmul(0, 1, f"layers.{number}.ffn.w{one}") for number in (0, 1) for one in (1, 2)]
+    recording = run(*events, matmul(0, 1, "output"))
+
+    def chosen(*patterns: str) -> list[str]:
+        step = in_float8_by(recording, patterns).step
+        return [event.owner for event in step if isinstance(event, Operator) and event.dtype == "float8"]
+
+    assert chosen("layers.*") == [event.owner for event in events]
+    assert chosen("layers.*.ffn.w1", "output") == ["layers.0.ffn.w1", "layers.1.ffn.w1", "output"]
+    with pytest.raises(UserError, match=r"--float8 layer\.\* matches no module with a matmul \(nearest: layers\.\*"):
+        chosen("layer.*")
+    wide = run(matmul(0, 1, "output")._replace(dtype="f32"))
+    with pytest.raises(UserError, match=r"those modules compute in f32, and float8 takes the place of bf16 or f16"):
+        in_float8_by(wide, ("output",))
+    said = Simulation.of(recording, load_hardware("h100"), False, ("layers.*",)).not_simulated[0]
+    assert said.startswith("float8 is a rule here") and said.endswith("(layers.*)")
+
+
+def test_float8_needs_patterns_and_a_rate() -> None:
+    assert patterns_of("layers.*, output", load_hardware("h100")) == ("layers.*", "output")
+    with pytest.raises(UserError, match=r"--float8 'a,' names no modules; give glob patterns, such as"):
+        patterns_of("a,", load_hardware("h100"))
+    plain = load_hardware("h100")
+    without = replace(plain, figures={name: one for name, one in plain.figures.items() if "fp8" not in name})
+    with pytest.raises(
+        UserError, match=r"hardware file h100 has no float8 rate \(peak_fp8_flops\); leave --float8 out"
+    ):
+        patterns_of("layers.*", without)
+
+
+@pytest.mark.parametrize(("compiled", "seconds"), [((), 5), (("layers.0",), 8)])
+def test_compiled_a_functional_collective_is_waited_for_at_once(compiled: tuple[str, ...], seconds: float) -> None:
+    # 3 s on a stream of its own beside 5 s of compute that does not need it: hidden, or before it.
+    passed = gather(1, 3, "layers.0.attention")._replace(source="cp")
+    step = run(passed, matmul(0, 5, "layers.0.ffn"), head=replace(HEAD, compiled=compiled))
+    assert replay_time(step, machine()).step_s == pytest.approx(seconds)
+    of_fsdp = run(gather(1, 3), matmul(0, 5, "layers.0.ffn"), head=replace(HEAD, compiled=compiled))
+    assert replay_time(of_fsdp, machine()).step_s == pytest.approx(5)
 
 
 @pytest.mark.parametrize(

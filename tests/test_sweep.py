@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 from processes import Children
 
 from distbench.cli import main
+from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.simulate.hardware.host_figures import HostFigures
 from distbench.spec import UserError
 from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
@@ -20,6 +22,7 @@ from distbench.sweep.explore import Explored, take_in
 from distbench.sweep.measured_sweep import combined, judged
 from distbench.sweep.prediction import Prediction, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
+from distbench.sweep.run_sweep import is_here
 from distbench.sweep.setup import set_up
 
 FACTS: dict[str, Any] = {
@@ -152,6 +155,25 @@ def test_changes_are_held_against_the_plan_as_written() -> None:
     ]
 
 
+@pytest.mark.parametrize(("is_selective", "rest"), [(False, ")"), (True, ", checkpoint_context=None)")])
+def test_a_change_names_the_modules_that_it_checkpoints(is_selective: bool, rest: str) -> None:
+    written = space().meshes[0]
+    plans = [
+        plan_of(prediction(1.0, candidate=one)) for one in (written, written.with_choice("plan.checkpoint", "full"))
+    ]
+    (change,) = changes_of(plans, written, {**FACTS, "is_selective": is_selective})
+    assert change.code == f"ParallelPlan(checkpoint=('layers.*',){rest}"
+
+
+def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTBENCH_MACHINE", "this-one")
+    setup = set_up("llama_2d", (), 4, None, True)
+    figures = HostFigures(4, {}, {}, {})
+    assert is_here(setup, replace(load_hardware("h100"), name="this-one", host=figures))
+    assert not is_here(setup, replace(load_hardware("h100"), name="another", host=figures))
+    assert not is_here(setup, replace(load_hardware("h100"), name="this-one"))
+
+
 def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), 80e9))
     assert said.startswith(
@@ -239,6 +261,7 @@ def sweep(*arguments: str) -> Result:
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is no number of ranks"),
         (("llama_2d", "--memory", "80GB"), "--memory goes with --hardware"),
+        (("llama_2d", "--float8", "layers.*"), "--float8 goes with --hardware"),
         (("llama_2d", "--mesh", "tp=2"), "--mesh goes with --around-my-plan only"),
         (("llama_2d", "--set", "plan.mesh=tp4"), "leave --set plan.mesh out"),
         (("llama3_8b", "--world", "64"), "no CPU runs; predict it: --hardware h100"),

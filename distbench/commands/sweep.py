@@ -35,6 +35,7 @@ INTERRUPTED = 130
 @click.option(
     "--price", type=FiniteRange(0, 1e6, min_open=True), metavar="AMOUNT", help="Of a device and hour: adds costs."
 )
+@click.option("--float8", metavar="MODULES", help="With --hardware: their matmuls in float8, such as 'layers.*'.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
 @click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --out.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder. [results/sweep/SCENARIO-WORLD]")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from distbench.simulate.float8 import in_float8_by
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording_file import load_recording
 from distbench.spec.errors import UserError
@@ -72,12 +73,14 @@ class Predictor:
     Args:
         base: all parameters of the scenario, as the user chose them.
         tell: is called as questions are put and answered: (asked, answered).
+        float8: patterns of modules whose matmuls are in float8.
     """
 
     recorder: SweepChild
     base: dict[str, Any]
     hardware: Hardware
     tell: Callable[[int, int], None]
+    float8: tuple[str, ...] = ()
 
     @property
     def layers(self) -> str | None:
@@ -100,6 +103,11 @@ class Predictor:
         if "left_out" in answer:
             return str(answer["left_out"])
         recordings = [load_recording(Path(file)) for file in answer["answers"]]
+        if self.float8:
+            try:
+                recordings = [in_float8_by(recording, self.float8) for recording in recordings]
+            except UserError as error:
+                return str(error)
         if not few:
             return predicted(candidate, [(0, recordings[0])], 0, self.hardware)
         return predicted(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from distbench.simulate.float8 import IS_A_RULE
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.simulation import NOT_ON_HOST, NOT_SIMULATED
 from distbench.spec import UserError
@@ -43,7 +44,7 @@ def predicted_sweep(
     explored.facts = facts_of(setup, recorder)
     space = setup.space(explored.facts)
     setup.require_meshes(space)
-    predictor = Predictor(recorder, setup.base, hardware, tell)
+    predictor = Predictor(recorder, setup.base, hardware, tell, setup.float8)
     explored.num_legal = count_of(space)
     explore(space, predictor, limits, explored)
     confirm(predictor, limits, explored)
@@ -67,7 +68,7 @@ def predicted_around(
     space = setup.space(explored.facts)
     setup.require_meshes(space)
     explored.written = setup.as_written(space)
-    predictor = Predictor(recorder, setup.base, hardware, tell)
+    predictor = Predictor(recorder, setup.base, hardware, tell, setup.float8)
     candidates = [explored.written, *around_of(space, explored.written)][: limits.max_plans]
     explored.num_legal = len(candidates)
     take_in(explored, predictor.outcomes(candidates[:1]))
@@ -188,6 +189,8 @@ def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
         notes.append(f"left out: {len(explored.left_out) - MAX_LEFT_OUT} more: --format json")
     if layers := layers_of(setup.base):
         notes.append(f"times are extended linearly from {FEW[0]} and {FEW[1]} layers ({layers})")
+    if setup.float8:
+        notes.append(IS_A_RULE.format(patterns=", ".join(setup.float8)) + "; distbench run measures without it")
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         if names := ", ".join(sorted(hardware.of_basis(basis))):
             notes.append(f"{verb} in hardware file {hardware.name}: {names}")

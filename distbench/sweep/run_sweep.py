@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display, display_for
+from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
 from distbench.spec.quantities import BYTES, SECONDS, amount
@@ -63,7 +64,11 @@ class AskedSweep:
         hardware = load_hardware(given["hardware"]) if given["hardware"] else None
         if memory and hardware is None:
             raise UserError("--memory goes with --hardware: what is measured here fits; give --hardware too")
+        if given["float8"] and hardware is None:
+            raise UserError("--float8 goes with --hardware: it is a rule of predictions; give --hardware too")
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
+        if given["float8"] and hardware is not None:
+            setup = replace(setup, float8=patterns_of(given["float8"], hardware))
         return cls(
             setup=setup,
             hardware=hardware and with_memory(hardware, memory or None),

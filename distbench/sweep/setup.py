@@ -23,6 +23,7 @@ class Setup:
         mesh: the scenario's own, fitted to so many ranks.
         given: texts of --set, for a command to paste.
         note: what was chosen for the user, or empty.
+        float8: patterns of modules whose matmuls are predicted in float8.
     """
 
     entry: Entry
@@ -33,6 +34,7 @@ class Setup:
     given: tuple[str, ...]
     quick: bool
     note: str
+    float8: tuple[str, ...] = ()
 
     def space(self, facts: Mapping[str, Any]) -> Space:
         """Every candidate, once it is known what the plan is."""
