@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.bench_simulation import FULL, MACHINE, Recorded, recorded
+from benchmarks.bench_simulation import COMPILED, FULL, MACHINE, Recorded, recorded
 from benchmarks.claims import Claim, Row
 from distbench.simulate.float8 import in_float8
 from distbench.simulate.hardware.hardware_file import load_hardware
@@ -48,7 +48,7 @@ def _layer_s(size: int) -> float:
     """Seconds of a layer, forward and backward, a sequence of LENGTH tokens a rank."""
     steps = []
     for count in FEW:
-        choices = (f"batch={8 // size}", f"sequence={LENGTH * size}", f"num_layers={count}", FULL)
+        choices = (f"batch={8 // size}", f"sequence={LENGTH * size}", f"num_layers={count}", FULL, COMPILED)
         step = Recorded("llama3_405b", f"dp_shard={8 // size},cp={size},tp=8", choices, ())
         with tempfile.TemporaryDirectory() as folder:
             _, _, recording = recorded(step, Path(folder))

@@ -61,7 +61,7 @@ class Recorded(NamedTuple):
     runs: tuple[Published, ...]
 
 
-FULL = "checkpoint=full"
+FULL, COMPILED = "checkpoint=full", "compiled=True"
 STEPS = (
     Recorded(
         "llama3_8b",
@@ -86,13 +86,13 @@ STEPS = (
     Recorded(
         "llama3_8b",
         "dp_shard=8,tp=8",
-        ("batch=96",),
+        ("batch=96", COMPILED),
         (Published("8B, FSDP 8 x TP 8, compile", "bf16", True, 4378, None),),
     ),
     Recorded(
         "llama3_70b",
         "dp_shard=32,tp=8",
-        (),
+        (COMPILED,),
         (
             Published("70B, FSDP 32 x TP 8, compile", "bf16", True, 597, None),
             Published("70B, FSDP 32 x TP 8, compile, float8", "float8", True, 829, 71.9),
@@ -102,7 +102,7 @@ STEPS = (
         Recorded(
             "llama3_8b",
             f"dp_shard={8 // cp},cp={cp}",
-            (f"batch={8 // cp}", f"sequence={32768 * cp}", FULL),
+            (f"batch={8 // cp}", f"sequence={32768 * cp}", FULL, COMPILED),
             (Published(f"8B, FSDP {8 // cp} x CP {cp}, compile, float8", "cp", True, speed, memory),),
         )
         for cp, speed, memory in ((1, 3890, 83.9), (2, 2540, 84.2), (4, 1071, 84.0), (8, 548, 84.5))

@@ -204,16 +204,6 @@ def test_float8_needs_patterns_and_a_rate() -> None:
         patterns_of("layers.*", without)
 
 
-@pytest.mark.parametrize(("compiled", "seconds"), [((), 5), (("layers.0",), 8)])
-def test_compiled_a_functional_collective_is_waited_for_at_once(compiled: tuple[str, ...], seconds: float) -> None:
-    # 3 s on a stream of its own beside 5 s of compute that does not need it: hidden, or before it.
-    passed = gather(1, 3, "layers.0.attention")._replace(source="cp")
-    step = run(passed, matmul(0, 5, "layers.0.ffn"), head=replace(HEAD, compiled=compiled))
-    assert replay_time(step, machine()).step_s == pytest.approx(seconds)
-    of_fsdp = run(gather(1, 3), matmul(0, 5, "layers.0.ffn"), head=replace(HEAD, compiled=compiled))
-    assert replay_time(of_fsdp, machine()).step_s == pytest.approx(5)
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "seconds"),
     [

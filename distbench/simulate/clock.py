@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distbench.simulate.collective_time import collective_s
-from distbench.simulate.compiled import DEFAULT_STREAM, fused_bytes, is_within
+from distbench.simulate.compiled import fused_bytes
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.hardware.host_figures import HostFigures
 from distbench.simulate.host_time import on_host
@@ -77,7 +77,7 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     events = recording.step
     if hardware.host is not None:
         return _replay_on_host(events, hardware.host)
-    fused, compiled = fused_bytes(events, recording.head.compiled), set(recording.head.compiled)
+    fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
     communicators: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     happened: dict[int, float] = {}
@@ -98,9 +98,6 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
             now, host = now + host_s, host + host_s
             start = max(streams[event.stream], communicators[group], now + launch_s)
             streams[event.stream] = communicators[group] = start + collective_s(event, hardware)
-            if event.source != "fsdp" and is_within(event.owner, compiled):
-                # In a compiled graph its wait stands right behind it; the inductor moves neither by itself.
-                streams[DEFAULT_STREAM] = max(streams[DEFAULT_STREAM], streams[event.stream])
             spans.append(TimedEvent(start, streams[event.stream], event))
         elif isinstance(event, EventRecorded):
             happened[event.event] = max(streams[event.stream], now)

@@ -84,7 +84,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         compiled = tuple(matching_modules(compile_plan.modules, built.model)) if compile_plan else ()
         case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-        recorder = Recorder()
+        recorder = Recorder(at_once=bool(compiled))
         try:
             step = _built(scenario, context, built, shapes, recorder)
             phases, differing = step.phases, differing_ranks(step, batch.first, context)

@@ -45,12 +45,15 @@ class Recorder:
     """Everything that is issued while `on()` is open, as events.
 
     Args:
+        at_once: as what is compiled does, wait for a functional collective as soon as it is issued: its wait stands
+            right behind it in the graph. Otherwise it is waited for where its result is first used.
         events: in the order of the program; those of operators only while `tracker` is set.
         tracker: who runs now, and to whom a collective belongs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: bool = False) -> None:
         self.events: list[Event] = []
+        self._at_once = at_once
         self.tracker: CollectiveTracker | None = None
         self._blocks: dict[int, _Memory] = {}
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
@@ -81,7 +84,7 @@ class Recorder:
             replaced(STREAMS, "tell", self.events.append),
             replaced(torch.UntypedStorage, "resize_", resize),
             global_metadata(self._unseen),
-            waited_for_when_used() as unwaited,
+            waited_for_when_used(self._at_once) as unwaited,
             each_operator(self._handle, unwaited),
         ):
             yield

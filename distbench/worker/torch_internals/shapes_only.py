@@ -179,12 +179,18 @@ def chunks_when_asked_for() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def waited_for_when_used() -> Iterator[tuple[type, ...]]:
+def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
     """Have functional collectives waited for where their result is first used, as an eager step does; yields the class
     of a result that nobody has waited for yet.
 
     Tensors without values look to torch like a compiler at work, in whose graphs they are waited for at once.
+
+    Args:
+        at_once: leave it so.
     """
+    if at_once:
+        yield ()
+        return
     require("simulated device")
     from torch.distributed import _functional_collectives
 
