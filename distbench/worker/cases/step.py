@@ -46,7 +46,9 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     if found := problems(built.model, batch, scenario.step_plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *found]))
-    yield CaseSpec(step_case(scenario, label, built, batch), partial(_open, scenario, context, built, Once()), group="steps")
+    yield CaseSpec(
+        step_case(scenario, label, built, batch), partial(_open, scenario, context, built, Once()), group="steps"
+    )
 
 
 def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
