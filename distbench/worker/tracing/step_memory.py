@@ -101,8 +101,9 @@ def measured_step_peak(step: TrainingStep) -> Peak:
 
     def some_steps() -> None:
         for number in range(NUM_STEPS):
-            if number == NUM_STEPS - 1:
-                held.update(_held_by(step))
+            # Of the last step in the end.
+            held.clear()
+            held.update(_held_by(step))
             with _marked_phases(step, number, gradients) as stamp:
                 step(stamp)
 
