@@ -169,11 +169,14 @@ while not pid:
         text = path.read_text()
         pid = int(text) if text else 0
     time.sleep(0.1)
-while True:
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(duty)
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(duty)
+try:
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(duty)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(duty)
+except ProcessLookupError:  # the run is over
+    pass
 """
 
 if __name__ == "__main__":
