@@ -132,12 +132,13 @@ def of_steps(job: Job) -> dict[str, Any]:
 
         recorded_step._run = run
         try:
-            recording = recorded_step.recorded(function(**variant), job.scenario, label, job.mesh)
+            recorded = recorded_step.recorded(function(**variant), job.scenario, label, job.mesh)
         except UserError as error:
             found[label] = {"left_out": str(error)}
             continue
         finally:
             recorded_step._run = plain
+        recording = recorded.recording
         events = [[type(event).__name__, *event] for event in recording.step]
         found[label] = {**facts, "events": events, "collectives": [one._asdict() for one in recording.collectives]}
     return found

@@ -17,7 +17,7 @@ from distbench.spec import list_entries
 
 PROGRAM = Path(__file__).parent / "sim_scenarios.py"
 WITHOUT_STEPS = ("collectives", "redistribute")
-SHIPPED = [one.name for one in list_entries() if not {"calibrate", "laboratory", "real-size"} & set(one.tags)]
+SHIPPED = [one.name for one in list_entries() if not {"calibrate", "laboratory", "links", "real-size"} & set(one.tags)]
 WITH_STEPS = [name for name in SHIPPED if name not in WITHOUT_STEPS]
 # On the CPU alone DTensor gathers where others exchange: its own all-to-all is not one of gloo's.
 EXCHANGES = ("shard_params", "redistribute")

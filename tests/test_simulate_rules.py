@@ -210,7 +210,7 @@ def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)
     simulation = Simulation(run(matmul(0, 1)), some)
-    text = " ".join(text_of(blocks_of(simulation)).split())
+    text = " ".join(text_of(blocks_of([simulation])).split())
     assert "not in hardware file mine, and extrapolated: attention_full_flops (attention_flops), device_spread" in text
     assert simulation.to_record()["extrapolated"]["peak_fp8_flops"] == "twice peak_bf16_flops"
 

@@ -67,7 +67,7 @@ def test_the_header_says_on_what_and_what_was_assumed(path: Path, run: Run) -> N
     )
     said = about.simulated
     assert said["hardware"]["figures"]["host_s"].keys() == {"value", "basis", "source"} and said["ranks"] == [0]
-    assert "attention_flops" in said["guess"] and said["fitted"] == [] and said["not_simulated"]
+    assert "attention_half_length" in said["guess"] and said["fitted"] == [] and said["not_simulated"]
 
 
 def test_every_line_fits_the_schema(path: Path) -> None:

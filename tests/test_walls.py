@@ -51,10 +51,11 @@ MAY_IMPORT = {
     "worker": set(),
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
     "worker.writing_rows": {"spec", "runs", "worker.rank"},
+    "worker.changed_plan": {"spec"},
     "worker.launcher": {"spec", "runs", "worker.rank", "worker.session", "worker.torch_internals"},
     "worker.session": {
         *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
-        *("worker.plans", "worker.rank"),
+        *("worker.changed_plan", "worker.rank"),
     },
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {
@@ -68,8 +69,8 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.children": {
-        *("spec", "planning", "simulate", "worker.session", "worker.cases", "worker.tracing", "worker.plans"),
-        *("worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
+        *("spec", "planning", "simulate", "worker.session", "worker.changed_plan", "worker.cases", "worker.tracing"),
+        *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),

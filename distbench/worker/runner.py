@@ -24,7 +24,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
 from distbench.worker.tracing.trace import Tracing
-from distbench.worker.writing_rows import Rows
+from distbench.worker.writing_rows import RowWriter
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4
@@ -49,7 +49,7 @@ class Runner:
         context: RankContext,
         agreement: Agreement,
         settings: Settings,
-        rows: Rows,
+        rows: RowWriter,
         progress: ProgressWriter,
         stopwatch: Stopwatch,
         trace_paths: bool = False,

@@ -32,7 +32,7 @@ from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.pass_plan import groups_of
-from distbench.worker.plans.changed_plan import scenario_of
+from distbench.worker.changed_plan import scenario_of
 from distbench.worker.rank.agreement import Agreement, Store, presence_of, require_own_devices, require_same
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
 from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
@@ -41,7 +41,7 @@ from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
-from distbench.worker.writing_rows import Rows
+from distbench.worker.writing_rows import RowWriter
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
@@ -77,7 +77,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
-            rows = Rows(context, Path(job.run_file))
+            rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
                 progress.tell("none_chosen", num_cases=len(found), ids=[one.case.id for one in found[:MAX_NAMED]])

@@ -17,7 +17,7 @@ from distbench.worker.rank.rank_context import RankContext
 SAVE_EVERY_S = 1.0
 
 
-class Rows:
+class RowWriter:
     """One rank's end of the run file; ranks other than 0 write nothing.
 
     Raises:
