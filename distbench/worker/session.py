@@ -31,8 +31,8 @@ from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
-from distbench.worker.pass_plan import groups_of
 from distbench.worker.changed_plan import scenario_of
+from distbench.worker.pass_plan import groups_of
 from distbench.worker.rank.agreement import Agreement, Store, presence_of, require_own_devices, require_same
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
 from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
