@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with host names of their own, joined by one cable, shaped where asked."""
+"""Two hosts on one machine: network namespaces with names of their own, joined by one cable, shaped where asked."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def cable(host: str) -> str:
 
 def torchrun_on(host: str, ranks_per_host: int, port: int, module: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """(command, environment) of the torchrun of one host, whose ranks run `python -m` these words."""
-    name = f"hostname {host}; exec \"$@\""
+    name = f'hostname {host}; exec "$@"'
     command = ["ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", name, "sh"]
     command += [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={ranks_per_host}"]
     command += [f"--node-rank={list(HOSTS).index(host)}", f"--master-addr={HOSTS['distbench-a']}"]

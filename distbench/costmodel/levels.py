@@ -20,7 +20,9 @@ def group_shape(ranks: Iterable[int], hosts: Sequence[str]) -> str:
 
 def dim_shape(groups: Iterable[Iterable[int]], hosts: Sequence[str]) -> str:
     """The shapes of all groups of a mesh dim, each once."""
-    return "|".join(sorted({group_shape(group, hosts) for group in groups}, key=lambda shape: (shape.count("+"), shape)))
+    return "|".join(
+        sorted({group_shape(group, hosts) for group in groups}, key=lambda shape: (shape.count("+"), shape))
+    )
 
 
 def mesh_shapes(mesh: Mapping[str, int], hosts: Sequence[str]) -> dict[str, str]:
@@ -60,10 +62,17 @@ def level_of(shape: str) -> str:
     return RAIL if set(shape) <= set("1+|") else ACROSS
 
 
-def layout_of(hosts: Sequence[str]) -> tuple[int, ...]:
-    """Hosts as numbers in order of their first rank: what does not depend on their names."""
-    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-    return tuple(numbers[host] for host in hosts)
+def ranks_per_host(hosts: Sequence[str]) -> set[int]:
+    """How many ranks share a host."""
+    return set(Counter(hosts).values())
+
+
+def more_like(hosts: Sequence[str], num_ranks: int) -> tuple[str, ...]:
+    """Hosts for another number of ranks, as many on each; none where these differ in that."""
+    if len(hosts) == num_ranks:
+        return tuple(hosts)
+    counts = ranks_per_host(hosts)
+    return tuple(f"host {rank // min(counts)}" for rank in range(num_ranks)) if len(counts) == 1 else ()
 
 
 def layout_text(hosts: Sequence[str]) -> str:

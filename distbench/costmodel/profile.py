@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from distbench.costmodel.levels import fits, mesh_shapes, slowest
+from distbench.costmodel.levels import fits, mesh_shapes, more_like, ranks_per_host, slowest
 from distbench.costmodel.lines import ALL_TO_ALL, NATIVE_ALL_TO_ALL, Line
 from distbench.spec.errors import UserError
 from distbench.spec.fields import (
@@ -41,7 +42,11 @@ def _is_sample(one: Any) -> bool:
     return isinstance(one, list) and len(one) in (3, 4) and all(map(AMOUNT.fits, one)) and is_time(one[2])
 
 
-HEAD: Kinds = {**dict.fromkeys(("machine", "backend", "torch", "source"), TEXT), "mesh": mapping_of(SIZE), "hosts": list_of(TEXT)}
+HEAD: Kinds = {
+    **dict.fromkeys(("machine", "backend", "torch", "source"), TEXT),
+    "mesh": mapping_of(SIZE),
+    "hosts": list_of(TEXT),
+}
 NEEDED = ("op", "mesh_dim", "group_size", "base_s", "per_byte_s")
 # Seconds a byte: a byte a second is the slowest link that anyone prices.
 _PER_BYTE = number_within(0, 1)
@@ -88,13 +93,16 @@ class Profile:
         """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these.
 
         Args:
-            hosts: each rank's host, in rank order; none given: the profile's own, if there are as many.
+            hosts: each rank's host, in rank order; none given: as many ranks on each as where it was measured.
         """
-        num_ranks = math.prod(mesh.values())
-        hosts = hosts or self.hosts
-        return self.of_shapes(mesh, mesh_shapes(mesh, hosts)) if len(hosts) == num_ranks else self
+        hosts = tuple(hosts) or more_like(self.hosts, math.prod(mesh.values()))
+        if not self.hosts or len(hosts) != math.prod(mesh.values()):
+            return self
+        return replace(self, hosts=hosts).of_shapes(
+            mesh, mesh_shapes(mesh, hosts), by_name_only=ranks_per_host(hosts) != ranks_per_host(self.hosts)
+        )
 
-    def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str]) -> "Profile":
+    def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str], by_name_only: bool = False) -> "Profile":
         """The same with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by its name alone.
 
         A mesh dim has the line of its own name where that is of its shape, else any line of that shape. Where some of
@@ -103,20 +111,20 @@ class Profile:
 
         Args:
             shapes: mesh dim, or all of them joined by "x", to how its groups lie, as `levels` writes it.
+            by_name_only: other numbers of ranks share a host, so that lines of other mesh dims say nothing.
         """
-        if not any(line.hosts for line in self.lines):
+        if not shapes or not any(line.hosts for line in self.lines):
             return self
-        by_shape = {(line.op, line.hosts): line for line in reversed(self.lines)}
-        ops, found = dict.fromkeys(line.op for line in self.lines), []
-        for name, shape in shapes.items():
-            size = mesh.get(name, math.prod(mesh.values()))
-            for op in ops:
-                line = self.line(op, name, size)
-                if line is None or not fits(line.hosts, shape):
-                    line = by_shape.get((op, shape)) or by_shape.get((op, slowest(shape)))
-                if line is not None:
-                    found.append(replace(line, mesh_dim=name, group_size=size))
-        return replace(self, mesh=dict(mesh), lines=tuple(found))
+        lines = dict(self._by_key)
+        by_shape = {} if by_name_only else {(line.op, line.hosts): line for line in reversed(self.lines)}
+        for op, (name, shape) in product(dict.fromkeys(line.op for line in self.lines), shapes.items()):
+            key = op, name, mesh.get(name, math.prod(mesh.values()))
+            line = lines.pop(key, None)
+            if line is None or not fits(line.hosts, shape):
+                line = by_shape.get((op, shape)) or by_shape.get((op, slowest(shape)))
+            if line is not None:
+                lines[key] = replace(line, mesh_dim=name, group_size=key[2])
+        return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
         """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
@@ -133,7 +141,9 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write it as JSON, a line of the file for each line of the profile."""
         head = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
-        first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh), "hosts": self.hosts})[1:-1]
+        first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh), "hosts": self.hosts})[
+            1:-1
+        ]
         lines = ",\n".join("  " + json.dumps(asdict(line)) for line in self.lines)
         write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
 

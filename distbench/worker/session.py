@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.costmodel.mesh_costs import profile_on
 from distbench.costmodel.profile import Profile, load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
@@ -73,7 +74,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
-            agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
+            agreement = Agreement(ranks.store, context.rank, context.hosts)
             run_file = Path(job.run_file)
             runner = Runner(context, agreement, settings, run_file, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
@@ -138,9 +139,11 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     dist.init_process_group(backend_for(job.device), store=store, rank=rank, world_size=world_size, timeout=timeout)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
+    hosts = tuple(gather_objects(control, os.uname().nodename))
+    profile = profile_here(profile, job, hosts)
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     backend, settings = DEVICES[job.device].backend, job.settings
-    context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
+    context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check, hosts)
     yield ConnectedRanks(context, store)
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
@@ -150,6 +153,16 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
 def profile_of(job: Job) -> Profile | None:
     """The cost profile that the job names."""
     return load_profile(Path(job.profile)) if job.profile else None
+
+
+def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
+    """The job's cost profile for its mesh as that lies on these hosts; UserError where it has no lines."""
+    if profile is None or not profile.hosts:
+        return profile
+    try:
+        return profile_on(profile, job.mesh, hosts)
+    except UserError as error:
+        raise UserError(f"profile {job.profile}: {error}") from error
 
 
 def _must_agree(job: Job) -> dict[str, str]:
@@ -257,7 +270,8 @@ def _torch_facts(context: RankContext) -> dict[str, Any]:
         **device_facts(context.device),
         "backend": context.backend,
         "world_size": dist.get_world_size(),
-        "num_hosts": len(set(context.gather(os.uname().nodename))),
+        "num_hosts": len(set(context.hosts)),
+        "hosts": list(context.hosts),
         "num_threads": torch.get_num_threads(),
         "scheduler": policy_name(),
     }

@@ -21,6 +21,7 @@ class RankContext:
         backend: moves the device's tensors.
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
+        hosts: each rank's host, in rank order; empty where ranks are not there.
         check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
     """
 
@@ -32,6 +33,7 @@ class RankContext:
     seed: int
     profile: Profile | None = None
     check: str = "full"
+    hosts: tuple[str, ...] = ()
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:
