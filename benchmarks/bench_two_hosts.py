@@ -45,8 +45,8 @@ def main() -> list[Row]:
         module = ("benchmarks.redistribution_ranks", MESH, str(out), asked)
         processes = []
         for host in hosts:
-            command, environment = torchrun_on(host, RANKS_PER_HOST, PORT, module)
-            processes.append(subprocess.Popen(command, env=environment))
+            command, variables = torchrun_on(host, RANKS_PER_HOST, PORT, module)
+            processes.append(subprocess.Popen(command, env={**os.environ, **variables}))
         try:
             codes = [process.wait(TIMEOUT_S) for process in processes]
         finally:

@@ -1,10 +1,11 @@
 """Two hosts on one machine: network namespaces with names of their own, joined by one cable, shaped where asked."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 HOSTS = {"distbench-a": "10.77.0.1", "distbench-b": "10.77.0.2"}
 
@@ -42,16 +43,24 @@ def two_hosts(megabits_per_s: int | None = None) -> Iterator[Mapping[str, str]]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
+def lose(host: str) -> None:
+    """Kill whatever runs on a host."""
+    found = subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, check=False).stdout
+    for pid in map(int, found.split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def cable(host: str) -> str:
     """The host's network device."""
     return f"veth-{host[-1]}"
 
 
 def torchrun_on(host: str, ranks_per_host: int, port: int, module: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """(command, environment) of the torchrun of one host, whose ranks run `python -m` these words."""
+    """(command, variables) of the torchrun of one host, whose ranks run `python -m` these words."""
     name = f'hostname {host}; exec "$@"'
     command = ["ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", name, "sh"]
     command += [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--nproc-per-node={ranks_per_host}"]
     command += [f"--node-rank={list(HOSTS).index(host)}", f"--master-addr={HOSTS['distbench-a']}"]
     command += [f"--master-port={port}", "-m", *module]
-    return command, {**os.environ, "GLOO_SOCKET_IFNAME": cable(host)}
+    return command, {"GLOO_SOCKET_IFNAME": cable(host)}

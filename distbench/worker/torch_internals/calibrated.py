@@ -18,14 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel.levels import dim_shape
 from distbench.costmodel.mesh_costs import MeshCost, TorchCost, measured_cost
 from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route, least_peak_route
 from distbench.planning.search import Route
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import dist_state, state_of_layout
-from distbench.worker.torch_internals.mesh_facts import is_strided_shard, unordered_groups
+from distbench.worker.torch_internals.mesh_facts import group_shapes, is_strided_shard, unordered_groups
 from distbench.worker.torch_internals.probe import Unsupported, require
 from distbench.worker.torch_internals.replacements import PlanCounts, Steps, planned_by
 
@@ -253,20 +252,9 @@ def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
         names = tuple(profile.mesh) if tuple(profile.mesh.values()) == tuple(mesh.shape) else ()
     try:
         sizes = dict(zip(names, mesh.shape, strict=True))
-        return measured_cost(profile.of_shapes(sizes, _shapes(mesh, names, profile.hosts)), sizes)
+        return measured_cost(profile.of_shapes(sizes, group_shapes(mesh, names, profile.hosts)), sizes)
     except (UserError, ValueError):
         return None
-
-
-def _shapes(mesh: Any, names: tuple[str, ...], hosts: tuple[str, ...]) -> dict[str, str]:
-    """How the groups of each mesh dim lie on the profile's hosts; nothing where those do not say."""
-    ranks = mesh.mesh
-    if int(ranks.max()) >= len(hosts):
-        return {}
-    return {
-        name: dim_shape(ranks.movedim(mesh_dim, -1).reshape(-1, ranks.shape[mesh_dim]).tolist(), hosts)
-        for mesh_dim, name in enumerate(names)
-    }
 
 
 def _on_all_ranks(digest: str) -> list[str]:
