@@ -43,7 +43,9 @@ def meter_of(context: RankContext, count: int) -> Meter:
 def calibrated(context: RankContext, sizes_bytes: tuple[int, ...] = CALIBRATED_SIZES) -> Profile:
     """The profile of this mesh, fitted to medians, by distbench's own calibration cases."""
     meter, measured = meter_of(context, CALIBRATION_SAMPLES), defaultdict(list)
-    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(sizes_bytes),)), context):
+    # Groups of other meshes are not what is asked here.
+    of_this_mesh = replace(context, hosts=())
+    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(sizes_bytes),)), of_this_mesh):
         with case_spec.open() as opened_case:
             estimate_s = meter.warm_up(opened_case.call)
             samples = meter.measure(opened_case.call, (), estimate_s).samples_s

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from distbench.costmodel.levels import ACROSS, PARTLY, RAIL, WITHIN, dim_shape, flattened, level_of, mesh_shapes
 from distbench.costmodel.lines import COLLECTIVES, Line
 from distbench.costmodel.mesh_costs import measured_cost, profile_on
 from distbench.costmodel.profile import Profile, load_profile
 from distbench.costmodel.profile_text import profile_text
 from distbench.spec import Calibration, Scenario
 from distbench.spec.errors import UserError
+from distbench.spec.levels import ACROSS, PARTLY, RAIL, WITHIN, dim_shape, flattened, level_of, mesh_shapes
 
 TWO_HOSTS = ("a",) * 4 + ("b",) * 4
 SECONDS = {"1+1": 8.0, "4": 1.0, "2": 0.5, "2+2": 6.0}

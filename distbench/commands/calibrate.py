@@ -93,7 +93,8 @@ def calibrate(
         if only != "hardware":
             _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
-            _write_hardware(*jobs[-2:], hardware)
+            operators, steps = jobs[-2:]
+            _write_hardware(operators, steps, hardware)
         say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
     sys.exit(exit_code)
 
@@ -170,6 +171,6 @@ def _write_hardware(operators: Any, steps: Any, hardware: Path) -> None:
     from distbench.simulate.record_steps import record_steps
 
     ((recordings, _),) = record_steps([steps])
-    runs = [read_run(Path(job.run_file)) for job in (operators, steps)]
-    say(hardware_text(write_hardware(hardware, *runs, recordings)))
+    of_operators, of_steps = (read_run(Path(job.run_file)) for job in (operators, steps))
+    say(hardware_text(write_hardware(hardware, of_operators, of_steps, recordings)))
     say(f"hardware file: {hardware}; predict a step here: distbench simulate SCENARIO --hardware {hardware}", err=True)

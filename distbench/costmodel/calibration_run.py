@@ -4,11 +4,11 @@ import math
 import statistics
 from dataclasses import dataclass, field, replace
 
-from distbench.costmodel.levels import mesh_shapes
 from distbench.costmodel.lines import LOCAL_OPS, Sample, fit_line
 from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
+from distbench.spec.levels import mesh_shapes
 
 
 @dataclass
@@ -43,7 +43,11 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")
     # Last what was measured over the whole mesh, whose name is no mesh dim's.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
-    return sorted(found.values(), key=lambda one: (rank.get(one.mesh_dim, len(rank)), one.op in LOCAL_OPS, one.op))
+
+    def place(one: MeasuredSteps) -> tuple[int, str, bool, str]:
+        return rank.get(one.mesh_dim, len(rank)), one.mesh_dim, one.op in LOCAL_OPS, one.op
+
+    return sorted(found.values(), key=place)
 
 
 def profile_of(run: Run) -> Profile:

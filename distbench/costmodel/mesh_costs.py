@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from distbench.costmodel.levels import layout_text, level_of, mesh_shapes
 from distbench.costmodel.lines import ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, LOCAL_OPS, Line
 from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
+from distbench.spec.levels import layout_text, level_of, mesh_shapes
 
 # torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6

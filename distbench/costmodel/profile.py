@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from distbench.costmodel.levels import fits, mesh_shapes, more_like, ranks_per_host, slowest
 from distbench.costmodel.lines import ALL_TO_ALL, NATIVE_ALL_TO_ALL, Line
 from distbench.spec.errors import UserError
 from distbench.spec.fields import (
@@ -31,6 +30,7 @@ from distbench.spec.fields import (
     shown,
     wrong_field,
 )
+from distbench.spec.levels import fits, mesh_shapes, more_like, ranks_per_host, slowest
 from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 

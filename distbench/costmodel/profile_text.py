@@ -2,11 +2,11 @@
 
 from itertools import pairwise
 
-from distbench.costmodel.levels import level_of
 from distbench.costmodel.profile import Profile
 from distbench.render.blocks import Table, TableColumns, table_of
 from distbench.render.terminal import text_of
 from distbench.render.units import NOTHING, bandwidth_text, percent_text, size_text, time_text
+from distbench.spec.levels import level_of
 from distbench.spec.mesh import format_mesh
 
 GB = 1e9

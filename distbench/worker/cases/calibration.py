@@ -11,11 +11,11 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.costmodel.levels import flattened
 from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.planning import Exchange, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError
+from distbench.spec.levels import flattened
 from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, check_planners, open_pair, opened
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from distbench.costmodel.levels import dim_shape
+from distbench.spec.levels import dim_shape
 from distbench.worker.torch_internals.probe import require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
