@@ -88,7 +88,12 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         gc.freeze()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
-            runner.run(waiting, plan, job.passes_done)
+            try:
+                runner.run(waiting, plan, job.passes_done)
+            except RuntimeError as error:
+                # Between cases ranks talk too: whoever is gone shall be named there as well.
+                agreement.require_all_failed("between cases", one_line(error))
+                raise
         progress.tell("end", spent_s=stopwatch.spent_s)
 
 
