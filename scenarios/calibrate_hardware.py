@@ -19,7 +19,7 @@ def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
     mesh={"tp": 4},
     axes={"part": ("host", "host_fsdp", "host_tp", "whole")},
     quick={"layers": 1},
-    tags=("calibrate", "fsdp", "tp"),
+    tags=("calibrate",),
 )
 def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
     """Steps so small that they are the host's time alone, FSDP2 of one unit and of many, TP; and a whole one, FSDP2."""

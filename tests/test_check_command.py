@@ -106,16 +106,21 @@ def test_the_problems_of_many_layers_fit_a_screen(here: None) -> None:
 def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(BROKEN)
-    done = check(str(file))
+    done = check(str(file), "--width", "200")
     assert done.exit_code == 2
+
+    def line_of(text: str) -> int:
+        return next(number for number, line in enumerate(BROKEN.splitlines(), start=1) if text in line)
+
     assert done.stdout.splitlines() == [
         "broken on dp_shard=2,tp=2 (4 ranks): 2 problems",
-        "  - torch refuses the plan: RuntimeError: no such layer [microbatches=1]",
+        f"  - parallelize raises RuntimeError: no such layer ({file}:{line_of('no such layer')}); fix it "
+        "[microbatches=1]",
         "  - a batch of 2 a rank cannot be split into 3 micro-batches; use a divisor of 2 [microbatches=3]",
         "raises on tp=2 (2 ranks): 1 problem",
-        "  - the scenario raises KeyError: 'a weight\\nand more'",
+        f"  - build_model raises KeyError: 'a weight\\nand more' ({file}:{line_of('a weight')}); fix it",
         "forgets on tp=2 (2 ranks): 1 problem",
-        "  - it returns NoneType, it must return a Scenario",
+        f"  - the scenario ({file}:{line_of('def forgets') - 1}) returns NoneType, it must return a Scenario",
     ]
 
 

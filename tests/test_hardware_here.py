@@ -218,7 +218,7 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
         (("host", "operators", "matmul_f64"), [[1, 1]], "host.operators.matmul_f64 is unknown"),
         (("host", "collectives"), {}, "host.collectives is an object of 0, not a list"),
         (("host", "collectives", 0, "kind"), "gather", "host.collectives[0].kind is"),
-        (("host", "collectives", 0, "points"), [[1, -1]], "host.collectives[0].points is"),
+        (("host", "collectives", 0, "points"), [[1, -1]], "host.collectives[0].points holds a list of 2"),
         (("host", "collectives"), [], "host.collectives lacks all_gather"),
     ],
 )
@@ -242,7 +242,7 @@ def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:
     path = tmp_path / "here.json"
     with pytest.raises(UserError, match=r"host.figures.step_factor.value is .* on a machine that does nothing else"):
         write_hardware(path, operators_run(), steps_run(slow), recordings())
-    with pytest.raises(UserError, match="has no step whole; measure it with distbench calibrate"):
+    with pytest.raises(UserError, match="has no step host_fsdp; measure it with distbench calibrate"):
         write_hardware(path, operators_run(), steps_run({"host": PHASES_S["host"]}), recordings())
     with pytest.raises(UserError, match="has no matmul_f32; measure it with distbench calibrate"):
         write_hardware(path, run_of([]), steps_run(), recordings())

@@ -52,7 +52,7 @@ def test_a_blueprint_has_no_memory_but_knows_its_buffers() -> None:
 
 def test_materialised_buffers_have_their_values_and_shared_parameters_stay_shared(context: RankContext) -> None:
     built = blueprint(WithBuffers, 7)
-    materialise(built.model, context, built.buffers)
+    materialise(built.model, context, built)
     model = built.model
     assert model.table.tolist() == [0, 1, 2] and torch.equal(model.noise, built.buffers["noise"])
     assert model.first.weight is model.second.weight and model.first.weight.abs().sum() > 0

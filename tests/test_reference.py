@@ -12,7 +12,7 @@ from torch import nn
 
 from distbench.spec import Scenario
 from distbench.worker.cases.reference import compare, reference_of
-from distbench.worker.plans.materialise import load_initial_values
+from distbench.worker.plans.materialise import blueprint, load_initial_values
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
 
@@ -47,7 +47,7 @@ def whole_step(scenario: Scenario, context: RankContext) -> tuple[nn.Module, flo
     """The model after one step on the whole batch: what a plan of one rank computes."""
     assert scenario.build_model and scenario.make_batch and scenario.loss
     model: nn.Module = scenario.build_model()
-    load_initial_values(model, context, {})
+    load_initial_values(model, context, blueprint(scenario.build_model, context.seed))
     inputs, targets = scenario.make_batch()
     loss = scenario.loss(model(inputs), targets)
     loss.backward()

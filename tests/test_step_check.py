@@ -175,6 +175,9 @@ class FakeStep:
     def restart(self) -> None:
         """Nothing to do."""
 
+    def own_values(self) -> None:
+        """Its parameters have the values that the seed gives."""
+
     def forward_backward(self) -> torch.Tensor:
         return torch.tensor(self.off)
 

@@ -93,8 +93,7 @@ def calibrate(
         if only != "hardware":
             _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
-            operators, steps = jobs[-2:]
-            _write_hardware(operators, steps, hardware)
+            _write_hardware(jobs[-2], jobs[-1], hardware)
         say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
     sys.exit(exit_code)
 
@@ -171,6 +170,6 @@ def _write_hardware(operators: Any, steps: Any, hardware: Path) -> None:
     from distbench.simulate.record_steps import record_steps
 
     ((recordings, _),) = record_steps([steps])
-    of_operators, of_steps = (read_run(Path(job.run_file)) for job in (operators, steps))
-    say(hardware_text(write_hardware(hardware, of_operators, of_steps, recordings)))
+    measured, whole = read_run(Path(operators.run_file)), read_run(Path(steps.run_file))
+    say(hardware_text(write_hardware(hardware, measured, whole, recordings)))
     say(f"hardware file: {hardware}; predict a step here: distbench simulate SCENARIO --hardware {hardware}", err=True)

@@ -11,7 +11,7 @@ from distbench.launch.attempt import Attempt
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
-from distbench.runs.machine import CpuUse, load_average
+from distbench.runs.machine import CpuUse, devices_here, load_average
 from distbench.runs.progress import FILE_NAME
 from distbench.runs.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job
@@ -34,6 +34,7 @@ class JobRecord:
         # Of a run that is resumed, the rows that it has count too.
         self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
+        self.measuring_s = 0.0
 
     @property
     def status(self) -> str:
@@ -82,6 +83,7 @@ class JobRecord:
         self.last = replace(ended, num_cases=ended.num_cases or self.last.num_cases)
         self.num_by_status.update(ended.num_by_status)
         self.spent_s.update(ended.spent_s)
+        self.measuring_s += ended.measuring_s
         if ended.running and ended.status != "complete" and not ended.cause.user_can_fix:
             self._add_row(ended, ended.running)
 
@@ -137,11 +139,13 @@ class JobRecord:
             "finished_at": time.time(),
             "wall_s": wall_s,
             "spent_s": {**self.spent_s, "other": max(wall_s - sum(self.spent_s.values()), 0.0)},
+            "measuring_s": self.measuring_s,
             "num_by_status": dict(self.num_by_status),
             "num_relaunches": self.num_attempts - 1,
             "num_not_run": self.num_left,
             "load_at_end": load_average(),
             # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
+            **({"accelerators_at_end": devices} if (devices := devices_here()) else {}),
             "foreign_cpu": now.foreign_since(self._cpu_use) if now and self._cpu_use else None,
         }
         try:

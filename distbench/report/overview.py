@@ -68,7 +68,12 @@ def spent_line(run: Run) -> str | None:
         return None
     shares = sorted(parts.items(), key=lambda part: -part[1])
     text = ", ".join(f"{name} {percent_text(value / total)}" for name, value in shares if value / total >= 0.005)
-    return f"time spent: {brief_time_text(total)} = {text}"
+    line = f"time spent: {brief_time_text(total)} = {text}"
+    measuring = (run.footer or {}).get("measuring_s")
+    if not known(measuring) or not measuring > 0 or "timed" not in parts:
+        return line
+    share = f"{percent_text(parts['timed'] / measuring)} of the {brief_time_text(measuring)}"
+    return f"{line}; {share} from the first case opened to the last one closed is timed"
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
@@ -90,7 +95,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
 def machine_line(run: Run) -> str:
     """What it ran on."""
     facts = run.about.environment
-    commit = (facts.git_commit or "unknown")[:8] + (" (dirty)" if facts.git_dirty else "")
+    commit = (facts.git_commit or "")[:8] + (" (dirty)" if facts.git_dirty else "")
     parts = (
         f"{facts.num_cpus} CPUs ({facts.cpu_model or 'model unknown'})" if facts.num_cpus else "",
         f"{facts.num_devices} x {facts.device_name}" if facts.device_name else "",
@@ -98,7 +103,7 @@ def machine_line(run: Run) -> str:
         f"{facts.num_hosts} hosts" if facts.num_hosts and facts.num_hosts != 1 else "",
         f"torch {facts.torch or 'unknown'}",
         f"NCCL {facts.nccl}" if facts.nccl else "",
-        f"commit {commit}",
+        f"commit {commit}" if facts.git_commit else "",
     )
     return f"{facts.machine or 'unknown machine'}: " + ", ".join(part for part in parts if part)
 

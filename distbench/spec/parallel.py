@@ -5,7 +5,7 @@ torch objects pass through untouched (hence `Any`): a scenario builds them, the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 # Those of scaled_dot_product_attention that torch's context parallel knows.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
@@ -30,7 +30,8 @@ class FsdpPlan:
     """FSDP2: which modules `fully_shard` wraps, each on its own, before the root.
 
     Args:
-        wrap: glob patterns over module names.
+        wrap: glob patterns over module names; "auto" for the modules that a model of transformers names in
+            `_no_split_modules`.
         mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one.
         replicate_dims: mesh dims whose ranks hold the same shards (hybrid sharding); several are flattened into one.
         reshard_after_forward: as `fully_shard` takes it: None, a bool, or an int group size.
@@ -46,7 +47,7 @@ class FsdpPlan:
             every parameter of two or more tensor dims, so that it travels in another form.
     """
 
-    wrap: tuple[str, ...] = ()
+    wrap: tuple[str, ...] | Literal["auto"] = ()
     mesh_dims: tuple[str, ...] = ("dp_shard",)
     replicate_dims: tuple[str, ...] = ()
     reshard_after_forward: bool | int | None = None
@@ -117,7 +118,9 @@ class ParallelPlan:
 
     Args:
         shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.
-        tp: glob pattern over module names to torch `ParallelStyle`, or a callable `(model, mesh) -> model`.
+        tp: glob pattern over module names to torch `ParallelStyle`, or to the name of a style as models of transformers
+            have it ("colwise", "rowwise", ...); "auto" for the plan that such a model brings along. A callable
+            `(model, mesh) -> model` is what `Scenario.parallelize` is, on the mesh of `tp_dim` alone.
         tp_dim: the mesh dim that `tp` and `shard_params` work on, or several. Styles get them flattened into one mesh
             dim; a callable and annotations get a mesh of as many mesh dims.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
@@ -131,7 +134,7 @@ class ParallelPlan:
     """
 
     shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
-    tp: Mapping[str, Any] | Callable[[Any, Any], Any] | None = None
+    tp: Mapping[str, Any] | Callable[[Any, Any], Any] | Literal["auto"] | None = None
     tp_dim: str | tuple[str, ...] = "tp"
     loss_parallel: bool = False
     cp: CpPlan | None = None

@@ -5,7 +5,7 @@ torch objects pass through untouched (hence `Any`): a scenario builds them, the 
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distbench.spec.parallel import ParallelPlan
@@ -85,40 +85,81 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Every pair of ranks, the groups of each mesh dim, and each rank's own speed: what names a slow rank or link.
+
+    Args:
+        size_bytes: of a large message; 0 for one that suits the device.
+        matmul_size: rows and columns of the product that each rank computes; 0 likewise.
+    """
+
+    size_bytes: int = 0
+    matmul_size: int = 0
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What one variant of a scenario measures. Every part is optional.
 
     Args:
         build_model: makes the model; called under the meta device, so it must not read parameter values. A model with
             buffers is built a second time with its buffers on the CPU, under the run's seed.
-        make_batch: `(inputs, targets)` of the global batch on the CPU, batch first; the same on every rank.
-        loss: `(output, targets) -> scalar`, a mean over the batch.
+        make_batch: the global batch on the CPU, the same on every rank: `(inputs, targets)`, or tensors in any dict,
+            tuple or dataclass.
+        batch_dims: which tensor dim of the batch's tensors is split over data parallel ranks: one for all, or glob
+            pattern over their names (keys, fields and positions joined by dots) to one, None for whole; None for tensor
+            dim 0 of every tensor that is as long there as the first one.
+        sequence_dims: likewise over context parallel ranks; None for the plan's `seq_dim`.
+        loss: `(output, targets) -> scalar`, a mean over the batch; None where the model's output has or is its loss.
+        call: `(model, batch) -> loss`, forward and loss of a rank's part of the batch, in the place of `loss`. Without
+            it a dict goes to the model by keyword, and of `(inputs, targets)` the inputs do.
+        parallelize: `(model, mesh) -> model or None`, a function of your own that lays the model (on the meta device)
+            over the whole mesh, in the place of the plan's `tp`; it may make meshes and process groups of its own. The
+            plan's other parts follow; `ParallelPlan.loss_parallel` holds for it too.
+        gradient_divide_factor: what `parallelize` has gradients, summed over data parallel ranks, divided by; None for
+            their number, which is what FSDP and DDP divide by unless told otherwise.
+        after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
+            gradient hooks, or for values of your own.
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
+        links: what is measured to find slow ranks and links.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
         compute: operators on every rank at once, and collectives in groups of every size: how many sizes of each to
             time, smallest first; 0 for none.
-        num_tokens: tokens in a global batch, where it is of tokens; rates are samples/s where none are given.
+        num_tokens: tokens in a global batch, where it is of tokens, or `batch -> number`; rates are samples/s where it
+            is None.
         tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
             model's precision in a way of its own; None for 1e-5 or what rounding does to the model on one device.
     """
 
     build_model: Callable[[], Any] | None = None
-    make_batch: Callable[[], tuple[Any, Any]] | None = None
+    make_batch: Callable[[], Any] | None = None
     loss: Callable[[Any, Any], Any] | None = None
+    call: Callable[[Any, Any], Any] | None = None
+    parallelize: Callable[[Any, Any], Any] | None = None
+    after_materialize: Callable[[Any, Any], None] | None = None
+    gradient_divide_factor: float | None = None
+    batch_dims: int | Mapping[str, int | None] | None = None
+    sequence_dims: int | Mapping[str, int | None] | None = None
     optimizer: Callable[[Any], Any] | None = None
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     collectives: tuple[Collectives, ...] = ()
     redistributions: tuple[Redistributions, ...] = ()
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    links: tuple[Links, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     compute: int = 0
-    num_tokens: int | None = None
+    num_tokens: int | Callable[[Any], int] | None = None
     tolerance: float | None = None
+
+    @property
+    def step_plan(self) -> ParallelPlan:
+        """The plan of a step, with `parallelize` as its `tp`."""
+        return self.plan if self.parallelize is None else replace(self.plan, tp=self.parallelize)
 
 
 def placement_pairs(

@@ -20,26 +20,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.costmodel.mesh_costs import profile_on
-from distbench.costmodel.profile import Profile, load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.case_choice import MAX_NAMED, CaseChoice
-from distbench.spec.devices import DEVICES, backend_for
+from distbench.spec.devices import backend_for, is_accelerator
 from distbench.spec.job import Variant
+from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
+from distbench.worker.changed_plan import scenario_of
 from distbench.worker.pass_plan import groups_of
-from distbench.worker.rank.agreement import Agreement, Store, require_same
-from distbench.worker.rank.device import device_facts, select_device
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.agreement import Agreement, Store, presence_of, require_own_devices, require_same
+from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
+from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
 from distbench.worker.rank.opened_case import CaseSpec
-from distbench.worker.rank.rank_context import RankContext, gather_objects
+from distbench.worker.rank.rank_context import RankContext, gather_objects, profile_here, profile_of
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
+from distbench.worker.writing_rows import RowWriter
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
@@ -75,17 +76,18 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, context.hosts)
-            run_file = Path(job.run_file)
-            runner = Runner(context, agreement, settings, run_file, progress, stopwatch, job.trace_paths)
+            rows = RowWriter(context, Path(job.run_file))
+            runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
                 progress.tell("none_chosen", num_cases=len(found), ids=[one.case.id for one in found[:MAX_NAMED]])
             elif not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
-                runner.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
+                rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
         progress.tell("plan", num_cases=len(case_specs))
         # What is imported by now stays: looking through it for garbage would take a fifth of a second a case.
         gc.freeze()
+        stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
             try:
@@ -94,7 +96,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
                 # Between cases ranks talk too: whoever is gone shall be named there as well.
                 agreement.require_all_failed("between cases", one_line(error))
                 raise
-        progress.tell("end", spent_s=stopwatch.spent_s)
+        progress.tell("end", spent_s=stopwatch.spent_s, measuring_s=stopwatch.measuring_s)
 
 
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
@@ -115,11 +117,26 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     try:
         module_spec.loader.exec_module(module)
     except BaseException as error:  # whatever a file raises, an interrupt of its own too
-        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}; fix it") from error
+        where = f", {place}" if (place := raised_at(error)) else ""
+        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}{where}; fix it") from error
     function: Callable[..., Scenario] | None = getattr(module, name, None)
     if function is None:
         raise UserError(f"scenario file {file} declares {name!r}, but has none once it is imported; fix it")
     return function
+
+
+def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
+    """What a scenario's function declares for a variant.
+
+    Raises:
+        UserError: it raised, or returned something else.
+    """
+    with blamed("the scenario", function):
+        scenario = scenario_of(function, variant)
+    if not isinstance(scenario, Scenario):
+        kind = type(scenario).__name__
+        raise UserError(f"the scenario ({place_of(function)}) returns {kind}, it must return a Scenario")
+    return scenario
 
 
 @contextlib.contextmanager
@@ -141,33 +158,25 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
-    dist.init_process_group(backend_for(job.device), store=store, rank=rank, world_size=world_size, timeout=timeout)
+    backend = backend_of(job.device)
+    moves = backend_for(job.device, backend)
+    dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    presence = presence_of(Path(job.log_dir), store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
     hosts = tuple(gather_objects(control, os.uname().nodename))
     profile = profile_here(profile, job, hosts)
+    if is_accelerator(device.type):
+        require_own_devices(identity(device), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
-    backend, settings = DEVICES[job.device].backend, job.settings
+    settings = job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check, hosts)
     yield ConnectedRanks(context, store)
+    if presence is not None:
+        presence.leave()
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
-
-
-def profile_of(job: Job) -> Profile | None:
-    """The cost profile that the job names."""
-    return load_profile(Path(job.profile)) if job.profile else None
-
-
-def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
-    """The job's cost profile for its mesh as that lies on these hosts; UserError where it has no lines."""
-    if profile is None or not profile.hosts:
-        return profile
-    try:
-        return profile_on(profile, job.mesh, hosts)
-    except UserError as error:
-        raise UserError(f"profile {job.profile}: {error}") from error
 
 
 def _must_agree(job: Job) -> dict[str, str]:
@@ -190,7 +199,7 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
     On CPU it is the default group itself: a barrier on a group of its own leaves the timed group's threads cold, and
     made an all_gather right after it a third slower (4 ranks on 2 cores, 1 KB and 1 MB, interleaved).
     """
-    if device == "cpu":
+    if not is_accelerator(device):
         assert dist.group.WORLD is not None
         return dist.group.WORLD
     return dist.new_group(backend="gloo", timeout=timeout)
@@ -203,11 +212,14 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
         UserError: the scenario raised, returned something else, or its plan cannot work.
     """
     found: dict[str, CaseSpec] = {}
+    contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
-        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else function(**variant)
-        if not isinstance(scenario, Scenario):
-            raise UserError(f"scenario {job.scenario!r} returned {type(scenario).__name__}, it must return a Scenario")
-        for case_spec in cases_of(scenario, variant_label(job, variant), context):
+        made = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
+        mesh = mesh_of(variant, job.mesh)
+        if tuple(mesh.items()) not in contexts:
+            own = init_device_mesh(context.mesh.device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+            contexts[tuple(mesh.items())] = replace(context, mesh=own)
+        for case_spec in cases_of(made, variant_label(job, variant), contexts[tuple(mesh.items())]):
             found.setdefault(case_spec.case.id, case_spec)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
@@ -251,7 +263,7 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 def variant_label(job: Job, variant: Variant) -> str:
     """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
-    axes = ",".join(f"{name}={variant[name]}" for name in job.axes)
+    axes = ",".join(f"{name}={variant[name]}" for name in job.axes if name in variant)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 

@@ -1,6 +1,6 @@
 """A hardware file: JSON, every figure with its value, its basis and its source; checked when it is read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,29 @@ FIGURES: Kinds = {
     "network_bytes_per_s": _BANDWIDTH,
     "network_base_s": _LATENCY,
     "network_hop_s": _LATENCY,
+    "peak_fp8_flops": _RATE,
+    "matmul_fp8_flops": _RATE,
+    "attention_full_flops": _RATE,
+    "attention_backward_full_flops": _RATE,
+    "attention_half_length": number_within(0, 1e6),
+    "peer_bytes_per_s": _BANDWIDTH,
+    "device_spread": number_within(0, 0.5),
+}
+# What may be left out: what is taken instead, in words and as a number.
+EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
+    "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
+    "matmul_fp8_flops": (
+        "the share of peak_fp8_flops that matmuls reach of peak_bf16_flops",
+        lambda known: known["peak_fp8_flops"] * known["matmul_bf16_flops"] / known["peak_bf16_flops"],
+    ),
+    "attention_full_flops": ("attention_flops", lambda known: known["attention_flops"]),
+    "attention_backward_full_flops": (
+        "attention_backward_flops",
+        lambda known: known["attention_backward_flops"],
+    ),
+    "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
+    "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
+    "device_spread": ("0: all devices equally fast", lambda _: 0.0),
 }
 _FIGURE: Kinds = {"basis": one_of(BASES), "source": NAME}
 
@@ -59,7 +82,7 @@ class Hardware:
     """A machine to simulate.
 
     Args:
-        figures: one for each of FIGURES, whose meanings are in docs/simulation.md.
+        figures: out of FIGURES, those of EXTRAPOLATED where they are known; their meanings are in docs/simulation.md.
         host: where the host runs the operators itself, what they take there; None for an accelerator.
     """
 
@@ -69,8 +92,15 @@ class Hardware:
     host: HostFigures | None = None
 
     def __getitem__(self, name: str) -> float:
-        """A figure's value."""
-        return self.figures[name].value
+        """A figure's value; what is taken instead where the file has none."""
+        return self.figures[name].value if name in self.figures else EXTRAPOLATED[name][1](self)
+
+    @property
+    def extrapolated(self) -> dict[str, str]:
+        """The figures that the file has not, and what is taken instead; a host's are no device's."""
+        if self.host is not None:
+            return {}
+        return {name: instead for name, (instead, _) in EXTRAPOLATED.items() if name not in self.figures}
 
     @property
     def devices_per_node(self) -> int:
@@ -125,7 +155,7 @@ def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says 
 
 def _wrong_in_figures(figures: Any) -> str | None:
     for name in FIGURES:
-        if name not in figures:
+        if name not in figures and name not in EXTRAPOLATED:
             return f"figures.{name} is missing"
     for name, figure in figures.items():
         if name not in FIGURES:
@@ -135,6 +165,7 @@ def _wrong_in_figures(figures: Any) -> str | None:
         kinds = {**_FIGURE, "value": FIGURES[name]}
         if wrong := wrong_field(figure, kinds, ("value", "basis", "source"), f"figures.{name}."):
             return wrong
-    if figures["matmul_bf16_flops"]["value"] > figures["peak_bf16_flops"]["value"]:
-        return "figures.matmul_bf16_flops is above figures.peak_bf16_flops, which nothing reaches"
+    for reached, peak in (("matmul_bf16_flops", "peak_bf16_flops"), ("matmul_fp8_flops", "peak_fp8_flops")):
+        if reached in figures and peak in figures and figures[reached]["value"] > figures[peak]["value"]:
+            return f"figures.{reached} is above figures.{peak}, which nothing reaches"
     return None

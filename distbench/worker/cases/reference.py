@@ -5,7 +5,7 @@ so that no other rank ever holds more than one of them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import Scenario
-from distbench.worker.plans.materialise import Blueprint, blueprint, load_initial_values
+from distbench.worker.plans.batch import batch_of, loss_of, mapped
+from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values
 from distbench.worker.rank.device import random_states
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
@@ -35,6 +36,7 @@ class Reference:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full, of the parameters that have one
     output: torch.Tensor | None = None  # of the global batch, where it is one tensor
     random: str | None = None  # who draws random numbers in train mode, if anybody
+    values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,16 @@ class OneStep:
     is_random: bool
 
 
-def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool = True) -> Reference:
-    """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either."""
+def reference_of(
+    scenario: Scenario,
+    context: RankContext,
+    with_gradients: bool = True,
+    values: Mapping[str, torch.Tensor] | None = None,
+) -> Reference:
+    """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either.
+
+    `values` are the parameters' where the scenario sets them itself.
+    """
     assert scenario.build_model is not None
     built = blueprint(scenario.build_model, context.seed)
     shapes = {name: parameter.shape for name, parameter in built.model.named_parameters()}
@@ -59,18 +69,23 @@ def reference_of(scenario: Scenario, context: RankContext, with_gradients: bool 
         # A part that recomputes its forward by a backward of its own adds to a parameter several times.
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
-    model = model_on_device(scenario, context, built)
+    model = model_on_device(scenario, context, built, values)
     step = run_step(scenario, context, model, collect if with_gradients else None)
     random = _dropout_of(model) if step.is_random else None
-    return Reference(shapes, built, step.loss, gradients, step.output, random)
+    return Reference(shapes, built, step.loss, gradients, step.output, random, values)
 
 
-def model_on_device(scenario: Scenario, context: RankContext, built: Blueprint) -> nn.Module:
-    """The whole model with its initial values on this rank's device."""
+def model_on_device(
+    scenario: Scenario, context: RankContext, built: Blueprint, values: Mapping[str, torch.Tensor] | None = None
+) -> nn.Module:
+    """The whole model with its initial values, or those that are given, on this rank's device."""
     assert scenario.build_model is not None
     with torch.device(context.device):
         model: nn.Module = scenario.build_model()
-    load_initial_values(model, context, built.buffers)
+    load_initial_values(model, context, built)
+    with torch.no_grad():
+        for name, value in (values or {}).items():
+            model.get_parameter(name).copy_(value)
     return model
 
 
@@ -85,21 +100,24 @@ def run_step(
 
     With a `dtype` the batch's floats are cast.
     """
-    assert scenario.make_batch and scenario.loss
     if collect is not None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(_hand_over, collect, name))
-    inputs, targets = (cast_floats(tensor.to(context.device), dtype) for tensor in scenario.make_batch())
+    batch = mapped(batch_of(scenario).tree, lambda _, tensor: cast_floats(tensor.to(context.device), dtype))
     before = random_states(context.device)
+    outputs: list[torch.Tensor] = []
+
+    def keep(output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            outputs.append(output.detach().cpu().float())
+
     with torch.set_grad_enabled(collect is not None):
-        output = model(inputs)
-        loss = scenario.loss(output, targets)
+        loss = loss_of(scenario, model, batch, keep)
     if collect is not None:
         loss.backward()
     is_random = any(not torch.equal(*pair) for pair in zip(before, random_states(context.device), strict=True))
-    whole = output.detach().cpu().float() if isinstance(output, torch.Tensor) else None
-    return OneStep(float(loss.detach()), whole, is_random)
+    return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
 
 
 def _hand_over(collect: Collect, name: str, parameter: torch.Tensor) -> None:
@@ -183,7 +201,7 @@ def _gradient_differences(
     model: nn.Module, reference: Reference, context: RankContext, scale: float
 ) -> dict[str, Difference]:
     found = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in as_built(model, reference.built.names).items():
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
         found[name] = _gradient_difference(parameter, expected if scale == 1 else expected * scale)
         # Before the next one is made.

@@ -46,7 +46,7 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     Raises:
         Exception: whatever the model raises in another precision.
     """
-    model = model_on_device(scenario, context, reference.built)
+    model = model_on_device(scenario, context, reference.built, reference.values)
     by, dtype = _round_otherwise(model, scenario.plan.fsdp)
     left = reference.gradients
 

@@ -11,17 +11,22 @@ from torch import nn
 
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
+from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
+from distbench.worker.plans.batch import Batch, batch_of, tensors_of
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import empty_allocator
 from distbench.worker.rank.dtypes import dtype_name, shape_text
+from distbench.worker.rank.failure import blamed
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.tracing.step_memory import memory_counters
 from distbench.worker.tracing.trace import StepTrace
+
+NEEDS_A_BATCH = "a scenario with build_model needs make_batch as well"
 
 
 def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
@@ -32,46 +37,71 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     """
     if scenario.build_model is None:
         return
-    name, _, axes = label.partition("/")
-    if scenario.make_batch is None or scenario.loss is None:
-        raise UserError(f"{label}: a scenario with build_model needs make_batch and loss as well")
-    if scenario.num_tokens is not None and not (type(scenario.num_tokens) is int and scenario.num_tokens > 0):
-        raise UserError(f"{label}: num_tokens is {scenario.num_tokens!r}; give the tokens of a global batch, 1 or more")
+    _, _, axes = label.partition("/")
+    if scenario.make_batch is None:
+        raise UserError(f"{label}: {NEEDS_A_BATCH}")
     built = blueprint(scenario.build_model, context.seed)
-    inputs, _ = scenario.make_batch()
-    if found := problems(built.model, inputs, scenario.plan, context):
+    batch = batch_of(scenario)
+    if found := problems(built.model, batch, scenario.step_plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *found]))
+    yield CaseSpec(step_case(scenario, label, built, batch), partial(_open, scenario, context), group="steps")
+
+
+def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
+    """What a variant's step is called, and its parameters; nothing depends on the ranks that run it."""
+    name, _, axes = label.partition("/")
+    inputs, num_tokens = batch.first, _num_tokens(scenario, batch, label)
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
     params = {
         "scenario": name,
         "variant": axes,
-        "batch_size": len(inputs),
-        **({} if scenario.num_tokens is None else {"num_tokens": scenario.num_tokens}),
+        "batch_size": batch.length,
+        **({} if num_tokens is None else {"num_tokens": num_tokens}),
         "dtype": dtype_name(inputs.dtype),
         "shape": list(inputs.shape),
-        "computes": _computes(built, scenario, inputs),
+        "computes": _computes(built, scenario, batch),
     }
-    yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context), group="steps")
+    return Case(f"step/{where}/{label}", "step", params)
 
 
-def _computes(built: Blueprint, scenario: Scenario, inputs: torch.Tensor) -> str:
+def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
+    given = scenario.num_tokens
+    if callable(given):
+        with blamed("num_tokens", given):
+            given = given(batch.tree)
+    if given is not None and not (type(given) is int and given > 0):
+        raise UserError(f"{label}: num_tokens is {given!r}; give the tokens of a global batch, 1 or more")
+    return given
+
+
+def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
     """What must be equal for two steps to be compared, as a short text: parameters by shape, global batch and loss."""
     shapes = sorted(tuple(parameter.shape) for parameter in built.model.parameters())
-    loss = getattr(scenario.loss, "__qualname__", type(scenario.loss).__qualname__)
-    return hashlib.sha256(repr((shapes, tuple(inputs.shape), inputs.dtype, loss)).encode()).hexdigest()[:8]
+    function = scenario.call or scenario.loss
+    loss = getattr(function, "__qualname__", type(function).__qualname__)
+    inputs = batch.first
+    known: tuple[Any, ...] = (shapes, tuple(inputs.shape), inputs.dtype, loss)
+    if not (scenario.call is None and scenario.loss is not None and isinstance(batch.tree, tuple)):
+        known = (*known, [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors_of(batch.tree)])
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
 
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
-    empty_allocator(context.device)
+    held_before = empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
+    if is_accelerator(context.device.type):
+        counters["baseline_bytes"] = held_before
+
+    is_restarted = True
 
     def check() -> str | None:
+        nonlocal is_restarted
         largest = max(context.gather(parameter_bytes(step.model)))
         counters.update(parameter_bytes=largest, check=context.check)
-        wrong = None
+        wrong, is_restarted = None, False
         if context.check != "none":
             step_check = StepCheck(step, scenario, context)
             wrong = step_check()
@@ -81,11 +111,18 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
         counters.update(memory_counters(step, context))
         return wrong
 
+    def restart_once() -> None:
+        # Checks ran steps whose numbers are nobody's: of a rank alone, say.
+        nonlocal is_restarted
+        if not is_restarted:
+            step.start_anew()
+            is_restarted = True
+
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, partial(TrainingStep, scenario, context), context)
         stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
-        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open)
+        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=restart_once)
     finally:
         if scenario.plan.compile is not None:
             torch.compiler.reset()

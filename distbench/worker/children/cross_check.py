@@ -17,7 +17,7 @@ from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.session import load_scenario, variant_label
+from distbench.worker.session import declared, load_scenario, variant_label
 from distbench.worker.torch_internals import Forwarding, Skipped, fake_ranks
 from distbench.worker.tracing.trace import StepTrace
 
@@ -39,7 +39,7 @@ def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[
     try:
         function = load_scenario(Path(job.file), job.scenario)
         for variant in job.variants:
-            for case_spec in step_cases(function(**variant), variant_label(job, variant), context):
+            for case_spec in step_cases(declared(function, variant), variant_label(job, variant), context):
                 yield {"case_id": case_spec.case.id, **_of_step(case_spec, forwarding)}
     except UserError:
         raise

@@ -60,6 +60,8 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
         step = TrainingStep(scenario, context, built, without_memory)
     except Skipped:
         raise
+    except UserError as error:
+        return Rehearsal((str(error),))
     except Exception as error:
         # What plan_check does not know of, torch says when the plan is applied.
         return Rehearsal((f"torch refuses the plan: {one_line(error)}",))

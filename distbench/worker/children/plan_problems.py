@@ -13,13 +13,16 @@ from typing import Any
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
+from distbench.spec.plan_knobs import mesh_of
+from distbench.worker.cases.step import NEEDS_A_BATCH
 from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.children.fake_step import rehearse
+from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.session import load_scenario, variant_label
+from distbench.worker.session import declared, load_scenario, variant_label
 from distbench.worker.torch_internals import Skipped, fake_ranks
 
 # Of this process, for looking for meshes that work, all variants of a scenario together.
@@ -42,10 +45,8 @@ def _of_variant(
 ) -> dict[str, Any]:
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
-        scenario = function(**variant)
-        if not isinstance(scenario, Scenario):
-            return {"problems": [f"it returns {type(scenario).__name__}, it must return a Scenario"]}
-        with fake_ranks(job.mesh) as mesh:
+        scenario = declared(function, variant)
+        with fake_ranks(mesh_of(variant, job.mesh)) as mesh:
             answer = _answer(scenario, rank_0_of(mesh, job, job.device))
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
@@ -61,11 +62,11 @@ def _of_variant(
 def _answer(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     if scenario.build_model is None:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
-    if scenario.make_batch is None or scenario.loss is None:
-        return {"problems": ["a scenario with build_model needs make_batch and loss as well"]}
+    if scenario.make_batch is None:
+        return {"problems": [NEEDS_A_BATCH]}
     model = blueprint(scenario.build_model, context.seed).model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if found := problems(model, scenario.make_batch()[0], scenario.plan, context):
+    if found := problems(model, batch_of(scenario), scenario.step_plan, context):
         return {"problems": found}
     try:
         tried = rehearse(scenario, context)

@@ -8,16 +8,26 @@ from typing import Any
 import torch
 from torch import nn
 
+from distbench.spec import UserError
+from distbench.spec.errors import nearest
+from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model on the meta device, and its buffers (name to initial value on the CPU), which no seed determines."""
+    """A model on the meta device, its buffers (name to initial value on the CPU), which no seed determines, and the
+    names of its parameters; those that others share stand for the first of them."""
 
     model: nn.Module
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> list[str]:
+        """Each parameter's name once, in the model's order."""
+        return list(dict.fromkeys(self.names.values()))
 
 
 def blueprint(build_model: Callable[[], Any], seed: int) -> Blueprint:
@@ -26,14 +36,47 @@ def blueprint(build_model: Callable[[], Any], seed: int) -> Blueprint:
     The second time only the parameters are put on the meta device, each as it is registered, so no more than one of
     them has memory at a time. Buffers drawn at random start from the seed, the same on every rank.
     """
-    with torch.device("meta"):
+    with blamed("build_model", build_model), torch.device("meta"):
         model: nn.Module = build_model()
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     if next(model.buffers(), None) is None:
-        return Blueprint(model)
-    with _parameters_on_meta(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(seed)
+        return Blueprint(model, {}, names)
+    with blamed("build_model", build_model), _parameters_on_meta(), _seeded(seed), torch.device("cpu"):
         buffers = {name: buffer.detach().clone() for name, buffer in build_model().named_buffers()}
-    return Blueprint(model, buffers)
+    return Blueprint(model, buffers, names)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def as_built(model: nn.Module, names: Mapping[str, str]) -> dict[str, nn.Parameter]:
+    """Parameters of a parallel model by the names that they had when it was built (`Blueprint.names`).
+
+    A wrapper, torch.compile's or activation checkpointing's say, may have put something before or into a name; then
+    they are taken in their order.
+
+    Raises:
+        UserError: the model has other parameters than were built.
+    """
+    found = dict(model.named_parameters())
+    wanted = list(dict.fromkeys(names.values()))
+    if all(name in names for name in found):
+        by_name = {names[name]: parameter for name, parameter in found.items()}
+        if len(by_name) == len(wanted):
+            return {name: by_name[name] for name in wanted}
+    if len(found) == len(wanted):
+        return dict(zip(wanted, found.values(), strict=True))
+    odd = next((name for name in found if name not in names), None) or next(n for n in wanted if n not in found)
+    what = f"{len(found)} parameters where build_model made {len(wanted)}"
+    raise UserError(f"the parallel model has {what}, such as {odd!r} ({nearest(odd, wanted)}); keep them all")
 
 
 @contextlib.contextmanager
@@ -61,15 +104,13 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
     return owners
 
 
-def materialise(
-    model: nn.Module, context: RankContext, buffers: Mapping[str, torch.Tensor], device: torch.device | None = None
-) -> None:
+def materialise(model: nn.Module, context: RankContext, built: Blueprint, device: torch.device | None = None) -> None:
     """Give a sharded model memory and its initial values, one parameter at a time; needs no communication.
 
     Parameters go to the rank's device, or to `device` where they are offloaded.
     """
     allocate(model, context, device)
-    load_initial_values(model, context, buffers)
+    load_initial_values(model, context, built)
 
 
 def allocate(model: nn.Module, context: RankContext, device: torch.device | None = None) -> None:
@@ -87,12 +128,20 @@ def allocate(model: nn.Module, context: RankContext, device: torch.device | None
 
 
 @torch.no_grad()
-def load_initial_values(model: nn.Module, context: RankContext, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Set every parameter (or this rank's shard of it) to the value that its name and the seed determine."""
-    for name, parameter in model.named_parameters():
-        _fill(parameter, initial_value(name, tuple(parameter.shape), context.seed).to(parameter.dtype))
-    for name, buffer in model.named_buffers():
-        _fill(buffer, buffers[name])
+def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint) -> None:
+    """Set every parameter (or this rank's shard of it) to the value that its place among the parameters that were
+    built, its shape and the seed determine: a wrapper, which changes names, changes no value."""
+    for place, (name, parameter) in enumerate(as_built(model, built.names).items()):
+        full = initial_value(place, name.rpartition(".")[2], tuple(parameter.shape), context.seed)
+        _fill(parameter, full.to(parameter.dtype))
+    values = list(built.buffers.values())
+    for place, (name, buffer) in enumerate(model.named_buffers()):
+        if name in built.buffers:
+            _fill(buffer, built.buffers[name])
+        elif len(values) > place and values[place].shape == buffer.shape:
+            _fill(buffer, values[place])
+        else:
+            raise UserError(f"the parallel model has a buffer {name!r} that build_model did not make; make it there")
 
 
 def _fill(tensor: Any, full: torch.Tensor) -> None:
@@ -101,10 +150,17 @@ def _fill(tensor: Any, full: torch.Tensor) -> None:
     tensor.copy_(full)
 
 
-def initial_value(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """A parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one."""
-    generator = torch.Generator().manual_seed(seed ^ int.from_bytes(name.encode(), "big") % (2**61 - 1))
+def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """A parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one.
+
+    Args:
+        place: its index among the model's parameters.
+        role: the last part of its name, by which weights of norms are told from biases.
+        shape: the whole parameter's.
+        seed: of the run.
+    """
+    generator = torch.Generator().manual_seed((seed << 32) + place)
     value = torch.randn(shape, generator=generator)
     if len(shape) >= 2:
         return value / shape[-1] ** 0.5
-    return 1 + 0.1 * value if name.endswith("weight") else 0.1 * value
+    return 1 + 0.1 * value if role == "weight" else 0.1 * value

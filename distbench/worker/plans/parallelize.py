@@ -1,28 +1,45 @@
-"""A plan onto a model: TP, then activation checkpointing, compile and FSDP; CP wraps each step (see training_step)."""
+"""A plan onto a model: TP or a function of the user's own, then activation checkpointing, compile and FSDP; CP wraps
+each step (see training_step)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from distbench.spec import ParallelPlan
+from distbench.spec import ParallelPlan, UserError
 from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules
 from distbench.worker.plans.fully_sharded import Sharded, shard_fully
 from distbench.worker.plans.materialise import owners_of
-from distbench.worker.plans.patterns import annotations_by_parameter, styles_by_module
+from distbench.worker.plans.patterns import (
+    annotations_by_parameter,
+    is_of_transformers,
+    styles_by_module,
+    styles_by_parameter,
+)
+from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
 from distbench.worker.torch_internals import flatten_mesh
 
 
-def parallelize(model: nn.Module, plan: ParallelPlan, context: RankContext) -> tuple[nn.Module, Sharded]:
+def parallelize(
+    model: nn.Module, plan: ParallelPlan, context: RankContext, own: Callable[[Any, Any], Any] | None = None
+) -> tuple[nn.Module, Sharded]:
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
     Skipped where a part of the plan has nothing to do on this machine.
+
+    Args:
+        own: the scenario's `parallelize`, which is given the whole mesh and takes the place of the plan's `tp`.
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
-    if plan.tp is not None and tp_dims:
+    if own is not None:
+        model = _parallel_by(own, model, context.mesh)
+    elif callable(plan.tp) and tp_dims:
+        model = _parallel_by(plan.tp, model, context.mesh[tuple(tp_dims)])
+    elif plan.tp is not None and tp_dims:
         model = _tensor_parallel(model, plan, context, tp_dims)
     recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
     if plan.compile is not None:
@@ -30,19 +47,60 @@ def parallelize(model: nn.Module, plan: ParallelPlan, context: RankContext) -> t
     return model, shard_fully(model, plan.fsdp, context) if plan.fsdp is not None else Sharded()
 
 
+def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: Any) -> nn.Module:
+    """Have a function of the user's own lay a model over a mesh.
+
+    Raises:
+        UserError: it raises, or returns what is no model.
+    """
+    with blamed("parallelize", function):
+        changed = function(model, mesh)
+    if changed is not None and not isinstance(changed, nn.Module):
+        kind = type(changed).__name__
+        where = place_of(function)
+        raise UserError(
+            f"parallelize ({where}) returns {kind}; return the model, or None where it was changed in place"
+        )
+    return model if changed is None else changed
+
+
 def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext, tp_dims: list[str]) -> nn.Module:
-    if callable(plan.tp):
-        changed: nn.Module = plan.tp(model, context.mesh[tuple(tp_dims)])
-        return changed
     from torch.distributed.tensor.parallel import parallelize_module
 
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
+    mesh = flatten_mesh(context.mesh, tp_dims)
     styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
-    model = parallelize_module(model, flatten_mesh(context.mesh, tp_dims), styles)
+    of_parameters = styles_by_parameter(plan, model)
+    for name, style in of_parameters.items():
+        holder, _, attribute = name.rpartition(".")
+        style.shard_param(model.get_submodule(holder), attribute, mesh)
+    for name, style in styles.items():
+        if is_of_transformers(style):
+            _install(style, model, name, mesh)
+    by_torch = {name: style for name, style in styles.items() if not is_of_transformers(style)}
+    model = parallelize_module(model, mesh, by_torch) if by_torch or not styles else model
+    for (_, module, attribute), *others in shared:
+        for _, other, name in others:
+            _share_again(getattr(module, attribute), other, name)
     # SequenceParallel makes new parameters of a module's own, and they would learn again.
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
+
+
+def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:
+    module = model.get_submodule(name)
+    config = getattr(model, "config", None)
+    if config is not None and not hasattr(module, "config"):
+        module.config = getattr(config, "get_text_config", lambda: config)()  # what styles of MLA read
+    style.install_forward(module, mesh)
+
+
+def _share_again(parameter: Any, other: nn.Module, name: str) -> None:
+    """Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one."""
+    if getattr(getattr(other, name), "placements", None) == getattr(parameter, "placements", None):
+        other.register_parameter(name, parameter)
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:

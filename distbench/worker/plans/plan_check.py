@@ -5,21 +5,34 @@ from typing import Any
 
 from torch import nn
 
-from distbench.spec import ParallelPlan
+from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.parallel import ATTENTION_KERNELS
+from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
 from distbench.worker.plans.fsdp_check import fsdp_problems
-from distbench.worker.plans.patterns import matching
+from distbench.worker.plans.patterns import AUTO, matching, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 ROTATIONS = ("allgather", "alltoall")
+MESH_DIMS = ("pp", *BATCH_DIMS, "cp", "tp", "ep")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
-    """One sentence for each thing that keeps the plan from working on a model on the meta device and this mesh."""
+    """One sentence for each thing that keeps the plan from working on a model on the meta device and this mesh.
+
+    `batch` is the global one: a `Batch`, or what it is made of.
+    """
+    batch = batch if isinstance(batch, Batch) else Batch(batch)
+    try:
+        return _all_problems(model, batch, plan, context)
+    except UserError as error:  # a name that stands for nothing keeps the rest from being looked at
+        return [str(error)]
+
+
+def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> list[str]:
     return grouped(
         [
             *_unused_mesh_dims(plan, context),
@@ -37,34 +50,52 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used = {*plan.fsdp.mesh_dims, *plan.fsdp.replicate_dims} if plan.fsdp else set()
     used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
     used |= {plan.cp.mesh_dim} if plan.cp else set()
+    if callable(plan.tp) and plan.tp_dim == "tp":
+        yield from _unknown_mesh_dims(context)
+        return
     for name in context.mesh_dims:
         if name not in used:
             known = ", ".join(sorted(used)) or "none"
             yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {known}"
 
 
+def _unknown_mesh_dims(context: RankContext) -> Iterator[str]:
+    """A function of the user's own may use any mesh dim; its name says what of a batch the ranks along it have."""
+    for name in context.mesh_dims:
+        if name not in MESH_DIMS:
+            known = ", ".join(MESH_DIMS)
+            yield (
+                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of {known}: those "
+                f"along {' and '.join(BATCH_DIMS)} get different parts of the batch"
+            )
+
+
 def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
     modules = [name for name, _ in model.named_modules() if name]
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    styled = tp_patterns(plan, model)
+    for pattern in styled if plan.tp != AUTO else ():
+        known = [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]
+        if not matching(pattern, known):
+            yield f"TP pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
     groups: tuple[tuple[str, Iterable[str]], ...] = (
-        ("TP", () if plan.tp is None or callable(plan.tp) else plan.tp),
         ("checkpoint", plan.checkpoint),
         ("compile", plan.compile.modules if plan.compile else ()),
-        ("FSDP", plan.fsdp.wrap if plan.fsdp else ()),
+        ("FSDP", plan.fsdp.wrap if plan.fsdp and plan.fsdp.wrap != AUTO else ()),
     )
     for kind, patterns in groups:
         for pattern in patterns:
             if not matching(pattern, [*modules, ""]):
                 yield f"{kind} pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
-    parameters = [name for name, _ in model.named_parameters()]
     for pattern in plan.shard_params:
         if not matching(pattern, parameters):
             yield f"shard_params pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
 
 
-def _undividable_batch(batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     dims = [name for name in context.mesh_dims if name in BATCH_DIMS]
     _, num_parts = context.index(BATCH_DIMS)
-    length = batch.shape[0]
+    length = batch.length
     if length % num_parts:
         yield undivided(f"a batch of {length} cannot be split", length, dims, context)
     elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
@@ -72,7 +103,7 @@ def _undividable_batch(batch: Any, plan: ParallelPlan, context: RankContext) -> 
         yield f"{share} cannot be split into {plan.microbatches} micro-batches; use a divisor of {length // num_parts}"
 
 
-def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
     if plan.cp is None:
         return
     if plan.cp.rotate not in ROTATIONS:
@@ -92,10 +123,14 @@ def _context_parallel(model: nn.Module, batch: Any, plan: ParallelPlan, context:
         return
     size = context.size(plan.cp.mesh_dim)
     chunks = size * 2 if plan.cp.load_balance else size
-    length = batch.shape[plan.cp.seq_dim]
-    if size > 1 and length % chunks:
-        over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
-        yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; use a multiple of {chunks}"
+    sequences = batch.sequence_dims_of(plan.cp)
+    over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
+    if not sequences:
+        yield f"no tensor of the batch has a tensor dim {plan.cp.seq_dim} to be split over {over}; say sequence_dims"
+    tensors = dict(tensors_of(batch.tree))
+    for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
+        if size > 1 and length % chunks:
+            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; use a multiple of {chunks}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:

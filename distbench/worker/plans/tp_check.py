@@ -10,7 +10,7 @@ from distbench.spec import ParallelPlan, ShardParam
 from distbench.spec.errors import nearest
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.materialise import owners_of
-from distbench.worker.plans.patterns import annotations_by_parameter, styles_by_module
+from distbench.worker.plans.patterns import annotations_by_parameter, is_of_transformers, styles_by_module
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
@@ -30,7 +30,7 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
     dims = [name for name in plan.tp_dims if name in context.mesh_dims]
     _, size = context.index(plan.tp_dims)
     for pattern, name, module, style in styles_by_module(plan, model):
-        kind = type(style).__name__
+        kind = _kind(style)
         if kind in SHARDING_STYLES and not isinstance(module, nn.Linear | nn.Embedding):
             given = type(module).__name__
             yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {name or 'the root'} is a {given}"
@@ -69,12 +69,17 @@ def local_shape(name: str, model: nn.Module, plan: ParallelPlan, context: RankCo
     return shape
 
 
+def _kind(style: Any) -> str:
+    """torch's name of a style; transformers' styles take more kinds of modules and shards of unequal length."""
+    return "" if is_of_transformers(style) else type(style).__name__
+
+
 def _join(module: str, attribute: str) -> str:
     return f"{module}.{attribute}" if module else attribute
 
 
 def _sharded_by(style: Any, module: nn.Module) -> Iterator[tuple[str, int]]:
-    kind = type(style).__name__
+    kind = _kind(style)
     embedding = isinstance(module, nn.Embedding)
     if kind == "ColwiseParallel":
         yield "weight", 1 if embedding else 0
@@ -85,8 +90,16 @@ def _sharded_by(style: Any, module: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _tied(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
-    styled = {name for _, name, _, style in styles_by_module(plan, model) if type(style).__name__ in SHARDING_STYLES}
+    sharded = {
+        _join(name, attribute): tensor_dim
+        for _, name, module, style in styles_by_module(plan, model)
+        for attribute, tensor_dim in _sharded_by(style, module)
+    }
+    styled = {name for _, name, _, style in styles_by_module(plan, model) if _kind(style) in SHARDING_STYLES}
     for owners in owners_of(model).values():
+        # Laid out alike by each of its holders, it stays one parameter.
+        if len({sharded.get(_join(name, attribute)) for name, _, attribute in owners}) == 1:
+            continue
         names = [_join(name, attribute) for name, _, attribute in owners]
         touched = [name for name, _, _ in owners if name in styled]
         if len(owners) > 1 and touched:

@@ -1,18 +1,19 @@
 """A training step of a parallel model with its batch on this rank, context parallel round forward and backward."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from distbench.spec import CpPlan, Scenario, UserError
-from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size
-from distbench.worker.plans.materialise import Blueprint, blueprint, load_initial_values, materialise
+from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
+from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size, sum_then_divide
+from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values, materialise
 from distbench.worker.plans.parallelize import parallelize
+from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-from distbench.worker.redistribute.expected_shards import chunk_of
 from distbench.worker.torch_internals import context_parallel, whole_sequence
 
 Stamp = Callable[[], None]
@@ -24,22 +25,22 @@ def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
 
 
 def sequence_sharded(
-    model: nn.Module, plan: CpPlan, context: RankContext, inputs: torch.Tensor, targets: torch.Tensor
+    model: nn.Module, plan: CpPlan, context: RankContext, batch: Sequence[tuple[torch.Tensor, int]]
 ) -> contextlib.AbstractContextManager[None]:
-    """The context of forward, loss and backward; inputs, targets and the model's buffers are sharded in place.
+    """The context of forward, loss and backward; the batch's tensors, each with its tensor dim that is the sequence,
+    and the model's buffers are sharded in place.
 
-    Buffers are whole again afterwards, inputs and targets (copies of this rank's part of the batch) are not. With
-    `unshard_output` targets stay whole.
+    Buffers are whole again afterwards, the batch (copies of this rank's part of it) is not.
     """
-    batch = [inputs] if plan.unshard_output else [inputs, targets]
     buffers = dict(model.named_buffers())
+    tensors = [tensor for tensor, _ in batch]
     return context_parallel(
         context.mesh[plan.mesh_dim],
-        [*batch, *(buffers[name] for name in plan.buffers)],
-        [*(plan.seq_dim for _ in batch), *plan.buffers.values()],
+        [*tensors, *(buffers[name] for name in plan.buffers)],
+        [*(tensor_dim for _, tensor_dim in batch), *plan.buffers.values()],
         plan.rotate,
         plan.load_balance,
-        not_restored=batch,
+        not_restored=tensors,
         kernel=plan.kernel,
     )
 
@@ -74,61 +75,86 @@ class TrainingStep:
         built: Blueprint | None = None,
         give_memory: Callable[..., None] = materialise,
     ) -> None:
-        assert scenario.build_model and scenario.make_batch and scenario.loss
-        self.plan = scenario.plan
-        self._context = context
-        self._loss = scenario.loss
-        built = built or blueprint(scenario.build_model, context.seed)
-        self._buffers = built.buffers
-        self.model, self.sharded = parallelize(built.model, scenario.plan, context)
-        offloaded = scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None
-        give_memory(self.model, context, self._buffers, torch.device("cpu") if offloaded else None)
-        average_whole_gradients(self.model, self.sharded, scenario.plan.fsdp, context)
+        assert scenario.build_model and scenario.make_batch
+        self.plan = plan = scenario.step_plan
+        self._context, self._scenario = context, scenario
+        self.built = built = built or blueprint(scenario.build_model, context.seed)
+        self.model, self.sharded = parallelize(built.model, plan, context, scenario.parallelize)
+        if scenario.gradient_divide_factor is not None:
+            sum_then_divide(self.model, context)
+        offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
+        give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
+        average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
+        self._finish_model()
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
-        self.unshards_output = unshard_outputs(self.model, scenario.plan.cp, context)
+        self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
-        self.microbatches = list(self._split(scenario.make_batch()))
+        self._batch = batch_of(scenario)
+        self.microbatches = list(self._split())
+        self._make_optimizer = scenario.optimizer
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
 
-    def _split(self, batch: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _finish_model(self) -> None:
+        """What the scenario does to a model that has memory."""
+        self._own: dict[str, torch.Tensor] = {}
+        if (hook := self._scenario.after_materialize) is not None:
+            with blamed("after_materialize", hook):
+                hook(self.model, self._context.mesh)
+            self._own = {name: local_part(tensor).clone() for name, tensor in self.model.named_parameters()}
+        function = self._scenario.after_materialize or self._scenario.parallelize
+        if function is None:
+            return
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        if lacking := [name for name, tensor in named if tensor.is_meta]:
+            what = f"parameter {lacking[0]} of the parallel model is still on the meta device"
+            raise UserError(f"{what} ({place_of(function)}); leave it to distbench, which gives every one memory")
+
+    def _split(self) -> Iterator[Any]:
         index, count = self._context.index(BATCH_DIMS)
         parts = self.plan.microbatches
         for part in range(parts):
-            yield tuple(
-                chunk_of(tensor, 0, count * parts, index * parts + part).to(self._context.device).contiguous()
-                for tensor in batch
-            )
+            yield self._batch.part(index * parts + part, count * parts, self._context.device)
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part."""
         losses = []
-        for turn, (inputs, targets) in enumerate(self.microbatches, start=1):
+        for turn, batch in enumerate(self.microbatches, start=1):
             self._sync_gradients(turn == len(self.microbatches))
-            losses.append(self._one_microbatch(inputs, targets, stamp))
+            losses.append(self._one_microbatch(batch, stamp))
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
-    def _one_microbatch(self, inputs: torch.Tensor, targets: torch.Tensor, stamp: Stamp) -> torch.Tensor:
+    def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
         with contextlib.ExitStack() as entered:
             if self.plan.cp is not None and shards_sequence(self.plan.cp, self._context):
-                inputs, targets = inputs.clone(), targets.clone()
-                entered.enter_context(sequence_sharded(self.model, self.plan.cp, self._context, inputs, targets))
+                batch = mapped(batch, lambda _, tensor: tensor.clone())
+                sharded = list(self._of_sequence(self.plan.cp, batch))
+                entered.enter_context(sequence_sharded(self.model, self.plan.cp, self._context, sharded))
             if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel
 
                 entered.enter_context(loss_parallel())
-            output = self.model(inputs)
-            if self.kept_outputs is not None:
-                self.kept_outputs.append(output.detach())
-            loss: Any = self._loss(output, targets)
-            # Held through backward, it would raise the step's peak of memory.
-            del output
+            loss: Any = loss_of(self._scenario, self.model, batch, self._keep)
             stamp()
             (loss / len(self.microbatches) if len(self.microbatches) > 1 else loss).backward()
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    def _keep(self, output: Any) -> None:
+        # Held through backward, it would raise the step's peak of memory.
+        if self.kept_outputs is not None:
+            self.kept_outputs.append(output.detach())
+
+    def _of_sequence(self, plan: CpPlan, batch: Any) -> Iterator[tuple[torch.Tensor, int]]:
+        """Of a part of the batch, the tensors that the sequence's ranks share; targets stay whole where the output is
+        made whole."""
+        dims = self._batch.sequence_dims_of(plan)
+        whole = "1" if plan.unshard_output and self._scenario.loss is not None else None
+        for name, tensor in tensors_of(batch):
+            if name in dims and name != whole:
+                yield tensor, dims[name]
 
     def _sync_gradients(self, is_last: bool) -> None:
         fsdp = self.plan.fsdp
@@ -139,7 +165,10 @@ class TrainingStep:
     @property
     def gradient_scale(self) -> float:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
-        fsdp = self.plan.fsdp
+        fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
+        if own is not None:
+            cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
+            return self._context.index((*BATCH_DIMS, *cp))[1] / own
         if fsdp is None or fsdp.gradient_divide_factor is None:
             return 1.0
         return data_parallel_size(fsdp, self._context) / fsdp.gradient_divide_factor
@@ -157,4 +186,31 @@ class TrainingStep:
     def restart(self) -> None:
         """Back to the initial parameters, no gradients."""
         self.model.zero_grad(set_to_none=True)
-        load_initial_values(self.model, self._context, self._buffers)
+        load_initial_values(self.model, self._context, self.built)
+        parameters = dict(self.model.named_parameters())
+        for name, value in self._own.items():
+            local_part(parameters[name]).copy_(value)
+
+    def start_anew(self) -> None:
+        """The same, and an optimizer that has seen nothing."""
+        self.restart()
+        if self._make_optimizer is not None:
+            self.optimizer = self._make_optimizer(self.model.parameters())
+
+    def own_values(self) -> dict[str, torch.Tensor] | None:
+        """Where the scenario sets values itself, the whole parameters after `restart`, on rank 0's CPU; all ranks
+        together, one parameter at a time."""
+        if not self._own:
+            return None
+        found = {}
+        for name, parameter in as_built(self.model, self.built.names).items():
+            given: Any = parameter.detach()
+            whole = given.full_tensor() if hasattr(given, "full_tensor") else given
+            if self._context.rank == 0:
+                found[name] = whole.cpu().clone()
+        return found
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """What a rank holds of a parameter, without its history."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()

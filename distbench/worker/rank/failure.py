@@ -1,9 +1,16 @@
 """How a rank that cannot go on reports why: a file of its own that the parent reads when the launch has ended."""
 
 import contextlib
+import inspect
 import json
+import sysconfig
 import time
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+from distbench.spec.errors import UserError
 
 MAX_MESSAGE = 500  # characters
 
@@ -36,3 +43,40 @@ def one_line(error: BaseException) -> str:
     # Half a character can be written to no file and no terminal.
     first = first.encode("utf-8", "backslashreplace").decode()
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Where a function of the user's own is written: `file:line`, or its name where that is not known."""
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(plain, "__qualname__", repr(plain))
+
+
+def raised_at(error: BaseException, otherwise: str = "") -> str:
+    """Where in somebody's own file an exception came from: `file:line` of its innermost frame in neither an installed
+    package nor this one; `otherwise` where there is none."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    skipped = (*installed, str(Path(__file__).parents[2]), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else otherwise
+
+
+def _is_skipped(file: str, folders: tuple[str, ...]) -> bool:
+    shipped = str(Path(__file__).parents[2] / "scenarios")
+    return (file.startswith(folders) or "site-packages" in file) and not file.startswith(shipped)
+
+
+@contextlib.contextmanager
+def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Have what the user's own function raises said with its file and line.
+
+    Raises:
+        UserError: it raised, also where it meant to exit.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{what} raises {one_line(error)} ({raised_at(error, place_of(function))}); fix it") from error

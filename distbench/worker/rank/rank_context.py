@@ -1,14 +1,19 @@
 """What a rank needs to know: its device, its coordinate on the mesh, and its process groups."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.costmodel.profile import Profile
+from distbench.costmodel.mesh_costs import profile_on
+from distbench.costmodel.profile import Profile, load_profile
+from distbench.spec import Job, UserError
+from distbench.worker.rank.device import ends_within
 
+GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
 # Mesh dims whose ranks have different parts of the batch.
 BATCH_DIMS = ("dp_replicate", "dp_shard")
 
@@ -69,10 +74,13 @@ class RankContext:
         return bool(flags.item())
 
     def group_works(self, mesh_dim: str) -> bool:
-        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations."""
+        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations.
+
+        On an accelerator a collective that another rank has left never ends, and neither would the wait for it.
+        """
         ones = torch.ones(1, device=self.device)
         dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
-        return ones.item() == self.size(mesh_dim)
+        return ends_within(self.device, GROUP_WORKS_S) and ones.item() == self.size(mesh_dim)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
@@ -84,3 +92,18 @@ def gather_objects(group: dist.ProcessGroup, value: Any) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, value, group=group)
     return gathered
+
+
+def profile_of(job: Job) -> Profile | None:
+    """The cost profile that the job names."""
+    return load_profile(Path(job.profile)) if job.profile else None
+
+
+def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
+    """The job's cost profile for its mesh as that lies on these hosts; UserError where it has no lines."""
+    if profile is None or not profile.hosts:
+        return profile
+    try:
+        return profile_on(profile, job.mesh, hosts)
+    except UserError as error:
+        raise UserError(f"profile {job.profile}: {error}") from error

@@ -58,8 +58,24 @@ def shard_of(
 
 
 def own_shard(full: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
-    """The same for this rank of a device mesh."""
-    return shard_of(full, placements, tuple(mesh.mesh.shape), tuple(mesh.get_coordinate() or ()))
+    """The same for this rank of a device mesh; of a packed parameter (gate and up in one) a chunk of each piece."""
+    shape = tuple(mesh.mesh.shape)
+    of = strided_shard_of if _is_packed(placements, shape) else shard_of
+    return of(full, placements, shape, tuple(mesh.get_coordinate() or ()))
+
+
+def _is_packed(placements: Sequence[Any], mesh_shape: Sequence[int]) -> bool:
+    """Whether a strided shard is its author's, and not FSDP2's over what other mesh dims shard already."""
+    for mesh_dim, placement in enumerate(placements):
+        if is_strided_shard(placement):
+            same = [at for at in range(mesh_dim + 1, len(placements)) if _shards(placements[at], placement.dim)]
+            if placement.split_factor != math.prod(mesh_shape[at] for at in same):
+                return True
+    return False
+
+
+def _shards(placement: Any, tensor_dim: int) -> bool:
+    return getattr(placement, "dim", None) == tensor_dim
 
 
 def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int) -> torch.Tensor:

@@ -32,6 +32,7 @@ from distbench.worker.torch_internals.labels import (
     Label,
     Labels,
     autograd_position,
+    finished_parameter,
     labelled_communication,
     next_autograd_position,
 )
@@ -47,12 +48,23 @@ from distbench.worker.torch_internals.mesh_facts import (
     strided_shard,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
-from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, replaced, require
+from distbench.worker.torch_internals.probe import (
+    Internal,
+    Probe,
+    Skipped,
+    Unsupported,
+    bind_to_numa_node,
+    import_compiler,
+    probe,
+    replaced,
+    require,
+)
 from distbench.worker.torch_internals.replacements import native_all_to_all
 from distbench.worker.torch_internals.shapes_only import (
     NeedsValues,
     ShapesOnly,
     arguments_of,
+    chunks_when_asked_for,
     global_metadata,
     has_values,
     is_attention,

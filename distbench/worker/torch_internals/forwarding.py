@@ -172,11 +172,13 @@ class Forwarding:
                 group.on_issue = None
 
     def _make_missing(self, plain_world: Any) -> None:
-        root: Any = self.mesh._get_root_mesh()
-        flattened = [name for mesh in root._flatten_mapping.values() for name in mesh._dim_group_names]
-        for name in dict.fromkeys([plain_world.group_name, *root._dim_group_names, *flattened]):
-            if name not in self._groups:
-                plain = dist.distributed_c10d._resolve_process_group(name)
+        """For every group that this rank is in: the mesh's, and those of meshes that the model made for itself, whose
+        names DTensor's caches may serve for an equal mesh. All ranks make them in the order in which they were made."""
+        known = {forwarding.group_name for _, forwarding in self._groups.values()}
+        groups = [plain_world, *dist.distributed_c10d._world.pg_map]
+        for plain in groups:
+            name = plain.group_name
+            if name not in self._groups and name not in known and not isinstance(plain, ForwardingGroup):
                 self._groups[name] = (plain, _forwarding_to_own_backend(plain))
 
     def _register(self, groups: dict[str, Any]) -> None:

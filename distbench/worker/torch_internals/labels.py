@@ -118,3 +118,10 @@ def autograd_position() -> int | None:
     """The sequence number of the node whose backward runs now; None outside of backward."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+def finished_parameter() -> torch.Tensor | None:
+    """The parameter whose gradient autograd has finished and whose hooks run now; None elsewhere."""
+    node: Any = torch._C._current_autograd_node()
+    found: torch.Tensor | None = getattr(node, "variable", None)
+    return found

@@ -1,10 +1,13 @@
 """What a step communicates: each collective with its phase, source, mesh dim, owning module and redistribution.
 
 Each module notes autograd's sequence number when its forward begins and ends. A node of backward carries the number
-that its forward had, so the innermost module around that number owns what the node communicates.
+that its forward had, so the innermost module around that number owns what the node communicates. What a hook on a
+finished gradient communicates belongs to the parameter's module; what runs after the model or before backward reaches
+it to the loss; and in the optimizer's phase all is the optimizer's.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +26,14 @@ from distbench.worker.torch_internals import (
     Labels,
     autograd_position,
     each_collective,
+    finished_parameter,
     labelled_communication,
     next_autograd_position,
 )
 
 UNKNOWN_GROUP = "?"
+# Owners that are no modules.
+LOSS, OPTIMIZER = "(loss)", "(optimizer)"
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Communication:
         kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
         payload_bytes: nccl-tests' S.
-        owner: the module's name; empty for the root.
-        owner_known: whether a module was found at all.
+        owner: the module's name, empty for the root; LOSS or OPTIMIZER.
+        owner_known: whether an owner was found at all.
         redistribution: `"S(0)R->RR"`, empty where it was none.
         explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
         group: global ranks of the group, sorted, joined by commas.
@@ -90,6 +96,7 @@ class IssueContext(NamedTuple):
         fsdp_owner: the module for which FSDP communicates.
         module: the innermost module whose forward has begun.
         position: the sequence number of the node whose backward runs.
+        finished: the module of the parameter whose gradient has just been finished, and whose hooks run.
     """
 
     phase: str
@@ -97,6 +104,7 @@ class IssueContext(NamedTuple):
     fsdp_owner: str | None
     module: str | None
     position: int | None
+    finished: str | None = None
 
 
 class CollectiveTracker:
@@ -118,13 +126,24 @@ class CollectiveTracker:
         """What runs now; cheap."""
         module = self._modules.running
         position = autograd_position() if module is None else None
-        return IssueContext(self._phase, self._labels.current, self._labels.owner, module, position)
+        finished = self._modules.holder_of(finished_parameter()) if module is None else None
+        return IssueContext(self._phase, self._labels.current, self._labels.owner, module, position, finished)
 
     def owner_of(self, issued_in: IssueContext) -> str | None:
-        """The module for which something was issued; empty for the root, None where none is known."""
+        """The module for which something was issued, empty for the root; or LOSS, OPTIMIZER, None where none is
+        known."""
         if issued_in.fsdp_owner is not None:
             return issued_in.fsdp_owner
-        return self._modules.owner(issued_in.module, issued_in.position)
+        if issued_in.phase == "optimizer":
+            return OPTIMIZER
+        if issued_in.finished is not None:
+            return issued_in.finished
+        owner = self._modules.owner(issued_in.module, issued_in.position)
+        if owner is not None or not self._modules.has_run:
+            return owner
+        if issued_in.phase == "forward" or self._modules.is_after(issued_in.position):
+            return LOSS
+        return None
 
     def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
         """One collective, with its owner."""
@@ -183,11 +202,34 @@ def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
 
 
 class RunningModules:
-    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to."""
+    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to.
 
-    def __init__(self) -> None:
+    Each thread numbers its nodes itself. Where checkpointing computes a forward again on autograd's thread, as on
+    accelerators, nodes of backward still have the numbers of the first one: of the thread that this was made on.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
         self._stack: list[tuple[str, int]] = []
         self._spans: list[tuple[int, int, str]] = []
+        self._thread = threading.get_ident()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a module's forward has ended."""
+        return bool(self._spans)
+
+    def is_after(self, position: int | None) -> bool:
+        """Whether a node was made after all modules had run: the loss's."""
+        return position is not None and position >= max(end for _, end, _ in self._spans)
+
+    def holder_of(self, parameter: object) -> str | None:
+        """The name of the module that has a parameter, empty for the root; None where it is none of the model's."""
+        if parameter is None or self._model is None:
+            return None
+        names = (name for name, one in self._model.named_parameters() if one is parameter)
+        name = next(names, None)
+        return None if name is None else name.rpartition(".")[0]
 
     def enter(self, name: str, *_: object) -> None:
         """A module's forward begins."""
@@ -196,7 +238,8 @@ class RunningModules:
     def leave(self, *_: object) -> None:
         """The innermost module's forward ends."""
         name, start = self._stack.pop()
-        self._spans.append((start, next_autograd_position(), name))
+        if threading.get_ident() == self._thread:
+            self._spans.append((start, next_autograd_position(), name))
 
     @property
     def running(self) -> str | None:
@@ -214,7 +257,7 @@ class RunningModules:
 @contextlib.contextmanager
 def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
     """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
-    modules = RunningModules()
+    modules = RunningModules(model)
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules() if model is not None else ():
             hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))

@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 from torch.profiler import record_function
 
-from distbench.spec.devices import DEVICES
+from distbench.spec.devices import known_device
+from distbench.worker.plans.batch import tensors_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import allocator_peak
 from distbench.worker.rank.failure import one_line
@@ -43,7 +44,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
     own: dict[str, Any] = {}
     reason = None
     try:
-        if DEVICES[context.device.type].waits_on_host:
+        if known_device(context.device.type).waits_on_host:
             own = measured_step_peak(step).to_counters()
         else:
             own = allocator_peak(context.device, step, step.phases)
@@ -135,7 +136,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
     kinds: dict[str, Any] = {
         # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
         OTHER: [dict(vars(module)) for module in step.model.modules()],
-        "batch": step.microbatches,
+        "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
         "optimizer": list(step.optimizer.state.values()) if step.optimizer is not None else [],
         "parameters": list(step.model.parameters()),

@@ -1,0 +1,112 @@
+"""Other people's models, as docs/your-model.md has them: what each takes, whether it comes out right, what is seen.
+
+Four gloo ranks run the examples' steps: loss and gradients against one device, and their collectives by two methods
+against the signature, which a child process finds on a fake group.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims import Claim, Row
+from distbench.ask_child import ask_child
+from distbench.launch import Request, jobs_of
+
+EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
+# File to what it needs.
+FILES = {"own_parallelize.py": "torch", "hf.py": "transformers", "torchtitan_llama3.py": "torchtitan"}
+RANKS = 4
+MAX_GLUE, LEAST_OWNED = 4, 97
+CLAIMS = (
+    Claim(
+        "models of others that come out wrong (transformers' Llama, Qwen3, Mixtral, Gemma, ViT; own functions)",
+        "{:.0f}",
+        "0",
+        ("models called wrong",),
+    ),
+    Claim("lines of glue that such a model takes", "at most {:.0f}", "under 5", ("most glue",)),
+    Claim("their collectives that a path table lacks", "{:.0f}", "0", ("collectives missing",)),
+)
+
+
+def main() -> list[Row]:
+    """Rows (name, measured, allowed); prints one line a model."""
+    files = [str(EXAMPLES / name) for name, package in FILES.items() if importlib.util.find_spec(package)]
+    for name, package in FILES.items():
+        if not importlib.util.find_spec(package):
+            print(f"left out: {name}, {package} is not installed")
+    found = [row for file in files for row in on_ranks(file)]
+    signed = {name: count for file in files for name, count in signatures(file).items()}
+    counts = f"{'traced':>6} {'signed':>6} {'owned':>6}"
+    print(f"{'model':36} {'glue':>4} {'result':>6} {counts} {'gradient':>9} {'allowed':>8}")
+    for row in found:
+        row["glue"], row["signed"] = glue_of(Path(row["file"]), row["name"]), signed.get(row["name"], -1)
+        print(line(row))
+        for sentence in filter(None, [row["wrong"], *row["differences"]]):
+            print(f"    {sentence}")
+    owned = min(100 * row["num_owned"] / row["num_traced"] for row in found)
+    missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in found)
+    return [
+        ("models called wrong", float(sum(row["wrong"] is not None for row in found)), 0.0),
+        ("most glue", float(max(row["glue"] for row in found)), float(MAX_GLUE)),
+        ("collectives missing", float(missing), 0.0),
+        ("least owned, %", owned, -float(LEAST_OWNED)),
+        ("largest gradient error over what is allowed", max(r["grad_rel_error"] / r["tolerance"] for r in found), 1.0),
+    ]
+
+
+def on_ranks(file: str) -> list[dict[str, Any]]:
+    """What the ranks of one file's steps found."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        done = subprocess.run(
+            [*command, "-m", "benchmarks.models_ranks", str(out), file], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise RuntimeError(f"the ranks of {file} failed: {done.stderr[-2000:]}")
+        return list(json.loads(out.read_text()))
+
+
+def signatures(file: str) -> dict[str, int]:
+    """Scenario and variant to the collectives of its signature, no rank started."""
+    jobs = jobs_of(Request(targets=(file,), device="cpu", started_at=time.time()), None)
+    answers = ask_child(
+        "distbench.worker.children.signatures",
+        given=[job.to_record() for job in jobs],
+        timeout_s=600,
+        failure="no signature",
+    )
+    if failed := next((answer["user_error"] for answer in answers if "user_error" in answer), None):
+        raise RuntimeError(f"{file} has no signature: {failed}")
+    cases = [item for answer in answers for item in answer["cases"].items()]
+    return {case_id.split("/", 2)[-1]: len(case["paths"]) for case_id, case in cases}
+
+
+def glue_of(file: Path, name: str) -> int:
+    """Lines marked as glue, of a file's scenario and of what stands outside of all of them."""
+    counts: dict[str, int] = {"": 0}
+    at = ""
+    for text in file.read_text().splitlines():
+        if text.startswith("@") or (text and not text[0].isspace() and text[0] not in ")]}"):
+            at = text.removeprefix("def ").partition("(")[0] if text.startswith("def ") else ""
+        counts[at] = counts.get(at, 0) + ("# glue" in text)
+    return counts[""] + counts.get(name.partition("/")[0], 0)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One model's line."""
+    result = "ok" if row["wrong"] is None else "wrong"
+    owned = f"{100 * row['num_owned'] / row['num_traced']:.0f} %"
+    seen = f"{row['num_traced']:>6} {row['signed']:>6} {owned:>6}"
+    return f"{row['name']:36} {row['glue']:>4} {result:>6} {seen} {row['grad_rel_error']:9.1e} {row['tolerance']:8.0e}"
+
+
+if __name__ == "__main__":
+    for row in main():
+        print(row)

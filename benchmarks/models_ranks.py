@@ -1,0 +1,67 @@
+"""The ranks of bench_models: each step of some scenario files, checked, and looked at by both methods."""
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from distbench.spec import Entry, find
+from distbench.worker.cases.step_check import StepCheck
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.scheduling import calm_scheduler
+from distbench.worker.session import declared, load_scenario
+from distbench.worker.torch_internals import Forwarding
+from distbench.worker.tracing.trace import StepTrace
+
+
+def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
+    """One row a variant of a scenario."""
+    function = load_scenario(entry.file, entry.name)
+    mesh = init_device_mesh("cpu", tuple(entry.mesh.values()), mesh_dim_names=tuple(entry.mesh))
+    assert dist.group.WORLD is not None
+    context = RankContext(dist.get_rank(), torch.device("cpu"), mesh, "gloo", dist.group.WORLD, seed=1)
+    forwarding = Forwarding(mesh)
+    for values in itertools.product(*entry.axes.values()):
+        variant = dict(zip(entry.axes, values, strict=True))
+        scenario = declared(function, {**entry.params, **variant})
+        build = partial(TrainingStep, scenario, context)
+        step = build()
+        check = StepCheck(step, scenario, context)
+        wrong = check()
+        trace = StepTrace(step, build, context)
+        _, [traced] = trace.forwarded(forwarding, 1)
+        dispatched = trace.dispatched()
+        rows = [row.what for row in traced.rows]
+        yield {
+            "file": str(entry.file),
+            "name": "/".join([entry.name, *(f"{name}={value}" for name, value in variant.items())]),
+            "wrong": wrong,
+            "num_traced": len(rows),
+            "num_owned": sum(row.owner_known for row in rows),
+            "differences": trace.differing(rows, dispatched),
+            **check.counters,
+        }
+
+
+def main(out: Path, *files: str) -> None:
+    """Look at them all; rank 0 writes what was found."""
+    calm_scheduler("cpu")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = [row for file in files for entry in find(file) for row in rows_of(entry)]
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,196 @@
+"""The global batch of a scenario, whatever it is made of: which of its tensors are split, and a rank's part of it."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distbench.spec import CpPlan, Scenario, UserError
+from distbench.worker.rank.failure import blamed, place_of
+from distbench.worker.redistribute.expected_shards import chunk_of
+
+# Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
+Dims = int | Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch: tensors in dicts, lists, tuples and dataclasses, nested as one likes; anything else stays as it is.
+
+    Args:
+        tree: what `make_batch` returned.
+        dims: what the scenario says of tensor dims that are the batch; None for what follows from the first tensor.
+        sequence_dims: likewise of those that are the sequence.
+    """
+
+    tree: Any
+    dims: Dims | None = None
+    sequence_dims: Dims | None = None
+
+    @property
+    def first(self) -> torch.Tensor:
+        """The first tensor that has a tensor dim.
+
+        Raises:
+            UserError: there is none.
+        """
+        found = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
+        if found is None:
+            raise UserError(
+                f"make_batch gives {kind_of(self.tree)} without a tensor that can be split over ranks; return tensors "
+                "of the global batch, batch first"
+            )
+        return found
+
+    @property
+    def length(self) -> int:
+        """Samples in it: the length of the first tensor that is split."""
+        name, tensor_dim = next(iter(self.split_dims.items()))
+        return dict(tensors_of(self.tree))[name].shape[tensor_dim]
+
+    @property
+    def split_dims(self) -> dict[str, int]:
+        """Name of each tensor that is split over data parallel ranks to its tensor dim that is.
+
+        Unsaid, tensor dim 0 of every tensor that is as long there as the first one; others, a mask of sequence x
+        sequence say, are whole on every rank.
+
+        Raises:
+            UserError: nothing is split, or what is said fits no tensor.
+        """
+        if self.dims is not None:
+            return self._said(self.dims, "batch_dims")
+        length = self.first.shape[0]
+        return {name: 0 for name, tensor in tensors_of(self.tree) if tensor.ndim and tensor.shape[0] == length}
+
+    def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
+        """Likewise over context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
+        if self.sequence_dims is not None:
+            return self._said(self.sequence_dims, "sequence_dims")
+        at = plan.seq_dim
+        lengths = {name: tensor.shape[at] for name, tensor in tensors_of(self.tree) if tensor.ndim > at}
+        first = next(iter(lengths.values()), None)
+        return {name: at for name, length in lengths.items() if length == first}
+
+    def _said(self, dims: Dims, what: str) -> dict[str, int]:
+        named = dict(tensors_of(self.tree))
+        given = dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in named if named[n].ndim), dims)
+        found: dict[str, int] = {}
+        for pattern, tensor_dim in given.items():
+            matched = fnmatch.filter(named, pattern)
+            if not matched:
+                raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(named) or 'no tensors'}")
+            for name in matched:
+                shape = list(named[name].shape)
+                if tensor_dim is not None and not -len(shape) <= tensor_dim < len(shape):
+                    raise UserError(f"{what} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
+                if tensor_dim is not None:
+                    found[name] = tensor_dim % len(shape)
+        if not found:
+            raise UserError(f"{what}={dims!r} splits no tensor of the batch; name one to its tensor dim")
+        return found
+
+    def part(self, index: int, count: int, device: torch.device) -> Any:
+        """Part `index` of `count` equal ones, on a device."""
+        dims = self.split_dims
+
+        def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            cut = chunk_of(tensor, dims[name], count, index) if name in dims else tensor
+            return cut.to(device).contiguous()
+
+        return mapped(self.tree, own)
+
+
+def batch_of(scenario: Scenario) -> Batch:
+    """The scenario's global batch, made anew.
+
+    Raises:
+        UserError: make_batch raises, or its batch has nothing to split.
+    """
+    assert scenario.make_batch is not None
+    with blamed("make_batch", scenario.make_batch):
+        batch = Batch(scenario.make_batch(), scenario.batch_dims, scenario.sequence_dims)
+    assert batch.length >= 0
+    return batch
+
+
+def kind_of(tree: Any) -> str:
+    """What somebody returned, for a sentence."""
+    return "None" if tree is None else f"a {type(tree).__name__}"
+
+
+def tensors_of(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a batch with its name: keys, fields and positions joined by dots."""
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    for key, value in _parts(tree):
+        yield from tensors_of(value, f"{name}.{key}" if name else str(key))
+
+
+def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
+    """The same with each tensor changed; what holds no tensor is the same object."""
+    if isinstance(tree, torch.Tensor):
+        return change(name, tree)
+    parts = _parts(tree)
+    if not parts:
+        return tree
+    new = {key: mapped(value, change, f"{name}.{key}" if name else str(key)) for key, value in parts}
+    if isinstance(tree, Mapping):
+        return dict(new)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(**new)
+    if isinstance(tree, list | tuple):
+        return type(tree)(new.values())
+    return dataclasses.replace(tree, **{key: new[key] for key in new})
+
+
+def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, list | tuple):
+        return list(enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree) if field.init]
+    return ()
+
+
+def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:
+    """Forward and loss of a batch, or a part of it; `keep` is given the model's output, where we call the model.
+
+    The scenario's `call` does all of it where there is one. Else a dict or a tuple goes to the model as its arguments;
+    with a `loss`, a pair is inputs and targets. Without one the loss is what the model returns: a scalar, the `loss` of
+    its output, or the first of a tuple.
+
+    Raises:
+        UserError: what comes out is no scalar.
+    """
+    if scenario.call is not None:
+        return _scalar(scenario.call(model, batch), "call", scenario.call)
+    is_pair = scenario.loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
+    inputs, targets = batch if is_pair else (batch, batch)
+    if isinstance(inputs, Mapping):
+        output = model(**inputs)
+    elif isinstance(inputs, list | tuple):
+        output = model(*inputs)
+    else:
+        output = model(inputs)
+    keep(output)
+    if scenario.loss is not None:
+        return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
+    first = output[0] if isinstance(output, tuple) and output else output
+    found = first.get("loss") if isinstance(first, Mapping) else getattr(first, "loss", first)
+    return _scalar(found, f"the model ({type(model).__name__}), as no loss is given,", None)
+
+
+def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss if loss.ndim == 0 else loss.reshape(())
+    found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
+    where = f" ({place_of(function)})" if function is not None else ""
+    more = "" if function is not None else "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
+    raise UserError(f"{who}{where} returns {found}, it must return the loss, one number{more}")

@@ -1,0 +1,64 @@
+"""The examples of docs/your-model.md: what each takes, and what it communicates, on a fake group in one child each."""
+
+import importlib.util
+import re
+from collections import Counter
+
+import pytest
+from conftest import ROOT
+from processes import Children
+
+from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
+from distbench.spec import find
+
+EXAMPLES = ROOT / "docs" / "examples"
+PAGE = ROOT / "docs" / "your-model.md"
+ROW = re.compile(r"(\d+) x (\w+) (\w+) (\w+) over (\S+) \(\d+\), \w+, \d+ B: (\S+)")
+
+
+def installed(file: str) -> None:
+    """Skip where what a file imports is not installed; importing it here would take seconds."""
+    if importlib.util.find_spec(FILES[file]) is None:
+        pytest.skip(f"{FILES[file]} is not installed")
+
+
+def test_each_example_stands_on_the_page_and_takes_fewer_than_five_lines_of_glue() -> None:
+    page = PAGE.read_text()
+    for name in FILES:
+        assert f'--8<-- "docs/examples/{name}"' in page
+        for entry in find(str(EXAMPLES / name)):
+            assert 0 < glue_of(entry.file, entry.name) <= MAX_GLUE < 5
+
+
+def signed(children: Children, file: str) -> dict[str, Counter[str]]:
+    """Variant to what it communicates: "phase kind mesh dim" to how often; each with an owner."""
+    installed(file)
+    done = children.cli("signature", str(EXAMPLES / file), timeout=300)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Counter[str]] = {}
+    rows = found.setdefault("", Counter())
+    for line in done.stdout.splitlines():
+        if row := ROW.match(line):
+            count, phase, _, kind, mesh_dim, owner = row.groups()
+            assert owner != "(unknown)", line
+            rows[f"{phase} {kind} {mesh_dim}"] += int(count)
+        elif "step/" in line:
+            rows = found.setdefault(line.strip("[]: ").rpartition("/")[2], Counter())
+    return found
+
+
+def test_models_of_transformers_communicate_what_their_plans_say(children: Children) -> None:
+    """Two layers, each with two sums; the embedding, sharded by rows, is one more, and the ViT's is not sharded."""
+    found = signed(children, "hf.py")
+    for model in ("llama", "qwen3", "mixtral", "gemma", "vit"):
+        rows = found[f"model={model}"]
+        assert rows["forward all_reduce tp"] == (4 if model == "vit" else 5), model
+        # The two units and the root, and of the ViT the embedding as well; all but the root again in backward.
+        assert rows["forward all_gather dp_shard"] == (4 if model == "vit" else 3), model
+    # The norms of queries and keys, of each layer, whose gradients are summed over heads.
+    assert found["model=qwen3"]["backward all_reduce tp"] - found["model=llama"]["backward all_reduce tp"] == 4
+
+
+def test_torchtitans_llama3_communicates_over_both_mesh_dims_of_its_own(children: Children) -> None:
+    (rows,) = (rows for name, rows in signed(children, "torchtitan_llama3.py").items() if name)
+    assert rows["forward all_gather dp_shard"] >= 3 and rows["forward reduce_scatter tp"] >= 4

@@ -1,0 +1,248 @@
+"""Anyone's model: batches of any form, parallelize functions of one's own, styles by name; on a fake group."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import ROOT
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.worker.cases.step import step_cases
+from distbench.worker.children.fake_step import rehearse
+from distbench.worker.plans.batch import Batch, loss_of, mapped, tensors_of
+from distbench.worker.plans.materialise import blueprint, load_initial_values
+from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import Forwarding, fake_ranks
+from distbench.worker.tracing.attribution import OPTIMIZER, communications_of
+from distbench.worker.tracing.trace import StepTrace
+
+HERE = __file__
+CPU = torch.device("cpu")
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclasses.dataclass
+class Item:
+    x: torch.Tensor
+    weight: float
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[RankContext]:
+    with fake_ranks({"dp_shard": 2, "tp": 2}) as mesh:
+        assert dist.group.WORLD is not None
+        yield RankContext(0, CPU, mesh, "gloo", dist.group.WORLD, 1)
+
+
+@pytest.fixture(scope="module")
+def examples() -> Any:
+    sys.path.insert(0, str(ROOT / "docs" / "examples"))
+    import own_parallelize
+
+    return own_parallelize
+
+
+# Batches
+
+
+def test_a_batch_of_any_form_is_split_where_it_is_as_long_as_its_first_tensor() -> None:
+    mask, one = torch.ones(3, 3), torch.tensor(2.0)
+    tree = {"a": [torch.arange(8), Pair(torch.ones(8, 2), mask)], "b": Item(torch.zeros(8), 0.5), "c": one, "d": None}
+    batch = Batch(tree)
+    assert batch.length == 8 and set(batch.split_dims) == {"a.0", "a.1.x", "b.x"}
+    part = batch.part(1, 4, CPU)
+    assert part["a"][0].tolist() == [2, 3] and part["a"][1].x.shape == (2, 2) and type(part["a"][1]) is Pair
+    assert part["b"] == Item(part["b"].x, 0.5) and len(part["b"].x) == 2
+    assert torch.equal(part["a"][1].y, mask) and part["c"] == 2 and part["d"] is None
+    assert len(tree["a"][0]) == 8, "the batch itself is as it was"
+
+
+def test_what_is_said_of_tensor_dims_holds() -> None:
+    tree = {"ids": torch.ones(6, 4), "bias": torch.ones(6, 6)}
+    assert Batch(tree, {"ids": 1}).length == 4 and Batch(tree, {"ids": 1}).part(0, 2, CPU)["ids"].shape == (6, 2)
+    assert Batch(tree, {"*": 0, "bias": None}).split_dims["ids"] == 0
+    assert Batch(tree, {"ids": 0, "bias": None}).part(0, 2, CPU)["bias"].shape == (6, 6)
+    for dims, says in (({"idz": 0}, "batch has ids, bias"), ({"ids": 2}, "its shape is"), ({"ids": None}, "splits no")):
+        with pytest.raises(UserError, match=says):
+            _ = Batch(tree, dims).split_dims
+    with pytest.raises(UserError, match="a dict without a tensor that can be split"):
+        _ = Batch({"a": 1, "b": torch.tensor(1)}).length
+
+
+def test_the_model_is_called_as_the_batch_is_made(examples: Any) -> None:
+    model, (x, keep, labels) = examples.Classifier(), examples.examples()
+    named = dict(zip(("x", "keep", "labels"), (x, keep, labels), strict=True))
+    wanted = model(**named)["loss"]
+    declared = (
+        (Scenario(), named),
+        (Scenario(), (x, keep, labels)),
+        (Scenario(call=lambda model, batch: model(*batch)["loss"]), (x, keep, labels)),
+        (Scenario(loss=lambda out, y: nn.functional.cross_entropy(out["logits"], y)), ({"x": x, "keep": keep}, labels)),
+        (Scenario(loss=lambda out, batch: nn.functional.cross_entropy(out["logits"], batch["labels"])), named),
+    )
+    for scenario, batch in declared:
+        assert torch.equal(loss_of(scenario, model, batch), wanted)
+    for scenario, says in (
+        (Scenario(), "as no loss is given, returns None, it must return the loss"),
+        (Scenario(call=lambda model, batch: batch[0]), f"call .{HERE}:.* returns a tensor of shape .16, 64."),
+    ):
+        with pytest.raises(UserError, match=says):
+            loss_of(scenario, model, (x, keep))
+
+
+# Initial values
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+
+def test_a_wrapper_changes_no_initial_value(context: RankContext, examples: Any) -> None:
+    values = []
+    for build in (examples.Classifier, lambda: Wrapped(examples.Classifier())):
+        model = build()
+        load_initial_values(model, context, blueprint(build, 1))
+        values.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *values))
+    assert len({float(value.flatten()[0]) for value in values[0]}) == len(values[0]), "each parameter has its own"
+    built, model = blueprint(examples.Classifier, 1), Wrapped(examples.Classifier())
+    load_initial_values(model, context, built)
+    assert all(map(torch.equal, values[0], model.parameters()))
+    del model.inner.head
+    with pytest.raises(UserError, match="12 parameters where build_model made 14"):
+        load_initial_values(model, context, built)
+
+
+# Plans
+
+
+def step_of(context: RankContext, scenario: Scenario) -> TrainingStep:
+    return TrainingStep(scenario, context)
+
+
+def test_styles_by_name_are_torchs_and_what_is_unknown_is_named(context: RankContext, examples: Any) -> None:
+    model = step_of(context, examples.dict_batch()).model
+    up = model.blocks[0].up.weight
+    assert [str(one) for one in up.placements][-1] == "S(0)" and up.to_local().shape == (64, 64)
+    batch = examples.as_dict()
+
+    def told(**plan: Any) -> str:
+        built = blueprint(examples.Classifier, 1).model
+        return " ".join(problems(built, batch, ParallelPlan(**{"fsdp": FsdpPlan(), **plan}), context))
+
+    assert "there is no style 'colwize' for this model (nearest: colwise" in told(tp={"blocks.*.up": "colwize"})
+    assert "Classifier brings none; give tp={'pattern': style}" in told(tp="auto")
+    assert "_no_split_modules, and Classifier names none" in told(tp=examples.TP, fsdp=FsdpPlan(wrap="auto"))
+    assert "TP pattern 'block.*.up' matches no module" in told(tp={"block.*.up": "colwise"})
+
+
+def test_a_function_that_makes_its_own_mesh_is_seen_by_both_methods(context: RankContext, examples: Any) -> None:
+    """Its meshes equal each other, so DTensor serves layouts that name the groups of the first one."""
+    scenario = examples.own_parallelize()
+    trace = StepTrace(step_of(context, scenario), partial(step_of, context, scenario), context)
+    _, [traced] = trace.forwarded(Forwarding(context.mesh), 1)
+    rows, dispatched = [row.what for row in traced.rows], trace.dispatched()
+    assert len(rows) == len(dispatched) > 10 and trace.differing(rows, dispatched) == []
+    assert {row.mesh_dim for row in rows} == {"dp_shard", "tp"} and all(row.owner_known for row in rows)
+
+
+class Doubled(torch.optim.SGD):
+    """An optimizer that communicates."""
+
+    def step(self, closure: Any = None) -> None:
+        dist.all_reduce(torch.ones(1))
+
+
+def test_collectives_of_hooks_and_of_the_optimizer_have_owners(context: RankContext, examples: Any) -> None:
+    def hooked(model: nn.Module, mesh: Any) -> None:
+        for parameter in model.blocks[1].norm.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: dist.all_reduce(parameter.grad))
+
+    scenario = replace(
+        examples.dict_batch(),
+        plan=ParallelPlan(tp=examples.TP),
+        after_materialize=hooked,
+        optimizer=partial(Doubled, lr=0.1),
+    )
+    step = step_of(context, scenario)
+    rows = communications_of(step, step.phases, step.plan, context, step.model)
+    owners = [row.owner for row in rows if row.kind == "all_reduce" and row.mesh_dim == "dp_shardxtp"]
+    assert owners == ["blocks.1.norm", "blocks.1.norm", OPTIMIZER] and all(row.owner_known for row in rows)
+
+
+def test_what_a_function_sets_after_materialising_is_the_reference_s_too(context: RankContext, examples: Any) -> None:
+    def ones(model: nn.Module, mesh: Any) -> None:
+        nn.init.ones_(model.head.weight)
+
+    step = step_of(context, replace(examples.dict_batch(), plan=ParallelPlan(tp=examples.TP), after_materialize=ones))
+    with torch.no_grad():
+        step.model.head.weight.zero_()
+    step.restart()
+    assert bool((step.model.head.weight == 1).all())
+
+
+def raises(model: nn.Module, mesh: Any) -> None:
+    raise RuntimeError("no such layer")
+
+
+def forgets(model: nn.Module, mesh: Any) -> int:
+    return 3
+
+
+def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
+    model.head.weight = nn.Parameter(torch.empty(8, 64, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"parallelize": raises}, f"parallelize raises RuntimeError: no such layer ({HERE}:"),
+        ({"parallelize": forgets}, f"parallelize ({HERE}:"),
+        ({"after_materialize": leaves_on_meta}, "parameter head.weight of the parallel model is still on the meta"),
+        ({"make_batch": lambda: {"x": 3}}, "make_batch gives a dict without a tensor that can be split"),
+        ({"make_batch": lambda: raises(nn.Identity(), 0)}, f"make_batch raises RuntimeError: no such layer ({HERE}:"),
+        ({"build_model": lambda: 3}, f"build_model ({HERE}:"),
+        ({"num_tokens": lambda batch: batch["ids"]}, f"num_tokens raises KeyError: 'ids' ({HERE}:"),
+        ({"num_tokens": 0}, "num_tokens is 0; give the tokens of a global batch"),
+        ({"batch_dims": {"x": 1}, "make_batch": lambda: {"x": torch.ones(4, 3)}}, "a batch of 3 cannot be split"),
+    ],
+)
+def test_bad_input_is_one_sentence_with_file_and_line(
+    context: RankContext, examples: Any, given: dict[str, Any], says: str
+) -> None:
+    scenario = replace(examples.own_parallelize(), **given)
+    with pytest.raises(UserError) as caught:
+        list(step_cases(scenario, "mine", context))
+        if found := rehearse(scenario, context).problems:
+            raise UserError(found[0])
+    assert says in str(caught.value) and "\n  - " not in str(caught.value).removeprefix("the plan cannot work:\n  - ")
+
+
+def test_a_mesh_dim_that_says_nothing_of_data_is_refused(context: RankContext, examples: Any) -> None:
+    other = replace(context, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("data",)))
+    built = blueprint(examples.Classifier, 1).model
+    (text,) = problems(built, examples.as_dict(), examples.own_parallelize().step_plan, other)
+    assert "mesh dim 'data' does not say whether its ranks have different data" in text
+
+
+def test_every_tensor_has_a_name_and_what_holds_none_stays() -> None:
+    batch = {"a": (torch.ones(1), "text")}
+    assert [name for name, _ in tensors_of(batch)] == ["a.0"]
+    keep: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor  # noqa: E731
+    assert mapped(batch, keep)["a"][1] == "text"
