@@ -9,6 +9,8 @@ from distbench.costmodel.lines import COLLECTIVES, Line
 from distbench.costmodel.mesh_costs import measured_cost, profile_on
 from distbench.costmodel.profile import Profile, load_profile
 from distbench.costmodel.profile_text import profile_text
+from distbench.launch.ranks import Joined
+from distbench.launch.request import check_profile, hosts_of_ranks
 from distbench.spec import Calibration, Scenario
 from distbench.spec.errors import UserError
 from distbench.spec.levels import ACROSS, PARTLY, RAIL, WITHIN, dim_shape, flattened, level_of, mesh_shapes
@@ -84,6 +86,21 @@ def test_a_profile_of_one_host_is_refused_on_two() -> None:
         UserError, match=r"8 ranks on one host, here are 8 ranks on 2 hosts \(4 each\), .* dp, .*\(1\+1"
     ):
         profile_on(measured, {"dp": 2, "tp": 4}, TWO_HOSTS)
+
+
+def test_a_run_is_refused_before_ranks_start_where_its_profile_is_of_other_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, mesh = tmp_path / "p.json", {"dp": 2, "tp": 4}
+    profile_of(mesh, TWO_HOSTS).save(path)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    joined = Joined(0, 8, {})
+    assert hosts_of_ranks(8, joined) == ("host 0",) * 4 + ("host 1",) * 4
+    check_profile(path, mesh, "cpu", hosts_of_ranks(8, joined))
+    with pytest.raises(UserError, match=r"on 2 hosts \(4 each\), here are 8 ranks on one host, .* dp, .*within"):
+        check_profile(path, mesh, "cpu", hosts_of_ranks(8, None))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert hosts_of_ranks(8, joined) == ()
 
 
 def test_a_profile_that_knows_no_hosts_goes_by_name() -> None:
