@@ -31,7 +31,7 @@ KINDS = ("nothing", "a rank", "a link")
 BRIDGE, PREFIX = "dblinks", "dbl"
 # Megabits a second: little enough that two cores are not what limits the links.
 RATE = 400
-DUTY_S = 0.02  # a rank that has half of a CPU is stopped for every other such time
+DUTY_S = 0.004  # a rank at half speed is stopped for every other such time
 CLAIMS = (
     Claim(
         "8 ranks, two hosts: a rank at half speed named rightly, a link at half rate named rightly; anything named"
@@ -169,11 +169,14 @@ while not pid:
         text = path.read_text()
         pid = int(text) if text else 0
     time.sleep(0.1)
-while True:
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(duty)
-    os.kill(pid, signal.SIGCONT)
-    time.sleep(duty)
+try:
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(duty)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(duty)
+except ProcessLookupError:  # the run is over
+    pass
 """
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def meter_of(context: RankContext, count: int) -> Meter:
 def calibrated(context: RankContext, sizes_bytes: tuple[int, ...] = CALIBRATED_SIZES) -> Profile:
     """The profile of this mesh, fitted to medians, by distbench's own calibration cases."""
     meter, measured = meter_of(context, CALIBRATION_SAMPLES), defaultdict(list)
-    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(sizes_bytes),)), context):
+    # Groups of other meshes are not what is asked here.
+    of_this_mesh = replace(context, hosts=())
+    for case_spec in calibration_cases(Scenario(calibrations=(Calibration(sizes_bytes),)), of_this_mesh):
         with case_spec.open() as opened_case:
             estimate_s = meter.warm_up(opened_case.call)
             samples = meter.measure(opened_case.call, (), estimate_s).samples_s
@@ -92,17 +95,18 @@ def compare(source: tuple[str, ...], target: tuple[str, ...], size_bytes: int, t
     return {"source": source, "target": target, "size_bytes": size_bytes, "planners": planners, "samples": samples}
 
 
-def main(mesh_text: str, out: Path) -> None:
-    """Calibrate and compare; rank 0 writes the rows."""
+def main(mesh_text: str, out: Path, asked: Mapping[str, Any]) -> None:
+    """Calibrate and compare; rank 0 writes the rows. `asked`: other `sweeps` and `sizes_bytes` to calibrate."""
+    sweeps, sizes_bytes = dict(asked.get("sweeps", SWEEPS)), tuple(asked.get("sizes_bytes", CALIBRATED_SIZES))
     mesh = parse_mesh(mesh_text)
     assert math.prod(mesh.values()) == int(os.environ["WORLD_SIZE"])
     job = Job("", "", "", __file__, [], [], mesh, "cpu", Settings(), "", "", 60.0, 0.0)
     calm_scheduler("cpu")
     with connected_ranks(job) as ranks:
-        context = replace(ranks.context, profile=calibrated(ranks.context))
+        context = replace(ranks.context, profile=calibrated(ranks.context, sizes_bytes))
         rows = [
             compare(*pair, size_bytes, turns, context)
-            for size_bytes, (count, turns) in SWEEPS.items()
+            for size_bytes, (count, turns) in sweeps.items()
             for pair in pairs_of(len(mesh), count, size_bytes)
         ]
         if context.rank == 0:
@@ -112,4 +116,4 @@ def main(mesh_text: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})

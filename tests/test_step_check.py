@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario
 from distbench.worker.cases.reference import Difference, Differences, reference_of
 from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
+from distbench.worker.cases.step import step_cases
 from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.rank.rank_context import RankContext
@@ -239,3 +240,26 @@ def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(contex
     told = StepCheck(step, scenario, replace(context, check="loss"))()
     assert told is not None and "5e-02 is allowed" in told
     assert "rounding could not be measured (TypeError: bf16 only)" in told
+
+
+def test_a_variant_again_is_checked_again_and_a_wrong_one_after_a_right_one_is_wrong(
+    context: RankContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of two ranks have the same half of a batch, so that one of them computes what one device computes. Its
+    memory is known from the first time; whether it is right is not."""
+    half = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
+    batch = torch.cat([half, half])
+    monkeypatch.setattr("distbench.worker.cases.step.problems", lambda *_: [])
+    scenario = replace(scenario_of(), make_batch=lambda: (batch, -batch))
+    [case_spec] = step_cases(scenario, "mine", context)
+    told, known = [], []
+    for factor in (1, 2, 1):
+        with case_spec.open() as opened:
+            step: Any = opened.call
+            step.model.register_forward_hook(lambda _, given, output, factor=factor: output * factor)
+            step(lambda: None)
+            told.append(opened.check())
+            known.append("peak_bytes" in opened.after())
+    assert told[0] is None and told[2] is None
+    assert told[1] is not None and "the loss is" in told[1]
+    assert known == [True, False, False]

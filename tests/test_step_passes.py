@@ -109,7 +109,7 @@ def plan(num_cases: int = 8, **settings: Any) -> PassPlan:
     [
         (0.01, 1.0, 40),  # 8 cases of 5 s each
         (0.5, 9.0, 8),  # four would fit, eight are needed
-        (5.0, 50.0, 2),  # not even with some more: what cannot be compared takes no more than that
+        (5.0, 50.0, 3),  # not even with some more: what cannot be compared takes no more than that
         (0.0001, 0.1, MAX_PASSES),
     ],
 )

@@ -1,60 +1,81 @@
-"""Two hosts, each a network namespace with its own torchrun, joined by a virtual cable: one run, one file."""
+"""Two hosts, each a network namespace with its own torchrun, joined by a virtual cable: one run, one file.
+
+One launch has two jobs: the first ends well, and in the middle of the second a host is lost.
+"""
 
 import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import DATA, run_files
 from processes import Ranks
 
-from distbench.runs.run_file import read_run
+from benchmarks.two_host_lab import HOSTS, NoNamespaces, lose, torchrun_on, two_hosts
+from distbench.runs.run_file import Run, read_run
 
-HOSTS = {"distbench-a": "10.77.0.1", "distbench-b": "10.77.0.2"}
+FIRST, LOST = HOSTS
+TIMEOUT_S = 120
+MIN_ROWS = 12
 
 
-def ip(*arguments: str) -> bool:
+class Launch(NamedTuple):
+    """What the first host's torchrun printed, its exit code, and the run files of both jobs."""
+
+    output: str
+    exit_code: int
+    whole: Run
+    cut: Run
+
+
+@pytest.fixture(scope="module")
+def launch(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    out = tmp_path_factory.mktemp("two-hosts")
+    words = ["distbench", "run", f"{DATA / 'tiny.py'}", "calibrate", "--quick", "--mesh", "tp=2", "--out", f"{out}"]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    processes = {}
     try:
-        return subprocess.run(["ip", *arguments], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-@pytest.fixture
-def hosts(ranks: Ranks) -> Iterator[dict[str, str]]:
-    first, second = HOSTS
-    made = ip("netns", "add", first) and ip("netns", "add", second)
-    made = made and ip(
-        "link", "add", "veth-a", "netns", first, "type", "veth", "peer", "name", "veth-b", "netns", second
-    )
-    for name, address in HOSTS.items():
-        device = f"veth-{name[-1]}"
-        made = made and ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
-        made = made and ip("-n", name, "link", "set", device, "up") and ip("-n", name, "link", "set", "lo", "up")
-    try:
-        if not made:
-            pytest.skip("needs iproute2 and the right to make network namespaces")
-        yield HOSTS
+        with two_hosts() as hosts:
+            for host in hosts:
+                command, variables = torchrun_on(host, 1, 29555, words)
+                processes[host] = ranks.start(*command, variables=variables, **output)
+            wait_for_rows(out, processes[FIRST])
+            lose(LOST)
+            printed = processes[FIRST].communicate(timeout=TIMEOUT_S)[0]
+            processes[LOST].communicate(timeout=TIMEOUT_S)
+    except NoNamespaces as reason:
+        pytest.skip(str(reason))
     finally:
-        for name in HOSTS:
-            ip("netns", "delete", name)
+        for process in processes.values():
+            process.kill()
+    runs = {run.header["job"]["scenario"]: run for run in map(read_run, run_files(out))}
+    yield Launch(printed, processes[FIRST].returncode, runs["tiny"], runs["calibrate"])
 
 
-def test_two_torchruns_on_two_hosts_make_one_run(ranks: Ranks, hosts: dict[str, str], tmp_path: Path) -> None:
-    def torchrun(number: int, name: str) -> subprocess.Popen[str]:
-        command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
-        command += ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}"]
-        command += [f"--master-addr={hosts['distbench-a']}", "--master-port=29555", "-m", "distbench"]
-        command += ["run", str(DATA / "tiny.py"), "--quick", "--mesh", "tp=2", "--out", str(tmp_path)]
-        variables = {"GLOO_SOCKET_IFNAME": f"veth-{name[-1]}"}
-        return ranks.start(*command, variables=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def wait_for_rows(out: Path, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        files = list(out.rglob("*calibrate*.jsonl"))
+        if files and files[0].read_text().count("\n") > MIN_ROWS:
+            return
+        time.sleep(0.05)
+    raise AssertionError(process.communicate(timeout=TIMEOUT_S)[0])
 
-    processes = [torchrun(number, name) for number, name in enumerate(hosts)]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    (file,) = run_files(tmp_path)
-    run = read_run(file)
+
+def test_two_torchruns_on_two_hosts_make_one_run(launch: Launch) -> None:
+    run = launch.whole
     assert [record["status"] for record in run.cases] == ["ok"]
-    assert run.header["environment"]["world_size"] == 2
-    assert run.header["environment"]["variables"]["GLOO_SOCKET_IFNAME"] == "veth-a"
+    environment = run.header["environment"]
+    assert (environment["world_size"], environment["hosts"]) == (2, [FIRST, LOST])
+    assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "veth-a"
+
+
+def test_a_host_lost_in_the_middle_is_named_and_finished_cases_are_kept(launch: Launch) -> None:
+    *kept, broken = launch.cut.cases
+    assert launch.exit_code != 0
+    assert len(kept) >= MIN_ROWS and {record["status"] for record in kept} == {"ok"}
+    said = f"host {LOST} is lost: its rank 1 answers no more"
+    assert (broken["status"], said in broken["error"], said in launch.output) == ("aborted", True, True)
+    assert launch.cut.footer is not None and "1 case broke the launch" in launch.cut.footer["message"]

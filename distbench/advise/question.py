@@ -96,6 +96,7 @@ def setting_of(
         problem = Problem(tuple(named.values()), sizes, DTYPE_BYTES[dtype])
     except NotHandled as reason:
         raise UserError(f"{reason}; give a smaller --shape") from reason
+    profile = profile.on(named) if profile else None
     devices = devices_per_host or DEVICES_PER_HOST.get(profile.backend if profile else "", 1)
     model: MeshCost = _measured(profile, named, mesh) if profile else TorchCost(problem.mesh_shape, devices)
     return Setting(problem, named, dtype, devices, model, profile, profile_path)
@@ -119,7 +120,7 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
     check_num_ranks({f"m{number}": size for number, size in enumerate(sizes)})
     if profile and len(profile.mesh) == len(sizes):
         named = dict(zip(profile.mesh, sizes, strict=True))
-        if not _uncovered(profile, named):
+        if not _uncovered(profile.on(named), named):
             return named
     return {f"m{number}": size for number, size in enumerate(sizes)}
 

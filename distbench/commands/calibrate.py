@@ -61,6 +61,7 @@ def calibrate(
 
     Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size. On CPUs also
     operators on all ranks at once, and small steps: `simulate --hardware FILE` then predicts steps of any plan here.
+    On several hosts (torchrun, srun) also groups that other meshes have there: a line for each shape of group.
 
     \b
     Examples:
@@ -76,7 +77,7 @@ def calibrate(
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
-    parsed = parse_mesh(mesh) if mesh is not None else None
+    parsed = parse_mesh(mesh) if mesh is not None else _mesh_of_hosts(joined)
     request = Request(targets=("calibrate",), mesh=parsed, timeout_s=timeout, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None))
@@ -95,6 +96,15 @@ def calibrate(
             _write_hardware(jobs[-2], jobs[-1], hardware)
         say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
     sys.exit(exit_code)
+
+
+def _mesh_of_hosts(joined: Any) -> dict[str, int] | None:
+    """Where a launcher started as many ranks on each of several hosts: one mesh dim across hosts, one within each."""
+    from distbench.launch.request import hosts_of_ranks
+
+    hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
+    num_hosts = len(set(hosts))
+    return {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts} if 1 < num_hosts < len(hosts) else None
 
 
 def _hardware_file(job: Any, asked: Path | None, output: Path, only: str | None) -> Path | None:

@@ -1,12 +1,14 @@
 """From a run of scenario `calibrate` to a cost profile."""
 
+import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distbench.costmodel.lines import LOCAL_OPS, Sample, fit_line
 from distbench.costmodel.profile import Profile
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
+from distbench.spec.levels import mesh_shapes
 
 
 @dataclass
@@ -41,7 +43,11 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")
     # Last what was measured over the whole mesh, whose name is no mesh dim's.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
-    return sorted(found.values(), key=lambda one: (rank.get(one.mesh_dim, len(rank)), one.op in LOCAL_OPS, one.op))
+
+    def place(one: MeasuredSteps) -> tuple[int, str, bool, str]:
+        return rank.get(one.mesh_dim, len(rank)), one.mesh_dim, one.op in LOCAL_OPS, one.op
+
+    return sorted(found.values(), key=place)
 
 
 def profile_of(run: Run) -> Profile:
@@ -52,4 +58,14 @@ def profile_of(run: Run) -> Profile:
         raise UserError(f"{run.path} cannot be fitted: {error}; measure more sizes") from error
     machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
     source = f"measured by distbench calibrate, run {run.header['run_id']}"
-    return Profile(machine, backend, torch, dict(run.header["job"]["mesh"]), tuple(lines), source)
+    mesh, hosts = dict(run.header["job"]["mesh"]), hosts_of(run)
+    # What no mesh dim has is called by its shape.
+    shapes = mesh_shapes(mesh, hosts) if hosts else {}
+    lines = [replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines]
+    return Profile(machine, backend, torch, mesh, tuple(lines), source, hosts)
+
+
+def hosts_of(run: Run) -> tuple[str, ...]:
+    """Each rank's host, in rank order; empty where the run's header does not say."""
+    found = run.header["environment"].get("hosts") or ()
+    return tuple(map(str, found)) if len(found) == math.prod(run.header["job"]["mesh"].values()) else ()

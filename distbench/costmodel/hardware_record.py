@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from distbench.costmodel.calibration_run import hosts_of
 from distbench.costmodel.measured_hardware import (
     WHOLE,
     MeasuredStep,
@@ -39,7 +40,8 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
     figures, host = record.pop("figures"), record.pop("host")
     head = json.dumps(record)[1:-1]
     inner = ",\n".join(f'  "{part}": {_by_line(host[part])}' for part in ("figures", "operators", "collectives"))
-    text = f'{{{head},\n"figures": {_by_line(figures)},\n"host": {{"num_ranks": {host["num_ranks"]},\n{inner}}}}}\n'
+    ranks = json.dumps({name: host[name] for name in ("num_ranks", "hosts") if name in host})[1:-1]
+    text = f'{{{head},\n"figures": {_by_line(figures)},\n"host": {{{ranks},\n{inner}}}}}\n'
     try:
         write_whole(path, text)
     except OSError as error:
@@ -58,7 +60,7 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     operators, collectives = measured_curves(of_operators)
-    steps = measured_steps(of_steps, recordings)
+    steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
     record: dict[str, Any] = {
         "hardware_version": VERSION,
@@ -70,9 +72,10 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
             "num_ranks": num_ranks,
             "figures": _host_figures(dict.fromkeys(HOST_FIGURES, 0.0) | {"step_factor": 1.0}, source, source),
             "operators": {name: _rounded(points) for name, points in operators.items()},
+            **({"hosts": list(hosts)} if len(set(hosts)) > 1 else {}),
             "collectives": [
-                {"kind": kind, "group_size": size, "points": _rounded(points)}
-                for (kind, size), points in sorted(collectives.items())
+                {"kind": kind, "group_size": size, **({"hosts": shape} if shape else {}), "points": _rounded(points)}
+                for (kind, size, shape), points in sorted(collectives.items(), key=_neighbours_first)
             ],
         },
     }
@@ -106,15 +109,16 @@ def _host_figures(values: Mapping[str, float], source: str, of_factor: str) -> d
 def _device_figures(
     environment: Mapping[str, Any],
     operators: Mapping[str, Points],
-    collectives: Mapping[tuple[str, int], Points],
+    collectives: Mapping[tuple[str, int, str], Points],
     source: str,
 ) -> dict[str, Any]:
     """The figures that every hardware file has; rates are the best of the sizes measured."""
     num_ranks = int(environment["world_size"])
     rates = {name: max(amount / seconds for amount, seconds in points) for name, points in operators.items()}
-    largest, seconds = collectives["all_gather", num_ranks][-1]
+    (whole,) = (points for (kind, size, _), points in collectives.items() if (kind, size) == ("all_gather", num_ranks))
+    largest, seconds = whole[-1]
     node = (num_ranks - 1) / num_ranks * largest / seconds
-    base = collectives["all_gather", num_ranks][0][1]
+    base = whole[0][1]
     measured = {
         "memory_bytes": int(environment["memory_bytes"]) // num_ranks,
         "peak_bf16_flops": max(rates["matmul_bf16"], rates["matmul_f32"]),
@@ -139,6 +143,11 @@ def _device_figures(
             for name, value in guessed.items()
         },
     }
+
+
+def _neighbours_first(line: tuple[tuple[str, int, str], Points]) -> tuple[str, int, int, str]:
+    (kind, size, shape), _ = line
+    return kind, size, shape.count("+"), shape
 
 
 def _rounded(points: Points) -> list[list[float]]:

@@ -37,9 +37,9 @@ def hardware_text(hardware: Hardware) -> str:
 
 def _curves(hardware: Hardware, host: HostFigures) -> Table:
     rows = [_Row(CALLED[name], curve, name != "memory") for name, curve in host.operators.items()]
-    rows += [
-        _Row(f"{kind} in groups of {size}", curve, False) for (kind, size), curve in sorted(host.collectives.items())
-    ]
+    # On one host by the group's size, on several by how many of its ranks each of them has.
+    collectives = sorted((host.by_shape or host.collectives).items())
+    rows += [_Row(f"{kind} in groups of {group}", curve, False) for (kind, group), curve in collectives]
     columns = (
         ("<measured", lambda row: row.name),
         ("smallest", lambda row: _amount(row, 0)),

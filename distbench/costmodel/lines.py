@@ -49,6 +49,7 @@ class Line:
         per_message_s: seconds of each message that the busiest rank sends or receives, of DIRECT.
         error: median of |predicted / measured - 1| over the samples fitted, or given by hand.
         held_out_error: the same over samples that were not fitted.
+        hosts: how many ranks of a group each host has, as `levels` writes it; empty for unknown, as in older files.
         samples: what was fitted, (payload bytes, copies, seconds, messages); files of before lack the last.
     """
 
@@ -64,6 +65,7 @@ class Line:
     error: float = 0.0
     held_out_error: float | None = None
     samples: tuple[tuple[float, ...], ...] = ()
+    hosts: str = ""
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -32,17 +32,18 @@ class MeasuredStep(NamedTuple):
     recording: Recording
 
 
-def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int], Points]]:
-    """Points of operators by name, and of collectives by kind and group size."""
+def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, str], Points]]:
+    """Points of operators by name, and of collectives by kind, group size and how a group lies on several hosts."""
     operators: dict[str, Points] = {name: [] for name in OPERATOR_CURVES}
-    collectives: dict[tuple[str, int], Points] = {}
+    collectives: dict[tuple[str, int, str], Points] = {}
     for record in run.cases:
         if record["case"].get("kind") != "compute" or record["status"] != "ok":
             continue
         params, counters = record["case"]["params"], record["counters"]
         point = float(counters["amount"]), statistics.median(record["samples_s"]) / counters["repeats"]
         if params["what"] == "collective":
-            collectives.setdefault((params["op"], record["group_size"]), []).append(point)
+            key = params["op"], record["group_size"], params.get("hosts", "")
+            collectives.setdefault(key, []).append(point)
         else:
             operators[params["what"]].append(point)
     for name, points in operators.items():

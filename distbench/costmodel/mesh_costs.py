@@ -8,6 +8,7 @@ from typing import Protocol
 from distbench.costmodel.lines import ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, LOCAL_OPS, Line
 from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
+from distbench.spec.levels import layout_text, level_of, mesh_shapes
 
 # torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
@@ -79,6 +80,32 @@ def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
         UserError: a collective over one of the mesh dims has no line.
     """
     return _measured_cost(profile.lines, tuple(mesh.items()))
+
+
+def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> Profile:
+    """The profile with the lines of a mesh on these hosts, each rank's in rank order (none: as `Profile.on`).
+
+    Raises:
+        UserError: a collective over one of the mesh dims has no line there.
+    """
+    found = profile.on(mesh, hosts)
+    try:
+        measured_cost(found, mesh)
+    except UserError as error:
+        if not (hosts and profile.hosts):
+            raise
+        shapes = mesh_shapes(mesh, hosts)
+        lacking = next(
+            name
+            for name, size in mesh.items()
+            if size > 1 and not all(found.line(op, name, size) for op in COLLECTIVES)
+        )
+        raise UserError(
+            f"it was measured with {layout_text(profile.hosts)}, here are {layout_text(hosts)}, and it has no line for "
+            f"{lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run distbench "
+            "calibrate on these hosts"
+        ) from error
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,23 @@ from distbench.spec.fields import (
     shown,
     wrong_field,
 )
+from distbench.spec.levels import fits, mesh_shapes, more_like, ranks_per_host, slowest
 from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 
-PROFILE_VERSION = 1
+# 2: `hosts`, of the profile and of each line.
+PROFILE_VERSION = 2
 
 
 def _is_sample(one: Any) -> bool:
     return isinstance(one, list) and len(one) in (3, 4) and all(map(AMOUNT.fits, one)) and is_time(one[2])
 
 
-HEAD: Kinds = {**dict.fromkeys(("machine", "backend", "torch", "source"), TEXT), "mesh": mapping_of(SIZE)}
+HEAD: Kinds = {
+    **dict.fromkeys(("machine", "backend", "torch", "source"), TEXT),
+    "mesh": mapping_of(SIZE),
+    "hosts": list_of(TEXT),
+}
 NEEDED = ("op", "mesh_dim", "group_size", "base_s", "per_byte_s")
 # Seconds a byte: a byte a second is the slowest link that anyone prices.
 _PER_BYTE = number_within(0, 1)
@@ -49,6 +57,7 @@ LINE: Kinds = {
     **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
     "knee_bytes": BYTES,
     **dict.fromkeys(("error", "held_out_error"), AMOUNT),
+    "hosts": TEXT,
     "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds, messages)")),
 }
 
@@ -60,7 +69,8 @@ class Profile:
     Args:
         backend: "gloo" or "nccl".
         mesh: mesh dim names to ranks, outermost first.
-        lines: one for each op and mesh dim.
+        lines: one for each op and mesh dim, and for each op and shape of groups that no mesh dim has.
+        hosts: each rank's host, in rank order; empty where unknown, as in older files.
     """
 
     machine: str
@@ -69,6 +79,7 @@ class Profile:
     mesh: Mapping[str, int]
     lines: tuple[Line, ...]
     source: str = "measured by distbench calibrate"
+    hosts: tuple[str, ...] = ()
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
         """The line of an op over a mesh dim of this many ranks; None where there is none."""
@@ -77,6 +88,43 @@ class Profile:
     @cached_property
     def _by_key(self) -> dict[tuple[str, str, int], Line]:
         return {line.key: line for line in self.lines}
+
+    def on(self, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> "Profile":
+        """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these.
+
+        Args:
+            hosts: each rank's host, in rank order; none given: as many ranks on each as where it was measured.
+        """
+        hosts = tuple(hosts) or more_like(self.hosts, math.prod(mesh.values()))
+        if not self.hosts or len(hosts) != math.prod(mesh.values()):
+            return self
+        return replace(self, hosts=hosts).of_shapes(
+            mesh, mesh_shapes(mesh, hosts), by_name_only=ranks_per_host(hosts) != ranks_per_host(self.hosts)
+        )
+
+    def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str], by_name_only: bool = False) -> "Profile":
+        """The same with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by its name alone.
+
+        A mesh dim has the line of its own name where that is of its shape, else any line of that shape. Where some of
+        its groups cross hosts and others do not, those that cross the most count, if it has no line as a whole. A
+        profile that does not know hosts stays as it is.
+
+        Args:
+            shapes: mesh dim, or all of them joined by "x", to how its groups lie, as `levels` writes it.
+            by_name_only: other numbers of ranks share a host, so that lines of other mesh dims say nothing.
+        """
+        if not shapes or not any(line.hosts for line in self.lines):
+            return self
+        lines = dict(self._by_key)
+        by_shape = {} if by_name_only else {(line.op, line.hosts): line for line in reversed(self.lines)}
+        for op, (name, shape) in product(dict.fromkeys(line.op for line in self.lines), shapes.items()):
+            key = op, name, mesh.get(name, math.prod(mesh.values()))
+            line = lines.pop(key, None)
+            if line is None or not fits(line.hosts, shape):
+                line = by_shape.get((op, shape)) or by_shape.get((op, slowest(shape)))
+            if line is not None:
+                lines[key] = replace(line, mesh_dim=name, group_size=key[2])
+        return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
         """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
@@ -93,7 +141,9 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write it as JSON, a line of the file for each line of the profile."""
         head = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
-        first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh)})[1:-1]
+        first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh), "hosts": self.hosts})[
+            1:-1
+        ]
         lines = ",\n".join("  " + json.dumps(asdict(line)) for line in self.lines)
         write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
 
@@ -111,7 +161,8 @@ def load_profile(path: Path) -> Profile:
         raise UserError(f"profile {path} cannot be used: {wrong}; write one with distbench calibrate")
     head = {name: record[name] for name in HEAD if name in record}
     lines = tuple(_line(fields) for fields in record["lines"])
-    return Profile(**{**head, "mesh": dict(record["mesh"]), "lines": lines})
+    hosts = tuple(record.get("hosts") or ())
+    return Profile(**{**head, "mesh": dict(record["mesh"]), "lines": lines, "hosts": hosts})
 
 
 def _wrong_in_profile(record: Any) -> str | None:

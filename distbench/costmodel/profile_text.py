@@ -6,12 +6,14 @@ from distbench.costmodel.profile import Profile
 from distbench.render.blocks import Table, TableColumns, table_of
 from distbench.render.terminal import text_of
 from distbench.render.units import NOTHING, bandwidth_text, percent_text, size_text, time_text
+from distbench.spec.levels import level_of
 from distbench.spec.mesh import format_mesh
 
 GB = 1e9
 COLUMNS: TableColumns = (
     ("<op", lambda line: line.op),
     ("<mesh dim", lambda line: line.mesh_dim),
+    ("<hosts", lambda line: line.hosts or NOTHING),
     ("base", lambda line: time_text(line.base_s) if line.base_s else NOTHING),
     ("GB/s", lambda line: _rate_text(line.per_byte_s)),
     ("copied", lambda line: _rate_text(line.per_copied_byte_s)),
@@ -31,7 +33,10 @@ def profile_text(profile: Profile) -> str:
 def profile_table(profile: Profile) -> Table:
     """One row a line, those of a mesh dim together."""
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
+    shapes = dict.fromkeys(shape for line in profile.lines if (shape := line.hosts))
+    levels = "; ".join(f"{shape}: {level_of(shape)}" for shape in shapes)
     notes = [
+        *([f"hosts: ranks of a group on each of its hosts; {levels}"] if len(set(profile.hosts)) > 1 else []),
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
         *(_message_note(line.per_message_s) for line in profile.lines if line.per_message_s),
         "payload: the full gathered or scattered buffer; of direct, what the busiest rank sends or receives",
@@ -39,7 +44,8 @@ def profile_table(profile: Profile) -> Table:
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
     breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
-    return table_of(title, COLUMNS, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
+    columns = [column for column in COLUMNS if len(set(profile.hosts)) > 1 or column[0] != "<hosts"]
+    return table_of(title, columns, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
 
 
 def _message_note(per_message_s: float) -> str:

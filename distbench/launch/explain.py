@@ -22,7 +22,8 @@ FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
 class Cause:
     """Why a launch failed: what kind of cause, in one sentence, and the rank that failed first, where known.
 
-    `kind` is "user" or "storage" for what the user can fix, "raised", "killed" or "hung" for the rest.
+    `kind` is "user" or "storage" for what the user can fix, "raised", "killed", "hung" or "lost" (a whole host) for
+    the rest.
     """
 
     kind: str

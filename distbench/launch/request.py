@@ -2,9 +2,10 @@
 
 import datetime
 import itertools
+import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
     mesh = mesh_for(entry, request.mesh, device, joined)
     for variant in variants:
         mesh_of(variant, mesh)
-    profile, note = _profile_for(request, entry, mesh, device)
+    profile, note = _profile_for(request, entry, mesh, device, hosts_of_ranks(mesh_size(mesh), joined))
     return Job(
         run_id=name,
         invocation_id=invocation_id,
@@ -169,25 +170,35 @@ def _settings(request: Request) -> Settings:
     return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check)
 
 
-def _profile_for(request: Request, entry: Entry, mesh: Mapping[str, int], device: str) -> tuple[Path | None, str]:
+def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
+    """A name for each rank's host, as far as that is known before ranks meet: launchers number ranks host by host."""
+    told = {**os.environ, **joined.variables}.get("LOCAL_WORLD_SIZE", "") if joined else str(num_ranks)
+    if not (told.isascii() and told.isdigit() and int(told)):
+        return ()
+    return tuple(f"host {rank // int(told)}" for rank in range(num_ranks))
+
+
+def _profile_for(
+    request: Request, entry: Entry, mesh: Mapping[str, int], device: str, hosts: Sequence[str]
+) -> tuple[Path | None, str]:
     """The profile asked for, or that of the current folder where the scenario uses one; and a note for the user."""
     if request.profile:
-        check_profile(request.profile, mesh, device)
+        check_profile(request.profile, mesh, device, hosts)
     if request.profile or PROFILE_TAG not in entry.tags:
         return request.profile, ""
     advice = "`distbench calibrate` would add the calibrated planner and predictions"
     if not OWN_PROFILE.is_file():
         return None, f"no profile is given and there is no {OWN_PROFILE} here; {advice}"
     try:
-        check_profile(OWN_PROFILE, mesh, device)
+        check_profile(OWN_PROFILE, mesh, device, hosts)
     except UserError as error:
         return None, f"no profile is given and the one here does not fit ({error}); {advice}"
     return OWN_PROFILE, f"plans and predicts by ./{OWN_PROFILE}"
 
 
-def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
-    """Refuse a profile that cannot be read, or was measured on another backend or mesh."""
-    from distbench.costmodel.mesh_costs import measured_cost
+def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str] = ()) -> None:
+    """Refuse a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
+    from distbench.costmodel.mesh_costs import profile_on
     from distbench.costmodel.profile import load_profile
 
     profile = load_profile(path)
@@ -195,7 +206,7 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str) -> None:
     if profile.backend != backend:
         raise UserError(f"profile {path} is of {profile.backend}, this run is on {backend}; calibrate on {backend}")
     try:
-        measured_cost(profile, mesh)
+        profile_on(profile, mesh, hosts)
     except UserError as error:
         raise UserError(f"profile {path}, --mesh {format_mesh(mesh)}: {error}") from error
 

@@ -1,6 +1,6 @@
 """The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
 
-Line 1 is the run (schema_version, run_id, job, environment), then one line a case, flushed and fsynced as its first
+Line 1 is the run (schema_version, run_id, job, environment), then one line a case, written as its first
 pass ends, then one line a case for each further pass, traces where they were asked for, and a footer. A file with no
 footer is an interrupted run; every case in it still counts, with the passes it has.
 
@@ -126,8 +126,9 @@ class Run:
         return self.about.scenario or self.path.stem
 
 
-def append(path: Path, *records: Record) -> None:
-    """Append records, a line each, and return when they are on the disk.
+def append(path: Path, *records: Record, is_synced: bool = True) -> None:
+    """Append records, a line each, and return when they are on the disk, or when the kernel has them: then only a
+    machine that stops can lose them, and the next synced ones take them along.
 
     A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own. Where
     an OSError says that the disk takes no more, the file is what it was before.
@@ -143,7 +144,8 @@ def append(path: Path, *records: Record) -> None:
         try:
             while data:
                 data = data[file.write(data) :]
-            os.fsync(file.fileno())
+            if is_synced:
+                os.fsync(file.fileno())
         except OSError:
             # The room that half a record took is what the footer needs.
             file.truncate(end)

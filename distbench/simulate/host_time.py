@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from distbench.simulate.collective_time import ranks_of
 from distbench.simulate.hardware.host_figures import Curve, HostFigures
 from distbench.simulate.recording import (
     ATTENTION,
@@ -11,6 +12,7 @@ from distbench.simulate.recording import (
     Operator,
     Recording,
 )
+from distbench.spec.levels import group_shape
 
 FSDP = "fsdp"
 # Of a share of the step that is extrapolated, what is worth a sentence.
@@ -74,9 +76,22 @@ def collective_on_host(collective: Collective, host: HostFigures) -> float:
     kind, payload = collective.kind, float(collective.payload_bytes)
     if kind == "all_to_all" and collective.redistribution:
         kind, payload = "all_gather", payload * collective.group_size
-    curve, size = nearest_curve(kind, collective.group_size, host)
+    curve, size = curve_of_group(kind, collective, host)
     share = (collective.group_size - 1) / collective.group_size / ((size - 1) / size)
     return curve.seconds(payload) * share
+
+
+def curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tuple[Curve, int]:
+    """The curve of a kind for a group as it lies on hosts, where such groups were measured; else `nearest_curve`."""
+    if (curve := host.by_shape.get((kind, shape_of(collective, host)))) is not None:
+        return curve, collective.group_size
+    return nearest_curve(kind, collective.group_size, host)
+
+
+def shape_of(collective: Collective, host: HostFigures) -> str:
+    """How its group lies on the hosts that were measured; empty where they do not say."""
+    ranks = ranks_of(tuple(map(tuple, collective.ranks))) if host.hosts else [0]
+    return group_shape(ranks, host.hosts) if max(ranks) < len(host.hosts) else ""
 
 
 def nearest_curve(kind: str, group_size: int, host: HostFigures) -> tuple[Curve, int]:
@@ -120,8 +135,11 @@ def _beyond(event: Operator | Collective, host: HostFigures) -> str:
         return f"{name} of over {most:.3g} {unit}, the most that was measured" if amount > most else ""
     if event.group_size == 1:
         return ""
-    curve, size = nearest_curve(event.kind, event.group_size, host)
-    if (event.kind, event.group_size) not in host.collectives:
+    curve, size = curve_of_group(event.kind, event, host)
+    shape = shape_of(event, host)
+    if "+" in shape and (event.kind, shape) not in host.by_shape:
+        return f"{event.kind} of {shape} ranks on {shape.count('+') + 1} hosts, by groups of {size} neighbours"
+    if size != event.group_size or ((event.kind, event.group_size) not in host.collectives and not shape):
         return f"{event.kind} in groups of {event.group_size}, which was not measured, by groups of {size}"
     is_beyond = event.payload_bytes > curve.most
     return f"{event.kind} of over {curve.most:.3g} bytes, the most that was measured" if is_beyond else ""

@@ -22,7 +22,7 @@ def main(job_path: str) -> NoReturn:
     """Run one rank of a job, and end the process: 0 when all went well, else 1."""
     from distbench.spec import UserError
     from distbench.spec.errors import StorageFailed
-    from distbench.worker.rank.failure import RankFailed, one_line, report_failure
+    from distbench.worker.rank.failure import HostLost, RankFailed, one_line, report_failure
 
     # Whoever interrupts one rank has killed it, as with any other signal; Ctrl-C reaches the parent alone.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -35,7 +35,7 @@ def main(job_path: str) -> NoReturn:
         calm_scheduler(job.device)
         _run(job)
     except (UserError, StorageFailed, RankFailed) as error:
-        kind = {UserError: "user", StorageFailed: "storage"}.get(type(error), "raised")
+        kind = {UserError: "user", StorageFailed: "storage", HostLost: "lost"}.get(type(error), "raised")
         report_failure(log_dir, rank, kind, str(error))
     except (Exception, SystemExit) as error:
         traceback.print_exc()

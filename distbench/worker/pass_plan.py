@@ -30,7 +30,9 @@ STRETCH = 4.0
 # Samples of a turn, and of one that begins with an iteration nobody looks at, as far as they take no longer than that:
 # what is not timed shall not be most of a turn.
 LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
-ENOUGH = 2  # passes of what cannot be compared: a sample alone may be any
+UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
+UNTOUCHED_STEP_S = 5e-3  # nor does one of a model that has run since it was checked
+ENOUGH = 3  # passes of what cannot be compared: a sample alone may be any
 
 
 class PassPlan:
@@ -144,6 +146,7 @@ class Turn:
         held_bytes: memory that it takes while it is kept open, on this rank.
         opened_case: the case while it is open.
         stays_open: whether it may be kept so between passes, known once it was open.
+        has_settled: whether it has run since its check, which may leave an optimizer that has seen nothing.
     """
 
     index: int
@@ -156,6 +159,7 @@ class Turn:
     opened_case: OpenedCase | None = None
     is_traced: bool = False
     stays_open: bool = True
+    has_settled: bool = False
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
@@ -174,6 +178,13 @@ class Turn:
         """Close the case if it is open."""
         self.opened_case = None
         self._opened.close()
+
+    def needs_touch(self, is_small: bool, is_on_cpu: bool) -> bool:
+        """Whether an untimed iteration comes before those of a further pass of a case that was kept open: not where one
+        is so long that caches have long forgotten what ran before it."""
+        if is_small:
+            return self.estimate_s < UNTOUCHED_S
+        return not (is_on_cpu and self.has_settled and self.estimate_s >= UNTOUCHED_STEP_S)
 
     def is_due_for_reopening(self, number: int) -> bool:
         """Whether this is one of the passes before which it is opened anew; cases take turns in that, too."""

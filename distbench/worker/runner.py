@@ -29,7 +29,6 @@ from distbench.worker.writing_rows import RowWriter
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4
 SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
-UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
 
 
 class Runner:
@@ -220,6 +219,7 @@ class Runner:
             self._unseen.append((turn, number, taken))
         else:
             self._rows.note(turn.case_spec, number, self._samples(turn, opened_case))
+        turn.has_settled = True
         if opened_case.stays_open and self._keeps_open:
             opened_case.pause()
         else:
@@ -252,8 +252,7 @@ class Runner:
         return opened_case
 
     def _touch(self, turn: Turn, opened_case: OpenedCase) -> None:
-        """One iteration before those of a further pass, unless it is so long that what ran before it is long gone."""
-        if not self._is_small or turn.estimate_s < UNTOUCHED_S:
+        if turn.needs_touch(self._is_small, DEVICES[self._context.device.type].waits_on_host):
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:

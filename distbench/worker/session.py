@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.costmodel.profile import Profile, load_profile
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
@@ -37,7 +36,7 @@ from distbench.worker.rank.agreement import Agreement, Store, presence_of, requi
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
 from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
 from distbench.worker.rank.opened_case import CaseSpec
-from distbench.worker.rank.rank_context import RankContext, gather_objects
+from distbench.worker.rank.rank_context import RankContext, gather_objects, profile_here, profile_of
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
@@ -76,7 +75,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
-            agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
+            agreement = Agreement(ranks.store, context.rank, context.hosts)
             rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
@@ -91,7 +90,12 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
-            runner.run(waiting, plan, job.passes_done)
+            try:
+                runner.run(waiting, plan, job.passes_done)
+            except RuntimeError as error:
+                # Between cases ranks talk too: whoever is gone shall be named there as well.
+                agreement.require_all_failed("between cases", one_line(error))
+                raise
         progress.tell("end", spent_s=stopwatch.spent_s, measuring_s=stopwatch.measuring_s)
 
 
@@ -160,22 +164,19 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     presence = presence_of(Path(job.log_dir), store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
+    hosts = tuple(gather_objects(control, os.uname().nodename))
+    profile = profile_here(profile, job, hosts)
     if is_accelerator(device.type):
         require_own_devices(identity(device), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     settings = job.settings
-    context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
+    context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check, hosts)
     yield ConnectedRanks(context, store)
     if presence is not None:
         presence.leave()
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
-
-
-def profile_of(job: Job) -> Profile | None:
-    """The cost profile that the job names."""
-    return load_profile(Path(job.profile)) if job.profile else None
 
 
 def _must_agree(job: Job) -> dict[str, str]:
@@ -286,7 +287,8 @@ def _torch_facts(context: RankContext) -> dict[str, Any]:
         **device_facts(context.device),
         "backend": context.backend,
         "world_size": dist.get_world_size(),
-        "num_hosts": len(set(context.gather(os.uname().nodename))),
+        "num_hosts": len(set(context.hosts)),
+        "hosts": list(context.hosts),
         "num_threads": torch.get_num_threads(),
         "scheduler": policy_name(),
     }

@@ -1,6 +1,10 @@
-"""What rank 0 appends to the run file: rows of first passes at once, lines of further passes once a second."""
+"""What rank 0 appends to the run file: rows of first passes at once, lines of further passes once a second.
+
+The disk is waited for once a second too: all ranks wait for rank 0, at each row for longer than a short case takes.
+"""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +27,31 @@ class RowWriter:
     def __init__(self, context: RankContext, run_file: Path) -> None:
         self._context, self._run_file = context, run_file
         self._passes: list[dict[str, Any]] = []
-        self._saved_at = time.monotonic()
+        self._saved_at = self._synced_at = time.monotonic()
 
     def save(self, *records: dict[str, Any]) -> None:
         """Append records, all on the disk when it returns."""
+        self._append(records, is_synced=True)
+
+    def _append(self, records: Sequence[dict[str, Any]], is_synced: bool) -> None:
         if self._context.rank != 0 or not records:
             return
         if records[0]["type"] != "run" and not self._run_file.exists():
             raise StorageFailed(f"{self._run_file} is gone: it was moved or deleted while it was written")
         try:
-            append(self._run_file, *records)
+            append(self._run_file, *records, is_synced=is_synced)
         except OSError as error:
             raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
+        if is_synced:
+            self._synced_at = time.monotonic()
+
+    def _is_sync_due(self) -> bool:
+        return time.monotonic() - self._synced_at > SAVE_EVERY_S
 
     def save_row(self, result: CaseResult) -> None:
-        """The row of a case."""
+        """The row of a case: a launch that ends in whatever way keeps it, a machine that stops may lose a second."""
         result.backend = self._context.backend
-        self.save(result.to_record())
+        self._append([result.to_record()], self._is_sync_due())
 
     def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
         """A further pass of a case, written later: between short ones there is no wait for the disk."""
@@ -50,4 +62,4 @@ class RowWriter:
         """Append the passes noted since the last time; where they are not due, only once a second."""
         if are_due or time.monotonic() - self._saved_at > SAVE_EVERY_S:
             records, self._passes, self._saved_at = self._passes, [], time.monotonic()
-            self.save(*records)
+            self._append(records, self._is_sync_due())

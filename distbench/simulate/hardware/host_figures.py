@@ -7,13 +7,13 @@ begins. Times are those of a rank while all ranks of the machine run, so what th
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from distbench.spec.errors import nearest
-from distbench.spec.fields import NAME, SIZE, Kind, Kinds, number_within, one_of, shown, wrong_field
+from distbench.spec.fields import NAME, SIZE, TEXT, Kind, Kinds, list_of, number_within, one_of, shown, wrong_field
 
 OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
@@ -72,13 +72,17 @@ class HostFigures:
         num_ranks: that shared the machine while it was measured.
         figures: one for each of HOST_FIGURES.
         operators: one for each of OPERATOR_CURVES.
-        collectives: (kind, group size) to seconds by payload.
+        collectives: (kind, group size) to seconds by payload, in groups of neighbours.
+        hosts: each rank's host, in rank order; empty where the file does not say, as that of one host may.
+        by_shape: (kind, how a group lies on those hosts, as `spec.levels` writes it) to seconds by payload.
     """
 
     num_ranks: int
     figures: Mapping[str, float]
     operators: Mapping[str, Curve]
     collectives: Mapping[tuple[str, int], Curve]
+    hosts: tuple[str, ...] = ()
+    by_shape: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
         """A figure's value."""
@@ -87,11 +91,15 @@ class HostFigures:
 
 def host_figures(record: Any) -> HostFigures:
     """From a record that `wrong_in_host` found nothing wrong with."""
+    lines = [(one, _curve(one["points"], has_floor=True)) for one in record["collectives"]]
     return HostFigures(
         record["num_ranks"],
         {name: record["figures"][name]["value"] for name in HOST_FIGURES},
         {name: _curve(record["operators"][name]) for name in OPERATOR_CURVES},
-        {(one["kind"], one["group_size"]): _curve(one["points"], has_floor=True) for one in record["collectives"]},
+        # The first line of a size is that of neighbours.
+        {(one["kind"], one["group_size"]): curve for one, curve in reversed(lines)},
+        tuple(record.get("hosts") or ()),
+        {(one["kind"], one["hosts"]): curve for one, curve in lines if one.get("hosts")},
     )
 
 
@@ -99,7 +107,7 @@ def wrong_in_host(record: Any) -> str | None:
     """What is wrong with the `host` part of a hardware file, if anything."""
     if not isinstance(record, dict):
         return f"host is {shown(record)}, not an object"
-    if wrong := wrong_field(record, {"num_ranks": SIZE}, ("num_ranks",), "host."):
+    if wrong := wrong_field(record, {"num_ranks": SIZE, "hosts": list_of(TEXT)}, ("num_ranks",), "host."):
         return wrong
     for part, kind in (("figures", dict), ("operators", dict), ("collectives", list)):
         if not isinstance(record.get(part), kind):
@@ -134,7 +142,7 @@ def _wrong_in_line(line: Any, place: int) -> str | None:
     where = f"host.collectives[{place}]"
     if not isinstance(line, dict):
         return f"{where} is {shown(line)}, not an object"
-    kinds = {"kind": one_of(COLLECTIVE_KINDS), "group_size": SIZE, "points": POINTS}
+    kinds = {"kind": one_of(COLLECTIVE_KINDS), "group_size": SIZE, "points": POINTS, "hosts": TEXT}
     return wrong_field(line, kinds, ("kind", "group_size", "points"), f"{where}.")
 
 

@@ -5,14 +5,18 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.planning import Exchange, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError
 from distbench.spec.devices import is_accelerator
+from distbench.spec.levels import flattened
 from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, check_planners, open_pair, opened
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
@@ -36,6 +40,8 @@ STEPS = {
 def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """Every step over every mesh dim of two ranks or more, and the exchange, at every size; in random order.
 
+    On several hosts also over groups that lie on them otherwise than those of any mesh dim here.
+
     All groups of a mesh dim run at once. The order is random so that a machine that grows slower or faster over the
     minutes does not favour an op or a size. UserError for an unknown dtype, or a mesh of one rank.
     """
@@ -49,28 +55,51 @@ def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[Case
 
 
 def _cases(sweep: Calibration, context: RankContext) -> Iterator[CaseSpec]:
+    others = _on_other_meshes(context)
     for size_bytes in (*sweep.sizes_bytes, *sweep.held_out_bytes):
         shape = square_of(size_bytes, DTYPE_BYTES[sweep.dtype], context.mesh.size())
         held_out = size_bytes in sweep.held_out_bytes
         for op, mesh_dim, pair in _pairs(shape, context):
             yield _case_spec(sweep.dtype, op, mesh_dim, pair, held_out, context)
+        for mesh_dim, other in others:
+            for op, _, pair in _steps(mesh_dim, shape, other):
+                yield _case_spec(sweep.dtype, op, mesh_dim, pair, held_out, other)
+
+
+def _on_other_meshes(context: RankContext) -> list[tuple[str, RankContext]]:
+    """Where there are several hosts: a mesh dim, called by its shape, and its mesh, for groups that this mesh lacks."""
+    if len(set(context.hosts)) < 2:
+        return []
+    num_ranks, found = len(context.hosts), []
+    mesh = dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
+    for name, size, stride in flattened(mesh, context.hosts):
+        sizes = {"outer": num_ranks // size // stride, name: size, "inner": stride}
+        sizes = {dim: count for dim, count in sizes.items() if count > 1}
+        made = init_device_mesh(context.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        found.append((name, replace(context, mesh=made)))
+    return found
 
 
 def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
     """(op, mesh dim, pair) of every step over each mesh dim of two ranks or more, and exchanges that communicate."""
-    for number, mesh_dim in enumerate(context.mesh_dims):
-        if context.size(mesh_dim) == 1:
-            continue
+    for mesh_dim in context.mesh_dims:
+        yield from _steps(mesh_dim, shape, context)
+    for source, target in exchange_sides(len(context.mesh_dims)):
+        pair = Pair.of(source, target, shape)
+        if _exchange(pair, context).transfers:
+            yield DIRECT, "x".join(context.mesh_dims), pair
+
+
+def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
+    """(op, mesh dim, pair) of every step over a mesh dim, if that has two ranks or more."""
+    number = context.mesh_dims.index(mesh_dim)
+    if context.size(mesh_dim) > 1:
         before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
         for op, sides in STEPS.items():
             # Only on CPU does DTensor run anything else than the native one.
             if op != NATIVE_ALL_TO_ALL or not is_accelerator(context.device.type):
                 for source, target in sides:
                     yield op, mesh_dim, Pair.of(before + source + after, before + target + after, shape)
-    for source, target in exchange_sides(len(context.mesh_dims)):
-        pair = Pair.of(source, target, shape)
-        if _exchange(pair, context).transfers:
-            yield DIRECT, "x".join(context.mesh_dims), pair
 
 
 def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]:

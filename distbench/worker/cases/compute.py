@@ -5,7 +5,7 @@ them run it. Short ones are repeated for longer than the scheduler lets one proc
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Scenario
+from distbench.spec.levels import dim_shape, flattened, groups_of
 from distbench.worker.cases.collective import OPERATIONS, sizes_of
 from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
@@ -67,10 +68,24 @@ def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec
         name = "x".join(map(str, shape))
         yield _case_spec("attention", name, partial(attention, shape), context)
         yield _case_spec("attention_backward", name, partial(attention_backward, shape), context)
-    for group_size in divisors(context.mesh.size()):
+    for lies, group_size, stride in groups_measured(context.mesh.size(), context.hosts):
         for op in COLLECTIVES:
             for size_bytes in PAYLOAD_BYTES[:count]:
-                yield _collective_spec(op, group_size, size_bytes, context)
+                yield _collective_spec(op, lies, group_size, stride, size_bytes, context)
+
+
+def groups_measured(num_ranks: int, hosts: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(how they lie on hosts, empty for one host; ranks, ranks apart) of the groups in which collectives are timed.
+
+    Neighbours of every size; on several hosts also groups that lie on them otherwise.
+    """
+    neighbours = [(size, 1) for size in divisors(num_ranks)]
+    if len(set(hosts)) < 2:
+        return [("", *sizes) for sizes in neighbours]
+    found = {dim_shape(groups_of(*sizes, num_ranks), hosts): sizes for sizes in neighbours}
+    for shape, size, stride in flattened({"all": num_ranks}, hosts):
+        found.setdefault(shape, (size, stride))
+    return [(shape, *sizes) for shape, sizes in found.items()]
 
 
 def divisors(number: int) -> list[int]:
@@ -147,26 +162,31 @@ def _open(make: Callable[[torch.device], Work], context: RankContext) -> Iterato
     yield _opened(call, work.amount, count, context.mesh.size(), "x".join(context.mesh_dims))
 
 
-def _collective_spec(op: str, group_size: int, size_bytes: int, context: RankContext) -> CaseSpec:
+def _collective_spec(
+    op: str, lies: str, group_size: int, stride: int, size_bytes: int, context: RankContext
+) -> CaseSpec:
     params = {"what": "collective", "op": op, "group_size": group_size, "size_bytes": size_bytes}
-    case = Case(f"compute/{op}/{group_size}/{size_bytes}", "compute", params)
-    return CaseSpec(case, partial(_open_collective, op, group_size, size_bytes, context))
+    case = Case(f"compute/{op}/{lies or group_size}/{size_bytes}", "compute", {**params, "hosts": lies})
+    return CaseSpec(case, partial(_open_collective, op, group_size, stride, size_bytes, context))
 
 
-_GROUPS: dict[tuple[int, int], Any] = {}
+_GROUPS: dict[tuple[int, int, int], Any] = {}
 
 
-def groups_of_neighbours(group_size: int, world_size: int) -> Any:
-    """This rank's group of so many neighbours; made once a process, by all ranks together."""
-    key = group_size, world_size
+def group_apart(group_size: int, stride: int, world_size: int) -> Any:
+    """This rank's group of so many ranks, so far apart; made once a process, by all ranks together."""
+    key = group_size, stride, world_size
     if key not in _GROUPS:
-        _GROUPS[key] = dist.new_subgroups(group_size)[0] if group_size < world_size else dist.group.WORLD
+        groups = [list(group) for group in groups_of(*key)]
+        _GROUPS[key] = dist.new_subgroups_by_enumeration(groups)[0] if len(groups) > 1 else dist.group.WORLD
     return _GROUPS[key]
 
 
 @contextlib.contextmanager
-def _open_collective(op: str, group_size: int, size_bytes: int, context: RankContext) -> Iterator[OpenedCase]:
-    group = groups_of_neighbours(group_size, context.mesh.size())
+def _open_collective(
+    op: str, group_size: int, stride: int, size_bytes: int, context: RankContext
+) -> Iterator[OpenedCase]:
+    group = group_apart(group_size, stride, context.mesh.size())
     sizes = sizes_of(op, size_bytes, "f32", group_size)
     given = torch.zeros(sizes.given, device=context.device)
     output = given if op in ("all_reduce", "broadcast") else torch.zeros(sizes.got, device=context.device)

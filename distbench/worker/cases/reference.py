@@ -53,13 +53,15 @@ def reference_of(
     context: RankContext,
     with_gradients: bool = True,
     values: Mapping[str, torch.Tensor] | None = None,
+    built: Blueprint | None = None,
 ) -> Reference:
     """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either.
 
-    `values` are the parameters' where the scenario sets them itself.
+    `values` are the parameters' where the scenario sets them itself; `built` is the model on the meta device, where one
+    exists that no plan has changed.
     """
     assert scenario.build_model is not None
-    built = blueprint(scenario.build_model, context.seed)
+    built = built or blueprint(scenario.build_model, context.seed)
     shapes = {name: parameter.shape for name, parameter in built.model.named_parameters()}
     if context.rank != 0:
         return Reference(shapes, built)

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,9 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     if found := problems(built.model, batch, scenario.step_plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *found]))
-    yield CaseSpec(step_case(scenario, label, built, batch), partial(_open, scenario, context), group="steps")
+    yield CaseSpec(
+        step_case(scenario, label, built, batch), partial(_open, scenario, context, built, Once()), group="steps"
+    )
 
 
 def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
@@ -87,8 +90,15 @@ def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
     return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
 
 
+@dataclass
+class Once:
+    """What a variant has had in this launch and need not have again: where it is its own baseline again, say."""
+
+    is_memory_known: bool = False
+
+
 @contextlib.contextmanager
-def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
+def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once) -> Iterator[OpenedCase]:
     held_before = empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
@@ -103,12 +113,14 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
         counters.update(parameter_bytes=largest, check=context.check)
         wrong, is_restarted = None, False
         if context.check != "none":
-            step_check = StepCheck(step, scenario, context)
+            step_check = StepCheck(step, scenario, context, built)
             wrong = step_check()
             counters.update(step_check.counters)
         step.kept_outputs = None
         # After all that is measured and checked: nothing that it does to the step can matter.
-        counters.update(memory_counters(step, context))
+        if not once.is_memory_known:
+            counters.update(memory_counters(step, context))
+            once.is_memory_known = True
         return wrong
 
     def restart_once() -> None:

@@ -14,6 +14,7 @@ from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
+from distbench.worker.plans.materialise import Blueprint
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
@@ -153,10 +154,14 @@ class StepCheck:
         step: the parallel step; it starts anew.
         scenario: what one device computes as well.
         context: this rank's.
+        built: the model on the meta device, where one exists that no plan has changed.
     """
 
-    def __init__(self, step: TrainingStep, scenario: Scenario, context: RankContext) -> None:
+    def __init__(
+        self, step: TrainingStep, scenario: Scenario, context: RankContext, built: Blueprint | None = None
+    ) -> None:
         self._step = step
+        self._built = built
         self._scenario = scenario
         self._context = context
         self.counters: dict[str, Any] = {}
@@ -173,7 +178,7 @@ class StepCheck:
         step.kept_outputs = [] if step.unshards_output and is_full else None
         loss = step.forward_backward()
         output = torch.cat(step.kept_outputs) if step.kept_outputs else None
-        reference = reference_of(self._scenario, context, is_full, step.own_values())
+        reference = reference_of(self._scenario, context, is_full, step.own_values(), self._built)
         found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
         allowance = self._allowance(reference)
         findings = allowance.judged(found)

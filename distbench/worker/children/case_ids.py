@@ -12,7 +12,8 @@ from distbench.spec import Job, UserError
 from distbench.spec.case_choice import MAX_NAMED, none_chosen
 from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.children.fork_pool import answers_of
-from distbench.worker.session import all_cases, chosen_cases, load_scenario, profile_of
+from distbench.worker.rank.rank_context import profile_of
+from distbench.worker.session import all_cases, chosen_cases, load_scenario
 from distbench.worker.torch_internals import fake_ranks
 
 

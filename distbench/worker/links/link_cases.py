@@ -19,7 +19,7 @@ from distbench.worker.rank.rank_context import RankContext
 GROUP, MAX_PASSES = "links", 16
 DTYPE, PERIOD = "f32", 251
 # A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
-SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 256}
+SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
 SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
 

@@ -9,14 +9,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from distbench.spec import UserError
-from distbench.worker.rank.failure import RankFailed, report_failure
+from distbench.worker.rank.failure import HostLost, RankFailed, report_failure
 
 Store = dist.TCPStore | dist.PrefixStore
 # A rank that has not failed and reports no work for so long waits in a collective for one that has.
@@ -59,11 +59,14 @@ class Agreement:
 
     A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that:
     it sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and
-    so not while it waits in a collective.
+    so not while it waits in a collective. That the rank is there at all it says at once.
+
+    Args:
+        hosts: each rank's host, in rank order.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store, self._rank, self._world_size = store, rank, world_size
+    def __init__(self, store: Store, rank: int, hosts: Sequence[str]) -> None:
+        self._store, self._rank, self._hosts = store, rank, hosts
         self._num_failures = 0
         self._answered = False
         signal.signal(signal.SIGUSR2, self._answer)
@@ -71,17 +74,39 @@ class Agreement:
         threading.Thread(target=self._report_work, daemon=True).start()
 
     def require_all_failed(self, what: str, message: str) -> None:
-        """Return when every rank has failed in this too; `RankFailed` where this one alone did, or another that has
-        left did."""
-        keys = [self._key(what, rank) for rank in range(self._world_size)]
+        """Return when every rank has failed in this too.
+
+        Raises:
+            RankFailed: this one alone did, or another that has left did.
+            HostLost: there is a host of whose ranks none answers any more.
+        """
+        keys = [self._key(what, rank) for rank in range(len(self._hosts))]
         self._store.set(keys[self._rank], message)
         self._store.set(f"failure{self._num_failures}", "")
         self._num_failures += 1
         if not self._all_set(keys):
             self._store.set(LEFT, str(self._rank))
+            if lost := self._lost_hosts(keys):
+                raise HostLost(f"{lost}; rank {self._rank} saw {message}")
             raise RankFailed(message)
         if self._store.check([LEFT]):
             raise RankFailed(message)
+
+    def _lost_hosts(self, keys: list[str]) -> str:
+        """In words, the hosts of which no rank has failed in this or said that it is there; empty for none."""
+        silent: dict[str, list[int]] = {}
+        heard = set()
+        for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
+            if any(self._store.check([one]) for one in (key, _here(self._num_failures - 1, rank))):
+                heard.add(host)
+            else:
+                silent.setdefault(host, []).append(rank)
+        return " and ".join(
+            f"host {host} is lost: its {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))} "
+            f"{'answer' if len(ranks) > 1 else 'answers'} no more"
+            for host, ranks in silent.items()
+            if host not in heard
+        )
 
     def first_message(self, what: str, message: str) -> str:
         """The message of the rank that failed alone and left, where one did; else this rank's own."""
@@ -113,6 +138,7 @@ class Agreement:
         with contextlib.suppress(RuntimeError):  # the launch is over
             for number in itertools.count():
                 store.wait([f"failure{number}"], FOREVER)
+                store.set(_here(number, self._rank), "")
                 while self._num_failures == number:
                     self._answered = False
                     signal.pthread_kill(main, signal.SIGUSR2)
@@ -122,6 +148,10 @@ class Agreement:
 
     def _answer(self, *_: object) -> None:
         self._answered = True
+
+
+def _here(number: int, rank: int) -> str:
+    return f"here{number}/{rank}"
 
 
 class Presence:

@@ -19,9 +19,14 @@ class RankFailed(Exception):
     """This rank failed where the others did not; the launch must end."""
 
 
+class HostLost(RankFailed):
+    """This rank failed because no rank of another host is there any more."""
+
+
 def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
-    """Write `failure-rank<N>.json`; `kind` is "user" for what the user can fix, "storage" for a full disk, else
-    "raised". Where not even that can be written, the parent sees for itself that its folder is full or gone."""
+    """Write `failure-rank<N>.json`; `kind` is "user" for what the user can fix, "storage" for a full disk, "lost" for
+    ranks of another host that are gone, else "raised". Where not even that can be written, the parent sees for itself
+    that its folder is full or gone."""
     # By this clock the ranks of a host tell who failed first; the wall clock may jump.
     record = {"rank": rank, "kind": kind, "message": message, "at": time.monotonic()}
     with contextlib.suppress(OSError):

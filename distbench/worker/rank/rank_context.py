@@ -1,13 +1,16 @@
 """What a rank needs to know: its device, its coordinate on the mesh, and its process groups."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.costmodel.profile import Profile
+from distbench.costmodel.mesh_costs import profile_on
+from distbench.costmodel.profile import Profile, load_profile
+from distbench.spec import Job, UserError
 from distbench.worker.rank.device import ends_within
 
 GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
@@ -23,6 +26,7 @@ class RankContext:
         backend: moves the device's tensors.
         control: a gloo group of all ranks for barriers and gathers that are never timed.
         seed: for data and initial parameters.
+        hosts: each rank's host, in rank order; empty where ranks are not there.
         check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
     """
 
@@ -34,6 +38,7 @@ class RankContext:
     seed: int
     profile: Profile | None = None
     check: str = "full"
+    hosts: tuple[str, ...] = ()
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:
@@ -87,3 +92,18 @@ def gather_objects(group: dist.ProcessGroup, value: Any) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, value, group=group)
     return gathered
+
+
+def profile_of(job: Job) -> Profile | None:
+    """The cost profile that the job names."""
+    return load_profile(Path(job.profile)) if job.profile else None
+
+
+def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
+    """The job's cost profile for its mesh as that lies on these hosts; UserError where it has no lines."""
+    if profile is None or not profile.hosts:
+        return profile
+    try:
+        return profile_on(profile, job.mesh, hosts)
+    except UserError as error:
+        raise UserError(f"profile {job.profile}: {error}") from error

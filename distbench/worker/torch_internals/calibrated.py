@@ -24,7 +24,7 @@ from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_rout
 from distbench.planning.search import Route
 from distbench.spec.errors import UserError
 from distbench.worker.torch_internals.dtensor_planners import dist_state, state_of_layout
-from distbench.worker.torch_internals.mesh_facts import is_strided_shard, unordered_groups
+from distbench.worker.torch_internals.mesh_facts import group_shapes, is_strided_shard, unordered_groups
 from distbench.worker.torch_internals.probe import Unsupported, require
 from distbench.worker.torch_internals.replacements import PlanCounts, Steps, planned_by
 
@@ -251,7 +251,8 @@ def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
     if names is None:
         names = tuple(profile.mesh) if tuple(profile.mesh.values()) == tuple(mesh.shape) else ()
     try:
-        return measured_cost(profile, dict(zip(names, mesh.shape, strict=True)))
+        sizes = dict(zip(names, mesh.shape, strict=True))
+        return measured_cost(profile.of_shapes(sizes, group_shapes(mesh, names, profile.hosts)), sizes)
     except (UserError, ValueError):
         return None
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from distbench.spec.levels import dim_shape
 from distbench.worker.torch_internals.probe import require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
@@ -36,18 +37,31 @@ def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
     torch sorts the ranks of a process group. So what it gathers, scatters or exchanges over such a mesh dim arrives in
     another order than that of the mesh: values are wrong, and nothing says so.
     """
+    found: dict[int, list[int]] = {}
+    for mesh_dim, groups in enumerate(groups_along(mesh)):
+        for group in groups:
+            if group != sorted(group):
+                found.setdefault(mesh_dim, group)
+    return found
+
+
+def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
+    """For each mesh dim its groups, each its global ranks in the mesh's order."""
     require("ranks of a mesh in their order")
     # Plans are also made while torch traces, when it refuses to look into a mesh.
     from torch.utils._python_dispatch import _disable_current_modes
 
-    found: dict[int, list[int]] = {}
     with _disable_current_modes():
         ranks = mesh.mesh
-        for mesh_dim, size in enumerate(ranks.shape):
-            for group in ranks.movedim(mesh_dim, -1).reshape(-1, size).tolist():
-                if group != sorted(group):
-                    found.setdefault(mesh_dim, group)
-    return found
+        return [ranks.movedim(mesh_dim, -1).reshape(-1, size).tolist() for mesh_dim, size in enumerate(ranks.shape)]
+
+
+def group_shapes(mesh: DeviceMesh, names: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
+    """How the groups of each mesh dim lie on hosts, given for each global rank; empty where those do not say."""
+    along = groups_along(mesh)
+    if any(rank >= len(hosts) for group in along[0] for rank in group):
+        return {}
+    return {name: dim_shape(groups, hosts) for name, groups in zip(names, along, strict=True)}
 
 
 def ranks_by_group_name() -> dict[str, str]:

@@ -129,6 +129,7 @@ NEEDED = (
     ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
     ("predicted peak memory", MEMORY, "MemTracker._pre_fw_hook(module, inputs)"),
     ("predicted peak memory", MEMORY, "MemTracker._update_peak_stats(peak_state)"),
+    ("predicted peak memory", MEMORY, "tree_map_only"),
     *(("memory of a step", AUTOGRAD, f"_{what}_profiler") for what in ("prepare", "enable", "disable")),
     ("memory of a step", AUTOGRAD, "_ProfilerResult.experimental_event_tree"),
     ("memory of a step", PROFILER, "ProfilerConfig"),

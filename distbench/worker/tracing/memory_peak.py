@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -104,12 +105,11 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
     for one in allocations:
         if (block := live.pop(one.pointer, None)) is not None:
             block.end = sum(map(len, steps[block.step :]))
-        mark = next((text for text in one.inside if isinstance(text, str) and text.startswith(STEP)), None)
-        if one.num_bytes <= 0 or mark is None:
+        if one.num_bytes <= 0 or (marked := _step_of(one.inside)) is None:
             continue
-        number, phase = mark.removeprefix(STEP).split()
-        steps += [[] for _ in range(len(steps), int(number) + 1)]
-        live[one.pointer] = _HeldBlock(one, int(number), phase, len(steps[-1]), NEVER)
+        number, phase = marked
+        steps += [[] for _ in range(len(steps), number + 1)]
+        live[one.pointer] = _HeldBlock(one, number, phase, len(steps[-1]), NEVER)
         steps[-1].append(live[one.pointer])
     sizes = {tuple(block.allocation.num_bytes for block in blocks) for blocks in steps}
     if len(sizes) == 1:
@@ -118,6 +118,16 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
             for block in same:
                 block.end = earliest
     return steps
+
+
+@lru_cache(maxsize=64)
+def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
+    """The number and the phase of the step that the marks around a block name; None where they name none."""
+    mark = next((text for text in inside if isinstance(text, str) and text.startswith(STEP)), None)
+    if mark is None:
+        return None
+    number, phase = mark.removeprefix(STEP).split()
+    return int(number), phase
 
 
 def _fullest(count: int, blocks: Iterable[_HeldBlock]) -> int:
