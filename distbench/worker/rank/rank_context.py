@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from distbench.costmodel.profile import Profile
 
 # Mesh dims whose ranks have different parts of the batch.
-BATCH_DIMS = ("dp_replicate", "dp_shard")
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
 
 
 @dataclass(frozen=True)
