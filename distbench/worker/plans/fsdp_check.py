@@ -56,6 +56,27 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
         yield "ddp has nothing to average: no parameter of the model requires a gradient"
 
 
+def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """One sentence for each problem of the plan's expert parallel part, if it has one."""
+    if not plan.ep:
+        return
+    ep_dim, fsdp = plan.ep_dim, plan.fsdp
+    if ep_dim not in context.mesh_dims:
+        yield f"expert parallel works on mesh dim {ep_dim!r}, the mesh has only {', '.join(context.mesh_dims)}"
+        return
+    if plan.ddp is None and (fsdp is None or ep_dim not in (*fsdp.mesh_dims, *fsdp.replicate_dims)):
+        yield f"ranks along {ep_dim!r} have different data, and nobody sums other gradients; name it in FSDP's mesh_dims"
+    apart = {pattern: dims for pattern, dims in (fsdp.unit_mesh_dims if fsdp else {}).items() if ep_dim not in dims}
+    alone = set(matching_modules(apart, model))
+    for name, module in matching_modules(plan.ep, model).items():
+        if fsdp is not None and name not in alone:
+            yield f"FSDP shards {name} over {ep_dim!r} as expert parallel does; give it others in unit_mesh_dims"
+        for attribute, parameter in module.named_parameters(name):
+            if not parameter.ndim or parameter.shape[0] % context.size(ep_dim):
+                what = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
+                yield undivided(what, parameter.shape[0] if parameter.ndim else 1, [ep_dim], context, attribute)
+
+
 def _own_mesh_dims(fsdp: FsdpPlan, context: RankContext) -> Iterator[str]:
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):

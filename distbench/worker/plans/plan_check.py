@@ -7,17 +7,17 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
+from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.parallel import ATTENTION_KERNELS
 from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
-from distbench.worker.plans.fsdp_check import ddp_problems, fsdp_problems
+from distbench.worker.plans.fsdp_check import ddp_problems, expert_problems, fsdp_problems
 from distbench.worker.plans.patterns import AUTO, matching, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 ROTATIONS = ("allgather", "alltoall")
-MESH_DIMS = ("pp", *BATCH_DIMS, "cp", "tp")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
@@ -40,6 +40,7 @@ def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: R
             *tp_problems(model, plan, context),
             *fsdp_problems(model, plan, context),
             *ddp_problems(model, plan, context),
+            *expert_problems(model, plan, context),
             *_undividable_batch(batch, plan, context),
             *_context_parallel(model, batch, plan, context),
             *_unknown_backend(plan),

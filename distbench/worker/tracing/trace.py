@@ -86,8 +86,11 @@ class StepTrace:
             return step, [traced(step, self.context, forwarding) for _ in range(num_steps)]
 
     def dispatched(self) -> list[Communication]:
-        """What the dispatch mode sees of the step itself."""
-        _run(self.bare, self.context)  # the first step sets things up
+        """What the dispatch mode sees of the step itself, at the values that a forwarded one has: what experts are sent
+        depends on them."""
+        self.bare.start_anew()
+        for _ in range(self.bare.num_setup_steps):
+            _run(self.bare, self.context)
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.context, self.bare.model)
 
     def differing(self, forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
