@@ -39,7 +39,7 @@ def moe(
         wrap=("layers.*",),
         mesh_dims=("dp_shard", "ep"),
         unit_mesh_dims={EXPERTS: ("dp_shard",)},  # sharded over ep already
-        whole=("layers.*.router.weight",),
+        whole=("layers.*.feed_forward.router.weight",),
     )
     return Scenario(
         build_model=partial(MoeLlama, *sizes, load, capacity),
