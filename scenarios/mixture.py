@@ -1,7 +1,7 @@
 """A token-choice mixture of experts, and the parallel style that spreads its experts over ranks.
 
-Each token goes to its `top_k` experts. Under expert parallel a rank holds some of the experts and has tokens of its own:
-an all-to-all brings each token to the rank of its expert (dispatch), another brings the result back (combine).
+Each token goes to its `top_k` experts. Under expert parallel a rank holds some of the experts and has tokens of its
+own: an all-to-all brings each token to the rank of its expert (dispatch), another brings the result back (combine).
 """
 
 from typing import Any
@@ -48,8 +48,8 @@ class MixtureOfExperts(nn.Module):
     """Router and experts: (batch, sequence, dim) to the same.
 
     Args:
-        load: "zipf" adds the logarithm of Zipf's law to what the router says, so that the first experts are chosen most;
-            "uniform" chooses experts in turn, so that all have equally many tokens. The router weighs them in both.
+        load: "zipf" adds the logarithm of Zipf's law to what the router says, so that the first experts are chosen
+            most; "uniform" chooses experts in turn, so that all have equally many. The router weighs them in both.
         capacity: tokens of a sequence that an expert takes, as a multiple of its even share; the rest are dropped, and
             all exchanges are of one size. 0 drops none.
     """
@@ -102,7 +102,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class AllToAll(torch.autograd.Function):
-    """Rows to the ranks of a group, `sent` to each, `received` from each; None for equally many. Backward returns them."""
+    """Rows to the ranks of a group, `sent` to each, `received` from each; None for equally many; and back."""
 
     @staticmethod
     def forward(

@@ -14,7 +14,7 @@ from processes import Ranks
 from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import Run, read_run
 
-SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "redistribute")
+SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
 IN_PASSES = "tp_mlp"
 SMALL = ("max_bytes=65536", "small=32", "large=32")
 
@@ -84,7 +84,7 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
     assert ops == {"all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast"}
 
 
-@pytest.mark.parametrize("name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d"])
+@pytest.mark.parametrize("name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe"])
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
     for record in shipped[name].cases:
         phases = record["phases_s"]

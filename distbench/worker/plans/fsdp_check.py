@@ -65,7 +65,7 @@ def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) 
         yield f"expert parallel works on mesh dim {ep_dim!r}, the mesh has only {', '.join(context.mesh_dims)}"
         return
     if plan.ddp is None and (fsdp is None or ep_dim not in (*fsdp.mesh_dims, *fsdp.replicate_dims)):
-        yield f"ranks along {ep_dim!r} have different data, and nobody sums other gradients; name it in FSDP's mesh_dims"
+        yield f"ranks along {ep_dim!r} have different data and nobody sums other gradients; name it in FSDP's mesh_dims"
     apart = {pattern: dims for pattern, dims in (fsdp.unit_mesh_dims if fsdp else {}).items() if ep_dim not in dims}
     alone = set(matching_modules(apart, model))
     for name, module in matching_modules(plan.ep, model).items():
