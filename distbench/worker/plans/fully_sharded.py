@@ -55,9 +55,9 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
     if plan.gradient_divide_factor is not None:
-        _divide_by(model.modules(), plan.gradient_divide_factor, context)
+        _divide_by(list(model.modules()), plan.gradient_divide_factor, context)
     elif own_meshes:
-        _divide_by(own_meshes, data_parallel_size(plan, context), context)
+        _divide_by(list(own_meshes), data_parallel_size(plan, context), context)
     return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
 
 
@@ -164,15 +164,23 @@ def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
             unit.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _divide_by(modules: Iterable[nn.Module], factor: float, context: RankContext) -> None:
+def _divide_by(modules: Sequence[nn.Module], factor: float, context: RankContext) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     for module in modules:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(factor)
-            if context.backend != "nccl":
-                # Any other factor than the group's size is a reduction that only NCCL has; others sum, then divide.
-                module.set_force_sum_reduction_for_comms(True)
+    sum_then_divide(modules, context)
+
+
+def sum_then_divide(modules: Iterable[nn.Module], context: RankContext) -> None:
+    """What FSDP needs to divide gradients by another factor than the group's size: a reduction that does so only NCCL
+    has."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in modules if context.backend != "nccl" else ():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
 
     replicated: Any = replicate(module, ignored, **options)
     group: Any = options["process_group"]
-    if dist.get_backend(group) == "fake":
+    if group._get_backend(options["device_id"]).name() == "fake":
         # What it returns has no result, which the reducer asks for.
         replicated.register_comm_hook(group, _averaged)
 
