@@ -20,7 +20,7 @@ LOADS = ("uniform", "zipf")
 class Experts(nn.Module):
     """SwiGLU experts side by side: (tokens, dim), those of one expert after those of another, to the same.
 
-    `counts` says how many tokens each expert is given.
+    `counts` says how many tokens each expert is given; None for equally many, which no host has to wait for.
     """
 
     def __init__(self, num_experts: int, dim: int, hidden: int) -> None:
@@ -29,8 +29,13 @@ class Experts(nn.Module):
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
 
-    def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        w1, w2, w3 = (own_part(weight).unbind() for weight in (self.w1, self.w2, self.w3))
+    def forward(self, x: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        weights = [own_part(weight) for weight in (self.w1, self.w2, self.w3)]
+        if counts is None:
+            one, two, three = (weight.transpose(1, 2) for weight in weights)
+            even = x.unflatten(0, (len(one), -1))
+            return ((F.silu(even @ one) * (even @ three)) @ two).flatten(0, 1)
+        w1, w2, w3 = (weight.unbind() for weight in weights)
         groups = x.split(counts.tolist())
         outs = [
             F.linear(F.silu(F.linear(tokens, one)) * F.linear(tokens, three), two)
@@ -97,7 +102,7 @@ class MixtureOfExperts(nn.Module):
         # The last slot is of what no expert takes.
         slot = torch.where(place < slots, (chosen * batch + sequence) * slots + place, size).flatten()
         filled = tokens.new_zeros(size + 1, tokens.shape[1]).index_copy(0, slot, tokens)[:-1]
-        out = self.experts(filled, torch.full((self.num_experts,), batch * slots, device=chosen.device))
+        out = self.experts(filled, None)
         return torch.cat((out, out.new_zeros(1, out.shape[1])))[slot]
 
 
@@ -119,15 +124,7 @@ class AllToAll(torch.autograd.Function):
 
 
 class ExpertParallel(ParallelStyle):
-    """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after.
-
-    Args:
-        even: every rank sends equally many tokens to every expert, so that nobody has to be told how many will come.
-    """
-
-    def __init__(self, even: bool = False) -> None:
-        super().__init__()
-        self.even = even
+    """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after."""
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         return distribute_module(module, device_mesh, self._shard, self._dispatch, self._combine)
@@ -139,13 +136,14 @@ class ExpertParallel(ParallelStyle):
     def _dispatch(self, module: Any, inputs: Any, mesh: Any) -> Any:
         rows, counts = inputs
         group, size = mesh.get_group(), mesh.size()
-        sent = received = None
+        if counts is None:
+            module.exchange = (None, None, None, group)
+            return by_expert(AllToAll.apply(rows, None, None, group), size, len(own_part(module.w1))), None
         # Starts as if every rank sent what this one does.
         arriving = counts.clone()
-        if not self.even:
-            dist.all_to_all_single(arriving, counts, group=group)
-            sent = counts.reshape(size, -1).sum(1).tolist()
-            received = arriving.reshape(size, -1).sum(1).tolist()
+        dist.all_to_all_single(arriving, counts, group=group)
+        sent = counts.reshape(size, -1).sum(1).tolist()
+        received = arriving.reshape(size, -1).sum(1).tolist()
         rows = AllToAll.apply(rows, sent, received, group)
         # Rank by rank, and expert by expert within; experts want theirs in a row.
         num_own = len(counts) // size
@@ -156,8 +154,15 @@ class ExpertParallel(ParallelStyle):
 
     def _combine(self, module: Any, out: Any, mesh: Any) -> Any:
         order, received, sent, group = module.exchange
+        if order is None:
+            return AllToAll.apply(by_expert(out, len(own_part(module.w1)), mesh.size()), None, None, group)
         back = torch.empty_like(out).index_copy(0, order, out)
         return AllToAll.apply(back, received, sent, group)
+
+
+def by_expert(rows: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    """Equally many rows, sorted by `outer` and then `inner`, sorted by `inner` and then `outer`."""
+    return rows.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 
 class MoeLlama(Llama):

@@ -47,5 +47,5 @@ def moe(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
-        plan=ParallelPlan(ep={EXPERTS: ExpertParallel(even=capacity > 0)}, fsdp=fsdp),
+        plan=ParallelPlan(ep={EXPERTS: ExpertParallel()}, fsdp=fsdp),
     )
