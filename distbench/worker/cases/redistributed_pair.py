@@ -143,6 +143,7 @@ def opened(
         held_bytes=2 * full_bytes,
         pause=planned.switch.off,
         resume=planned.switch.on,
+        starts_on=dist.group.WORLD,
     )
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim
-from distbench.spec.devices import ACCELERATORS
+from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching, matching_modules
 from distbench.worker.rank.rank_context import RankContext
@@ -35,9 +35,10 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     """`fully_shard` every unit, deepest first, then the root; Skipped for CPU offload where the device is the CPU."""
     from torch.distributed.fsdp import fully_shard
 
-    if plan.offload is not None and context.device.type == "cpu":
-        wanted = " or ".join(ACCELERATORS)
-        raise Skipped(f"CPU offload: the shards of a CPU run are in host memory already; use --device {wanted}")
+    if plan.offload is not None and not is_accelerator(context.device.type):
+        raise Skipped(
+            f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
+        )
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
     kept = _kept_whole(model, plan)
