@@ -43,6 +43,7 @@ KNOBS: dict[str, FsdpPlan] = {
     "uneven": BASE,
     "tied": BASE,
     "frozen": BASE,
+    "ignored": replace(BASE, ignored=("tok_embeddings.weight", "norm.weight")),
     "prefetch_2": replace(BASE, prefetch_forward=2, prefetch_backward=2),
     "accumulate": replace(BASE, sync_each_microbatch=False),
     "accumulate_synced": BASE,
@@ -75,7 +76,7 @@ def built(knob: str, sizes: dict[str, Any]) -> nn.Module:
     model = Llama(**sizes)
     if knob == "tied":
         model.output.weight = model.tok_embeddings.weight
-    if knob == "frozen":
+    if knob in ("frozen", "ignored"):
         for part in (model.tok_embeddings, model.layers[0].attention, model.norm):
             part.requires_grad_(False)
     return model
@@ -98,6 +99,7 @@ def built(knob: str, sizes: dict[str, Any]) -> nn.Module:
             "uneven",
             "tied",
             "frozen",
+            "ignored",
             "prefetch_2",
             "accumulate",
             "accumulate_synced",

@@ -6,13 +6,23 @@ import re
 import pytest
 from conftest import ROOT
 
-from distbench.spec import CompilePlan, CpPlan, Entry, FsdpPlan, LargestDim, ParallelPlan, ShardParam, list_entries
+from distbench.spec import (
+    CompilePlan,
+    CpPlan,
+    DdpPlan,
+    Entry,
+    FsdpPlan,
+    LargestDim,
+    ParallelPlan,
+    ShardParam,
+    list_entries,
+)
 from distbench.spec.job import parse_choices
 from distbench.spec.mesh import parse_mesh
 from distbench.spec.parallel import ATTENTION_KERNELS
 
 ENTRIES = {entry.name: entry for entry in list_entries()}
-PLANS = (ParallelPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim)
+PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim)
 # Values of parameters that are no axes, as a header lists those.
 OTHER_VALUES = {
     "kernel": ATTENTION_KERNELS,

@@ -14,8 +14,10 @@ from processes import Ranks
 from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import Run, read_run
 
-SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "redistribute")
+SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
 IN_PASSES = "tp_mlp"
+# Of scenarios with many variants, those that launches of other tests do not have.
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None)}
 SMALL = ("max_bytes=65536", "small=32", "large=32")
 
 
@@ -28,7 +30,7 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
         passes = 2 if job.scenario == IN_PASSES else 1
         settings = replace(job.settings, warmup_iterations=1, min_samples=5, budget_s=0.5, passes=passes)
-        jobs.append(replace(job, settings=settings))
+        jobs.append(replace(job, settings=settings, variants=job.variants[SOME.get(job.scenario, slice(None))]))
     outcomes = ranks.launch_all(jobs)
     assert [outcome.exit_code for outcome in outcomes] == [0] * len(jobs), [outcome.message for outcome in outcomes]
     return {job.scenario: read_run(Path(job.run_file)) for job in jobs}
@@ -84,7 +86,7 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
     assert ops == {"all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast"}
 
 
-@pytest.mark.parametrize("name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d"])
+@pytest.mark.parametrize("name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe"])
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
     for record in shipped[name].cases:
         phases = record["phases_s"]
@@ -93,8 +95,10 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         params, counters = record["case"]["params"], record["counters"]
         assert params["batch_size"] == params["shape"][0]
         assert params["num_tokens"] == params["shape"][0] * params["shape"][1]
-        assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"] and counters["predicted_peak_bytes"] > 0
-        assert counters["peak_phase"] in phases and "memory_reason" not in counters
+        assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
+        assert counters["peak_phase"] in phases
+        # DDP asks for the result of its all-reduces, which nothing has where nothing is sent.
+        assert ("memory_reason" in counters) == (counters["predicted_peak_bytes"] is None) == (name == "ddp")
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
 
 

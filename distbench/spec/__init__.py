@@ -4,7 +4,7 @@ from distbench.spec.discovery import Entry, find, list_entries
 from distbench.spec.errors import UserError
 from distbench.spec.job import Job, Settings
 from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
-from distbench.spec.parallel import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
+from distbench.spec.parallel import CompilePlan, CpPlan, DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
 from distbench.spec.scenario import (
     Calibration,
     Collectives,
@@ -21,6 +21,7 @@ __all__ = [
     "Collectives",
     "CompilePlan",
     "CpPlan",
+    "DdpPlan",
     "Entry",
     "FsdpPlan",
     "Job",

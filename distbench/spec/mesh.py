@@ -7,7 +7,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
 
 MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
-MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 
 Mesh = dict[str, int]
 

@@ -46,6 +46,12 @@ class FsdpPlan:
         gradient_divide_factor: what summed gradients are divided by; None for the number of data parallel ranks.
         gather_extension: `tensor -> tensor subclass` with `fsdp_pre_all_gather` and `fsdp_post_all_gather`, applied to
             every parameter of two or more tensor dims, so that it travels in another form.
+        whole: glob patterns over names of parameters that every rank keeps whole, each gradient averaged by an
+            all-reduce of its own.
+        ignored: glob patterns over names of parameters that FSDP leaves alone, gradients included.
+        unit_mesh_dims: glob pattern over module names to the mesh dims that shard it in the place of `mesh_dims`, as a
+            unit of its own: experts, which expert parallel has sharded over one of the others. Gradients are summed
+            over these, and divided as all others are.
     """
 
     wrap: tuple[str, ...] | Literal["auto"] = ()
@@ -60,6 +66,31 @@ class FsdpPlan:
     sync_each_microbatch: bool = True
     gradient_divide_factor: float | None = None
     gather_extension: Callable[[Any], Any] | None = None
+    whole: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    unit_mesh_dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DdpPlan:
+    """DistributedDataParallel by torch's composable `replicate`: every rank holds all parameters, and gradients are
+    averaged in buckets while backward still runs.
+
+    Args:
+        mesh_dims: mesh dims whose ranks average; several are flattened into one.
+        bucket_cap_mb: MiB of gradients in a bucket; None for torch's 25, of which the first has 1.
+        gradient_as_bucket_view: let gradients live in the buckets.
+        static_graph: the same parameters take part in every step.
+        ignored: glob patterns over module names whose parameters' gradients are left as they are.
+        sync_each_microbatch: average gradients after every micro-batch; False waits for the last one.
+    """
+
+    mesh_dims: tuple[str, ...] = ("dp_replicate",)
+    bucket_cap_mb: float | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    ignored: tuple[str, ...] = ()
+    sync_each_microbatch: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,7 +146,7 @@ class CompilePlan:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How the model is laid over the mesh: TP, then CP, activation checkpointing, compile, and FSDP last.
+    """How the model is laid over the mesh: TP, EP, then CP, activation checkpointing, compile, and FSDP or DDP last.
 
     Args:
         shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.
@@ -124,6 +155,8 @@ class ParallelPlan:
             `(model, mesh) -> model` is what `Scenario.parallelize` is, on the mesh of `tp_dim` alone.
         tp_dim: the mesh dim that `tp` and `shard_params` work on, or several. Styles get them flattened into one mesh
             dim; a callable and annotations get a mesh of as many mesh dims.
+        ep: glob pattern over module names to the torch `ParallelStyle` that shards its experts and exchanges tokens.
+        ep_dim: the mesh dim that `ep` works on; its ranks have different parts of the batch.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
         cp: context parallel, or None.
         checkpoint: glob patterns over modules whose activations are computed again in backward.
@@ -131,18 +164,22 @@ class ParallelPlan:
             `() -> create_selective_checkpoint_contexts(policy)`; None keeps none.
         compile: torch.compile, or None.
         fsdp: FSDP2, or None.
+        ddp: DistributedDataParallel, or None; in the place of FSDP2.
         microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
     """
 
     shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
     tp: Mapping[str, Any] | Callable[[Any, Any], Any] | Literal["auto"] | None = None
     tp_dim: str | tuple[str, ...] = "tp"
+    ep: Mapping[str, Any] = field(default_factory=dict)
+    ep_dim: str = "ep"
     loss_parallel: bool = False
     cp: CpPlan | None = None
     checkpoint: tuple[str, ...] = ()
     checkpoint_context: Callable[[], Any] | None = None
     compile: CompilePlan | None = None
     fsdp: FsdpPlan | None = None
+    ddp: DdpPlan | None = None
     microbatches: int = 1
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # As plans are spoken of, the innermost mesh dim first.
-PLAN_WORDS = {"tp": "TP", "cp": "CP", "dp_shard": "FSDP", "dp_replicate": "DP", "pp": "PP"}
+PLAN_WORDS = {"tp": "TP", "cp": "CP", "dp_shard": "FSDP", "dp_replicate": "DP", "ep": "EP", "pp": "PP"}
 COMPARED = ("count", "payload_bytes", "time_s")
 
 

@@ -1,7 +1,7 @@
 """One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +57,9 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:
-        step = TrainingStep(scenario, context, built, without_memory)
+        # DDP's buckets need values, and nothing of a model's shapes can be wrong for them.
+        plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
+        step = TrainingStep(plain, context, built, without_memory)
     except Skipped:
         raise
     except UserError as error:

@@ -51,7 +51,8 @@ def signature(job: Job) -> dict[str, Any]:
 
 def _of_case(opened_case: OpenedCase, context: RankContext) -> dict[str, Any]:
     call = opened_case.call
-    call(no_stamp)
+    for _ in range(call.num_setup_steps if isinstance(call, TrainingStep) else 1):
+        call(no_stamp)
     if isinstance(call, TrainingStep):
         rows = communications_of(call, call.phases, call.plan, context, call.model)
         peak = predicted_peak_bytes(call)

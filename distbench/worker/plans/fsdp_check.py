@@ -31,10 +31,57 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     if fsdp.shard_placement is not None and not isinstance(fsdp.shard_placement, LargestDim):
         yield from _placements(model, fsdp.shard_placement, plan, context, shards)
     yield from _tied_across_units(model, fsdp)
+    yield from _own_mesh_dims(fsdp, context)
     yield from _small_parameters(fsdp)
     yield from _prefetch(fsdp)
     if fsdp.gather_extension is not None:
         yield from _extension(model, fsdp.gather_extension, plan, context, shards)
+
+
+def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    """One sentence for each problem of the plan's DDP part, if it has one."""
+    ddp = plan.ddp
+    if ddp is None:
+        return
+    if not present(ddp.mesh_dims, context):
+        yield f"DDP replicates over {', '.join(ddp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
+    if plan.fsdp is not None:
+        yield "ddp and fsdp both take care of gradients; for both at once use FsdpPlan(replicate_dims=...)"
+    if plan.tp is not None or plan.shard_params or plan.ep:
+        instead = "use FsdpPlan(replicate_dims=...)"
+        yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
+    if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
+        yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        yield "ddp has nothing to average: no parameter of the model requires a gradient"
+
+
+def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """One sentence for each problem of the plan's expert parallel part, if it has one."""
+    if not plan.ep:
+        return
+    ep_dim, fsdp = plan.ep_dim, plan.fsdp
+    if ep_dim not in context.mesh_dims:
+        yield f"expert parallel works on mesh dim {ep_dim!r}, the mesh has only {', '.join(context.mesh_dims)}"
+        return
+    if plan.ddp is None and (fsdp is None or ep_dim not in (*fsdp.mesh_dims, *fsdp.replicate_dims)):
+        yield f"ranks along {ep_dim!r} have different data and nobody sums other gradients; name it in FSDP's mesh_dims"
+    apart = {pattern: dims for pattern, dims in (fsdp.unit_mesh_dims if fsdp else {}).items() if ep_dim not in dims}
+    alone = set(matching_modules(apart, model))
+    for name, module in matching_modules(plan.ep, model).items():
+        if fsdp is not None and name not in alone:
+            yield f"FSDP shards {name} over {ep_dim!r} as expert parallel does; give it others in unit_mesh_dims"
+        for attribute, parameter in module.named_parameters(name):
+            if not parameter.ndim or parameter.shape[0] % context.size(ep_dim):
+                what = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
+                yield undivided(what, parameter.shape[0] if parameter.ndim else 1, [ep_dim], context, attribute)
+
+
+def _own_mesh_dims(fsdp: FsdpPlan, context: RankContext) -> Iterator[str]:
+    for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
+        if not present(mesh_dims, context):
+            over, known = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
+            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known}"
 
 
 def _resharding(fsdp: FsdpPlan, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
@@ -89,15 +136,17 @@ def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
 
 
 def _small_parameters(fsdp: FsdpPlan) -> Iterator[str]:
-    if not isinstance(fsdp.shard_placement, LargestDim) or not fsdp.shard_placement.min_numel:
+    is_small = isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel > 0
+    if not is_small and not fsdp.whole:
         return
-    kept = "parameters that LargestDim(min_numel=...) keeps whole"
+    kept = "parameters that LargestDim(min_numel=...) keeps whole" if is_small else "parameters in FSDP's whole"
+    instead = "use min_numel=0" if is_small else "name none"
     if fsdp.gradient_divide_factor is not None:
-        yield f"gradient_divide_factor does not reach {kept}; use min_numel=0"
+        yield f"gradient_divide_factor does not reach {kept}; {instead}"
     if fsdp.offload is not None:
-        yield f"CPU offload does not reach {kept}; use min_numel=0"
+        yield f"CPU offload does not reach {kept}; {instead}"
     if any(policy.param_dtype is not None for policy in policies_of(fsdp)):
-        yield f"mixed precision does not cast {kept}; use min_numel=0"
+        yield f"mixed precision does not cast {kept}; {instead}"
 
 
 def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:

@@ -1,25 +1,26 @@
-"""FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, and what is done by hand."""
+"""DDP or FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, what is done by hand."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from distbench.spec import FsdpPlan, LargestDim
+from distbench.spec import DdpPlan, FsdpPlan, LargestDim
 from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.spec.parallel import matching
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh
+from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh, replicate_in_buckets
 
 
 @dataclass
 class Sharded:
-    """What FSDP made of a model: its root if any, the names of parameters too small for it, and the row's counters."""
+    """What FSDP or DDP made of a model: its root if any, the names of parameters that FSDP keeps whole, and the row's
+    counters."""
 
     roots: list[Any] = field(default_factory=list)
     kept_whole: tuple[str, ...] = ()
@@ -42,24 +43,52 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
     kept = _kept_whole(model, plan)
+    ignored = _named(model, plan.ignored)
     options: dict[str, Any] = {
         "mesh": _mesh(plan, context),
-        "ignored_params": set(kept.values()),
+        "ignored_params": {*kept.values(), *ignored.values()},
         "reshard_after_forward": plan.reshard_after_forward,
         "offload_policy": plan.offload,
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
+    own_meshes = _own_meshes(model, plan, context)
     for unit, policy in units_of(model, plan):
-        given = {**options, "mp_policy": policy}
+        given = {**options, "mp_policy": policy, "mesh": own_meshes.get(unit, options["mesh"])}
         fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
-    _divide_by(model, plan, context)
-    return Sharded([model], tuple(kept), _counters(model, kept, plan))
+    if plan.gradient_divide_factor is not None:
+        _divide_by(list(model.modules()), plan.gradient_divide_factor, context)
+    elif own_meshes:
+        _divide_by(list(own_meshes), data_parallel_size(plan, context), context)
+    return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
+
+
+def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[nn.Module, Any]:
+    """Each unit that is sharded over mesh dims of its own, with its mesh."""
+    return {
+        module: flatten_mesh(context.mesh, present(mesh_dims, context))
+        for pattern, mesh_dims in plan.unit_mesh_dims.items()
+        for module in matching_modules((pattern,), model).values()
+    }
+
+
+def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
+    """Average the model's gradients in DDP's buckets."""
+    group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
+    options: dict[str, Any] = {
+        "bucket_cap_mb": plan.bucket_cap_mb,
+        "gradient_as_bucket_view": plan.gradient_as_bucket_view,
+        "static_graph": plan.static_graph,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    ignored = matching_modules(plan.ignored, model).values()
+    replicate_in_buckets(model, list(ignored), process_group=group, device_id=context.device, **given)
+    return Sharded([model])
 
 
 def units_of(model: nn.Module, plan: FsdpPlan) -> list[tuple[nn.Module, Any]]:
     """Every unit with its mixed precision policy (None for torch's default): the deepest first, the root last."""
-    named = {**matching_modules(plan.wrap, model), "": model}
+    named = {**matching_modules((*plan.wrap, *plan.unit_mesh_dims), model), "": model}
     ordered = sorted(named, key=lambda name: -name.count(".") if name else 1)
     return [(named[name], _policy_of(plan, name)) for name in ordered]
 
@@ -107,7 +136,14 @@ def _largest_dim(parameter: Any, num_shards: int) -> Any:
 
 def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
     least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
+    small = {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
+    return {**small, **_named(model, plan.whole)}
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """The parameters whose names match one of some patterns."""
+    named = dict(model.named_parameters())
+    return {name: named[name] for pattern in patterns for name in matching(pattern, named)}
 
 
 def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
@@ -130,23 +166,21 @@ def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
             unit.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _divide_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
-    if plan.gradient_divide_factor is None:
-        return
+def _divide_by(modules: Sequence[nn.Module], factor: float, context: RankContext) -> None:
     from torch.distributed.fsdp import FSDPModule
 
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(plan.gradient_divide_factor)
-    sum_then_divide(model, context)
+            module.set_gradient_divide_factor(factor)
+    sum_then_divide(modules, context)
 
 
-def sum_then_divide(model: nn.Module, context: RankContext) -> None:
+def sum_then_divide(modules: Iterable[nn.Module], context: RankContext) -> None:
     """What FSDP needs to divide gradients by another factor than the group's size: a reduction that does so only NCCL
     has."""
     from torch.distributed.fsdp import FSDPModule
 
-    for module in model.modules() if context.backend != "nccl" else ():
+    for module in modules if context.backend != "nccl" else ():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
 

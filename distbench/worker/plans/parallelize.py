@@ -9,11 +9,12 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
 from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules
-from distbench.worker.plans.fully_sharded import Sharded, shard_fully
+from distbench.worker.plans.fully_sharded import Sharded, replicate, shard_fully
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import (
     annotations_by_parameter,
     is_of_transformers,
+    matching_modules,
     styles_by_module,
     styles_by_parameter,
 )
@@ -41,9 +42,13 @@ def parallelize(
         model = _parallel_by(plan.tp, model, context.mesh[tuple(tp_dims)])
     elif plan.tp is not None and tp_dims:
         model = _tensor_parallel(model, plan, context, tp_dims)
+    if plan.ep and plan.ep_dim in context.mesh_dims:
+        _expert_parallel(model, plan, context)
     recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
     if plan.compile is not None:
         compile_modules(model, plan.compile, context.device)
+    if plan.ddp is not None:
+        return model, replicate(model, plan.ddp, context)
     return model, shard_fully(model, plan.fsdp, context) if plan.fsdp is not None else Sharded()
 
 
@@ -87,6 +92,15 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
+
+
+def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    mesh = context.mesh[plan.ep_dim]
+    for pattern, style in plan.ep.items():
+        for module in matching_modules((pattern,), model).values():
+            parallelize_module(module, mesh, style)
 
 
 def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:

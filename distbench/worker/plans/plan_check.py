@@ -7,17 +7,17 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
+from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.parallel import ATTENTION_KERNELS, matching
 from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
-from distbench.worker.plans.fsdp_check import fsdp_problems
+from distbench.worker.plans.fsdp_check import ddp_problems, expert_problems, fsdp_problems
 from distbench.worker.plans.patterns import AUTO, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 ROTATIONS = ("allgather", "alltoall")
-MESH_DIMS = ("pp", *BATCH_DIMS, "cp", "tp", "ep")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
@@ -39,6 +39,8 @@ def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: R
             *_unmatched_patterns(model, plan),
             *tp_problems(model, plan, context),
             *fsdp_problems(model, plan, context),
+            *ddp_problems(model, plan, context),
+            *expert_problems(model, plan, context),
             *_undividable_batch(batch, plan, context),
             *_context_parallel(model, batch, plan, context),
             *_unknown_backend(plan),
@@ -50,6 +52,8 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used = {*plan.fsdp.mesh_dims, *plan.fsdp.replicate_dims} if plan.fsdp else set()
     used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
     used |= {plan.cp.mesh_dim} if plan.cp else set()
+    used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
+    used |= {plan.ep_dim} if plan.ep else set()
     if callable(plan.tp) and plan.tp_dim == "tp":
         yield from _unknown_mesh_dims(context)
         return
@@ -82,14 +86,23 @@ def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
         ("checkpoint", plan.checkpoint),
         ("compile", plan.compile.modules if plan.compile else ()),
         ("FSDP", plan.fsdp.wrap if plan.fsdp and plan.fsdp.wrap != AUTO else ()),
+        ("unit_mesh_dims", plan.fsdp.unit_mesh_dims if plan.fsdp else ()),
+        ("DDP's ignored", plan.ddp.ignored if plan.ddp else ()),
+        ("EP", plan.ep),
     )
     for kind, patterns in groups:
         for pattern in patterns:
             if not matching(pattern, [*modules, ""]):
                 yield f"{kind} pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
-    for pattern in plan.shard_params:
-        if not matching(pattern, parameters):
-            yield f"shard_params pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
+    of_parameters: tuple[tuple[str, Iterable[str]], ...] = (
+        ("shard_params", plan.shard_params),
+        ("FSDP's whole", plan.fsdp.whole if plan.fsdp else ()),
+        ("FSDP's ignored", plan.fsdp.ignored if plan.fsdp else ()),
+    )
+    for kind, patterns in of_parameters:
+        for pattern in patterns:
+            if not matching(pattern, parameters):
+                yield f"{kind} pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
 
 
 def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:

@@ -81,7 +81,7 @@ class TrainingStep:
         self.built = built = built or blueprint(scenario.build_model, context.seed)
         self.model, self.sharded = parallelize(built.model, plan, context, scenario.parallelize)
         if scenario.gradient_divide_factor is not None:
-            sum_then_divide(self.model, context)
+            sum_then_divide(self.model.modules(), context)
         offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
         give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
@@ -157,10 +157,16 @@ class TrainingStep:
                 yield tensor, dims[name]
 
     def _sync_gradients(self, is_last: bool) -> None:
-        fsdp = self.plan.fsdp
-        if fsdp is not None and not fsdp.sync_each_microbatch:
+        data_parallel = self.plan.ddp or self.plan.fsdp
+        if data_parallel is not None and not data_parallel.sync_each_microbatch:
             for root in self.sharded.roots:
                 root.set_requires_gradient_sync(is_last)
+
+    @property
+    def num_setup_steps(self) -> int:
+        """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
+        which gradients were finished, in the second."""
+        return 1 if self.plan.ddp is None else 2
 
     @property
     def gradient_scale(self) -> float:

@@ -67,6 +67,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
+    if scenario.plan.ddp is not None:
+        raise UserError("it cannot be simulated, DDP's buckets ask for values; FSDP2 with replicate_dims can be")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))

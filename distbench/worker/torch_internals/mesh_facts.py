@@ -22,6 +22,26 @@ def is_strided_shard(placement: object) -> bool:
     return type(placement).__name__ == "_StridedShard"
 
 
+def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) -> None:
+    """torch's composable DDP, which starts with the first forward: a module on the meta device can be given to it."""
+    require("composable DDP")
+    from torch.distributed._composable.replicate import replicate
+
+    replicated: Any = replicate(module, ignored, **options)
+    group: Any = options["process_group"]
+    if group._get_backend(options["device_id"]).name() == "fake":
+        # What it returns has no result, which the reducer asks for.
+        replicated.register_comm_hook(group, _averaged)
+
+
+def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    tensor = bucket.buffer()
+    dist.all_reduce(tensor.div_(dist.get_world_size(group)), group=group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(tensor)
+    return done
+
+
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
     require("2-D parameter shards")

@@ -8,6 +8,7 @@ it to the loss; and in the optimizer's phase all is the optimizer's.
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ class Communication:
 
     Args:
         phase: "forward", "backward" or "optimizer"; "call" where there is no step.
-        source: "fsdp", "cp", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or "model".
+        source: "fsdp", "ddp", "cp", "ep", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or "model".
         kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
         payload_bytes: nccl-tests' S.
@@ -97,6 +98,7 @@ class IssueContext(NamedTuple):
         module: the innermost module whose forward has begun.
         position: the sequence number of the node whose backward runs.
         finished: the module of the parameter whose gradient has just been finished, and whose hooks run.
+        turn: phases that have ended before.
     """
 
     phase: str
@@ -105,6 +107,7 @@ class IssueContext(NamedTuple):
     module: str | None
     position: int | None
     finished: str | None = None
+    turn: int = 0
 
 
 class CollectiveTracker:
@@ -117,9 +120,12 @@ class CollectiveTracker:
         self._phase = next(self._names)
         self._labels, self._modules, self._plan = labels, modules, plan
         self._groups = _mesh_dims_by_ranks(context)
+        self._turn = 0
+        self._buckets: Counter[int] = Counter()
 
     def stamp(self) -> None:
         """A phase has ended."""
+        self._turn += 1
         self._phase = next(self._names, self._phase)
 
     def issue_context(self) -> IssueContext:
@@ -127,7 +133,8 @@ class CollectiveTracker:
         module = self._modules.running
         position = autograd_position() if module is None else None
         finished = self._modules.holder_of(finished_parameter()) if module is None else None
-        return IssueContext(self._phase, self._labels.current, self._labels.owner, module, position, finished)
+        label, owner = self._labels.current, self._labels.owner
+        return IssueContext(self._phase, label, owner, module, position, finished, self._turn)
 
     def owner_of(self, issued_in: IssueContext) -> str | None:
         """The module for which something was issued, empty for the root; or LOSS, OPTIMIZER, None where none is
@@ -146,14 +153,19 @@ class CollectiveTracker:
         return None
 
     def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
-        """One collective, with its owner."""
+        """One collective, with its owner; in the order of issue."""
         phase, label = issued_in.phase, issued_in.label
         ranks = tuple(sorted(call.ranks))
         mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
+        source = _source(label, mesh_dim, phase, self._plan)
         owner = self.owner_of(issued_in)
+        if source == "ddp" and phase == "backward" and call.kind == "all_reduce":
+            # The reducer starts its buckets in their order.
+            owner = f"DDP bucket {self._buckets[issued_in.turn]}"
+            self._buckets[issued_in.turn] += 1
         return Communication(
             phase=phase,
-            source=_source(label, mesh_dim, phase, self._plan),
+            source=source,
             kind=call.kind,
             op=call.op,
             mesh_dim=mesh_dim,
@@ -180,8 +192,13 @@ def tracked_collectives(
 def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) -> str:
     if label and label.source == "fsdp":
         return "fsdp"
-    if plan.cp is not None and mesh_dim == plan.cp.mesh_dim and not label:
-        return "cp"
+    own_dims = {
+        "cp": plan.cp.mesh_dim if plan.cp is not None else None,
+        "ddp": "x".join(plan.ddp.mesh_dims) if plan.ddp is not None else None,
+        "ep": plan.ep_dim if plan.ep else None,
+    }
+    if not label and (part := next((part for part, own in own_dims.items() if own == mesh_dim), None)):
+        return part
     if plan.tp is not None and set(mesh_dim.split("x")) <= set(plan.tp_dims):
         return "tp"
     if label:

@@ -25,6 +25,7 @@ from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables
 
 NUM_STEPS, ROUNDS = 3, 5
 MAX_DIFFERENCES = 20
+OVERLAP_SHARES_CPUS = "on CPU, gloo's threads need the CPUs that backward runs on"
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
 # And it stays so until torch.compiler.reset(): whatever enters a dispatch mode comes after what is measured.
 RUN_UNCOMPILED = "under a dispatch mode compiled modules run uncompiled; the forwarding groups saw the compiled step"
@@ -67,7 +68,7 @@ class StepTrace:
             "clock_shared": tracing.clock_shared,
             "overhead": overhead,
             "agreement": self._agreement(dispatched, found),
-            "exposed_reason": NOTHING_OVERLAPS,
+            "exposed_reason": NOTHING_OVERLAPS if self.bare.plan.ddp is None else OVERLAP_SHARES_CPUS,
             "memory": _memory(self.bare, self.context, counters),
             **tables(steps, self.bare.phases, self.context, tracing.clock_shared),
         }
@@ -80,12 +81,16 @@ class StepTrace:
         """Another step like this one, built on forwarding groups, and the traces of some runs of it."""
         with forwarding.on():
             step = self.build()
-            _run(step, self.context)
+            for _ in range(step.num_setup_steps):
+                _run(step, self.context)
             return step, [traced(step, self.context, forwarding) for _ in range(num_steps)]
 
     def dispatched(self) -> list[Communication]:
-        """What the dispatch mode sees of the step itself."""
-        _run(self.bare, self.context)  # the first step sets things up
+        """What the dispatch mode sees of the step itself, at the values that a forwarded one has: what experts are sent
+        depends on them."""
+        self.bare.start_anew()
+        for _ in range(self.bare.num_setup_steps):
+            _run(self.bare, self.context)
         return communications_of(self.bare, self.bare.phases, self.bare.plan, self.context, self.bare.model)
 
     def differing(self, forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:

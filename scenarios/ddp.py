@@ -1,0 +1,54 @@
+"""DistributedDataParallel: gradients averaged in buckets while backward still runs, one knob at a time."""
+
+from functools import partial
+
+import torch
+from models import Llama, next_token_loss, token_batch
+
+from distbench.spec import DdpPlan, ParallelPlan, Scenario, UserError, scenario
+
+KNOBS = {
+    "plain": DdpPlan(),
+    "small_buckets": DdpPlan(bucket_cap_mb=1),
+    "bucket_view": DdpPlan(gradient_as_bucket_view=True),
+    "static_graph": DdpPlan(static_graph=True),
+    "accumulate": DdpPlan(sync_each_microbatch=False),
+    "ignored": DdpPlan(ignored=("tok_embeddings",)),
+}
+
+
+def built(knob: str, *sizes: int) -> Llama:
+    """The model of a knob: with an embedding that does not learn where the knob leaves it out."""
+    model = Llama(*sizes)
+    model.tok_embeddings.requires_grad_(knob != "ignored")
+    return model
+
+
+@scenario(
+    mesh={"dp_replicate": 4},
+    axes={"knob": ("plain", "small_buckets", "bucket_view", "static_graph", "accumulate", "ignored")},
+    quick={"dim": 128, "hidden": 512, "num_layers": 2, "sequence": 64},
+    tags=("ddp",),
+)
+def ddp(
+    *,
+    dim: int = 512,
+    hidden: int = 2048,
+    num_layers: int = 4,
+    num_heads: int = 8,
+    batch: int = 8,
+    sequence: int = 256,
+    knob: str = "plain",
+) -> Scenario:
+    """A llama-like stack under torch's replicate (DDP): each bucket of gradients an all-reduce of its own."""
+    if knob not in KNOBS:
+        raise UserError(f"--set knob={knob} is unknown; use {', '.join(KNOBS)}")
+    vocab_size = 1000
+    return Scenario(
+        build_model=partial(built, knob, vocab_size, dim, num_layers, num_heads, hidden),
+        make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(ddp=KNOBS[knob], microbatches=2 if knob == "accumulate" else 1),
+    )

@@ -1,0 +1,185 @@
+"""A token-choice mixture of experts, and the parallel style that spreads its experts over ranks.
+
+Each token goes to its `top_k` experts. Under expert parallel a rank holds some of the experts and has tokens of its
+own: an all-to-all brings each token to the rank of its expert (dispatch), another brings the result back (combine).
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from models import Llama
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+LOADS = ("uniform", "zipf")
+
+
+class Experts(nn.Module):
+    """SwiGLU experts side by side: (tokens, dim), those of one expert after those of another, to the same.
+
+    `counts` says how many tokens each expert is given; None for equally many, which no host has to wait for.
+    """
+
+    def __init__(self, num_experts: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+        self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
+        self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+
+    def forward(self, x: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        weights = [own_part(weight) for weight in (self.w1, self.w2, self.w3)]
+        if counts is None:
+            one, two, three = (weight.transpose(1, 2) for weight in weights)
+            even = x.unflatten(0, (len(one), -1))
+            return ((F.silu(even @ one) * (even @ three)) @ two).flatten(0, 1)
+        w1, w2, w3 = (weight.unbind() for weight in weights)
+        groups = x.split(counts.tolist())
+        outs = [
+            F.linear(F.silu(F.linear(tokens, one)) * F.linear(tokens, three), two)
+            for tokens, one, two, three in zip(groups, w1, w2, w3, strict=True)
+        ]
+        return torch.cat(outs)
+
+
+def own_part(weight: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a weight."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+class MixtureOfExperts(nn.Module):
+    """Router and experts: (batch, sequence, dim) to the same.
+
+    Args:
+        load: "zipf" adds the logarithm of Zipf's law to what the router says, so that the first experts are chosen
+            most; "uniform" chooses experts in turn, so that all have equally many. The router weighs them in both.
+        capacity: tokens of a sequence that an expert takes, as a multiple of its even share; the rest are dropped, and
+            all exchanges are of one size. 0 drops none.
+    """
+
+    def __init__(
+        self, num_experts: int, top_k: int, dim: int, hidden: int, load: str = "uniform", capacity: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.router = nn.Linear(dim, num_experts, bias=False)
+        self.experts = Experts(num_experts, dim, hidden)
+        self.num_experts, self.top_k, self.load, self.capacity = num_experts, top_k, load, capacity
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.router(x).softmax(-1)
+        chosen = self._chosen(scores)
+        gates = scores.gather(-1, chosen)
+        gates = gates / gates.sum(-1, keepdim=True)
+        tokens = x.flatten(0, 1).repeat_interleave(self.top_k, 0)
+        through = self._with_capacity if self.capacity else self._dropless
+        out = through(tokens, chosen.flatten(1)) * gates.reshape(-1, 1)
+        return out.unflatten(0, (*x.shape[:2], self.top_k)).sum(2)
+
+    def _chosen(self, scores: torch.Tensor) -> torch.Tensor:
+        """(batch, sequence, top_k): the experts of each token."""
+        length, device = scores.shape[1], scores.device
+        if self.load == "uniform":
+            turns = torch.arange(length * self.top_k, device=device) % self.num_experts
+            return turns.reshape(1, length, self.top_k).expand(len(scores), -1, -1)
+        popularity = -torch.arange(1, self.num_experts + 1, device=device).log()
+        return (scores.log() + popularity).topk(self.top_k, -1).indices
+
+    def _dropless(self, tokens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
+        out = self.experts(tokens[order], counts)
+        return torch.empty_like(out).index_copy(0, order, out)
+
+    def _with_capacity(self, tokens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        batch, num_choices = chosen.shape
+        slots = max(1, round(self.capacity * num_choices / self.num_experts))
+        is_for = F.one_hot(chosen, self.num_experts)
+        place = (is_for.cumsum(1) * is_for).sum(-1) - 1
+        sequence = torch.arange(batch, device=chosen.device)[:, None]
+        size = self.num_experts * batch * slots
+        # The last slot is of what no expert takes.
+        slot = torch.where(place < slots, (chosen * batch + sequence) * slots + place, size).flatten()
+        filled = tokens.new_zeros(size + 1, tokens.shape[1]).index_copy(0, slot, tokens)[:-1]
+        out = self.experts(filled, None)
+        return torch.cat((out, out.new_zeros(1, out.shape[1])))[slot]
+
+
+class AllToAll(torch.autograd.Function):
+    """Rows to the ranks of a group, `sent` to each, `received` from each; None for equally many; and back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.splits = (received, sent, group)
+        out = rows.new_empty(len(rows) if received is None else sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return AllToAll.apply(gradients[0], *ctx.splits), None, None, None
+
+
+class ExpertParallel(ParallelStyle):
+    """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after."""
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        return distribute_module(module, device_mesh, self._shard, self._dispatch, self._combine)
+
+    def _shard(self, name: str, module: nn.Module, mesh: Any) -> None:
+        for attribute, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(attribute, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+
+    def _dispatch(self, module: Any, inputs: Any, mesh: Any) -> Any:
+        rows, counts = inputs
+        group, size = mesh.get_group(), mesh.size()
+        if counts is None:
+            module.exchange = (None, None, None, group)
+            return by_expert(AllToAll.apply(rows, None, None, group), size, len(own_part(module.w1))), None
+        # Starts as if every rank sent what this one does.
+        arriving = counts.clone()
+        dist.all_to_all_single(arriving, counts, group=group)
+        sent = counts.reshape(size, -1).sum(1).tolist()
+        received = arriving.reshape(size, -1).sum(1).tolist()
+        rows = AllToAll.apply(rows, sent, received, group)
+        # Rank by rank, and expert by expert within; experts want theirs in a row.
+        num_own = len(counts) // size
+        expert = torch.arange(num_own, device=counts.device).repeat(size).repeat_interleave(arriving)
+        order = expert.argsort(stable=True)
+        module.exchange = (order, received, sent, group)
+        return rows[order], arriving.reshape(size, num_own).sum(0)
+
+    def _combine(self, module: Any, out: Any, mesh: Any) -> Any:
+        order, received, sent, group = module.exchange
+        if order is None:
+            return AllToAll.apply(by_expert(out, len(own_part(module.w1)), mesh.size()), None, None, group)
+        back = torch.empty_like(out).index_copy(0, order, out)
+        return AllToAll.apply(back, received, sent, group)
+
+
+def by_expert(rows: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    """Equally many rows, sorted by `outer` and then `inner`, sorted by `inner` and then `outer`."""
+    return rows.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
+
+
+class MoeLlama(Llama):
+    """A llama-like stack whose feed-forwards are mixtures of experts."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        num_layers: int,
+        num_heads: int,
+        hidden: int,
+        num_experts: int,
+        top_k: int,
+        load: str,
+        capacity: float,
+    ) -> None:
+        super().__init__(vocab_size, dim, num_layers, num_heads, hidden)
+        for layer in self.layers:
+            layer.feed_forward = MixtureOfExperts(num_experts, top_k, dim, hidden, load, capacity)

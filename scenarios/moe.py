@@ -1,0 +1,51 @@
+"""Expert parallel: a token-choice mixture of experts whose tokens travel to the ranks of their experts and back."""
+
+from functools import partial
+
+import torch
+from mixture import LOADS, ExpertParallel, MoeLlama
+from models import next_token_loss, token_batch
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
+
+EXPERTS = "layers.*.feed_forward.experts"
+
+
+@scenario(
+    mesh={"dp_shard": 2, "ep": 2},
+    axes={"load": ("uniform", "zipf"), "capacity": (0.0, 1.25)},
+    quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 64},
+    tags=("ep", "fsdp"),
+)
+def moe(
+    *,
+    dim: int = 256,
+    hidden: int = 512,
+    num_layers: int = 4,
+    num_heads: int = 4,
+    num_experts: int = 8,
+    top_k: int = 2,
+    batch: int = 8,
+    sequence: int = 256,
+    load: str = "uniform",
+    capacity: float = 0.0,
+) -> Scenario:
+    """Experts over ep, FSDP2 beside it: even or Zipf load; dropless (uneven all-to-alls), or with a capacity."""
+    if load not in LOADS:
+        raise UserError(f"--set load={load} is unknown; use {', '.join(LOADS)}")
+    vocab_size = 1000
+    sizes = (vocab_size, dim, num_layers, num_heads, hidden, num_experts, top_k)
+    fsdp = FsdpPlan(
+        wrap=("layers.*",),
+        mesh_dims=("dp_shard", "ep"),
+        unit_mesh_dims={EXPERTS: ("dp_shard",)},  # sharded over ep already
+        whole=("layers.*.feed_forward.router.weight",),
+    )
+    return Scenario(
+        build_model=partial(MoeLlama, *sizes, load, capacity),
+        make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(ep={EXPERTS: ExpertParallel()}, fsdp=fsdp),
+    )

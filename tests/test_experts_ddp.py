@@ -1,0 +1,163 @@
+"""DDP's buckets, experts and FSDP's whole and ignored parameters: plain arithmetic, and one rank on a fake group."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import nn
+
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario
+from distbench.worker.plans.batch import Batch
+from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.measure import no_stamp
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import fake_ranks
+from distbench.worker.tracing.attribution import Communication, communications_of
+
+
+@pytest.fixture(scope="module")
+def mixture() -> Iterator[Any]:
+    sys.path.insert(0, str(ROOT / "scenarios"))
+    try:
+        import mixture
+
+        yield mixture
+    finally:
+        sys.path.remove(str(ROOT / "scenarios"))
+        for name in ("mixture", "models"):
+            sys.modules.pop(name, None)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(6))
+        self.norm = nn.LayerNorm(256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(4, 256), torch.ones(4, 256)
+
+
+def rank_0(mesh: Any) -> RankContext:
+    group = torch.distributed.group.WORLD
+    assert group is not None
+    return RankContext(0, torch.device("cpu"), mesh, "gloo", group, 1)
+
+
+def rows_of(plan: ParallelPlan, mesh: dict[str, int]) -> list[Communication]:
+    with fake_ranks(mesh) as ranks:
+        context = rank_0(ranks)
+        scenario = Scenario(build_model=Layers, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
+        assert problems(Layers().to("meta"), Batch(batch()), plan, context) == []
+        step = TrainingStep(scenario, context)
+        for _ in range(step.num_setup_steps):
+            step(no_stamp)
+        return communications_of(step, step.phases, plan, context, step.model)
+
+
+def test_each_of_ddps_buckets_is_a_path_and_all_gradients_are_in_one() -> None:
+    rows = rows_of(ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0.5)), {"dp_replicate": 2})
+    assert [row.owner for row in rows] == ["DDP bucket 0", "DDP bucket 1", "DDP bucket 2"]
+    assert {(row.source, row.kind, row.phase, row.mesh_dim) for row in rows} == {
+        ("ddp", "all_reduce", "backward", "dp_replicate")
+    }
+    # 256 KiB a layer, and a norm's weight and bias; a bucket is closed when it has 512 KiB.
+    assert sum(row.payload_bytes for row in rows) == 6 * 256 * 256 * 4 + 2 * 256 * 4
+    assert max(row.payload_bytes for row in rows) <= 2 * 256 * 256 * 4 + 2 * 256 * 4
+
+
+def test_buckets_are_counted_anew_in_each_micro_batch_unless_only_the_last_one_averages() -> None:
+    each = ParallelPlan(ddp=DdpPlan(bucket_cap_mb=8), microbatches=2)
+    last = ParallelPlan(ddp=DdpPlan(bucket_cap_mb=8, sync_each_microbatch=False), microbatches=2)
+    assert [row.owner for row in rows_of(each, {"dp_replicate": 2})] == ["DDP bucket 0"] * 2
+    assert [row.owner for row in rows_of(last, {"dp_replicate": 2})] == ["DDP bucket 0"]
+
+
+def test_whole_parameters_are_averaged_one_by_one_and_ignored_ones_not_at_all() -> None:
+    whole = rows_of(ParallelPlan(fsdp=FsdpPlan(whole=("norm.*",))), {"dp_shard": 2})
+    assert [(row.owner, row.payload_bytes) for row in whole if row.kind == "all_reduce"] == [("norm", 1024)] * 2
+    ignored = rows_of(ParallelPlan(fsdp=FsdpPlan(ignored=("norm.*",))), {"dp_shard": 2})
+    assert {row.kind for row in ignored} == {"all_gather", "reduce_scatter"}
+    assert {row.payload_bytes for row in ignored} == {6 * 256 * 256 * 4}
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
+        (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
+        (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is no size of a bucket"),
+        (ParallelPlan(ddp=DdpPlan(ignored=("nrm",))), "DDP's ignored pattern 'nrm' matches no module (nearest: norm"),
+        (ParallelPlan(ddp=DdpPlan(), ep={"norm": object()}), "expert parallel works on mesh dim 'ep', the mesh has"),
+        (ParallelPlan(fsdp=FsdpPlan(whole=("nrm.*",))), "FSDP's whole pattern 'nrm.*' matches no parameter"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(plan: ParallelPlan, says: str) -> None:
+    with fake_ranks({"dp_replicate": 2}) as mesh:
+        found = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
+    assert any(says in sentence for sentence in found), found
+
+
+def test_experts_must_not_be_sharded_twice_over_ep_nor_others_left_alone() -> None:
+    experts = {"layers.0": object()}
+    with fake_ranks({"dp_shard": 2, "ep": 2}) as mesh:
+        context, model = rank_0(mesh), Layers().to("meta")
+        twice = ParallelPlan(ep=experts, fsdp=FsdpPlan(mesh_dims=("dp_shard", "ep")))
+        alone = ParallelPlan(ep=experts, fsdp=FsdpPlan(unit_mesh_dims={"layers.0": ("dp_shard",)}))
+        assert (
+            "FSDP shards layers.0 over 'ep' as expert parallel does"
+            in problems(model, Batch(batch()), twice, context)[0]
+        )
+        assert "nobody sums other gradients" in problems(model, Batch(batch()), alone, context)[0]
+
+
+def by_hand(layer: Any, x: torch.Tensor, take: Any) -> torch.Tensor:
+    """A mixture of experts token by token; `take(sequence, expert)` says whether an expert takes one more."""
+    experts, out = layer.experts, torch.zeros_like(x)
+    scores = layer.router(x).softmax(-1)
+    for row, position in torch.cartesian_prod(torch.arange(x.shape[0]), torch.arange(x.shape[1])).tolist():
+        popularity = torch.tensor([1 / (place + 1) for place in range(layer.num_experts)])
+        weighed = scores[row, position] * popularity
+        chosen = sorted(range(layer.num_experts), key=lambda one: -float(weighed[one]))[: layer.top_k]
+        total = sum(scores[row, position, one] for one in chosen)
+        for one in chosen:
+            if take(row, one):
+                token = x[row, position]
+                hidden = nn.functional.silu(experts.w1[one] @ token) * (experts.w3[one] @ token)
+                out[row, position] += scores[row, position, one] / total * (experts.w2[one] @ hidden)
+    return out
+
+
+@pytest.mark.parametrize("capacity", [0.0, 0.5, 8.0])
+def test_a_mixture_of_experts_is_what_its_tokens_say_one_by_one(mixture: Any, capacity: float) -> None:
+    torch.manual_seed(0)
+    layer = mixture.MixtureOfExperts(4, 2, 8, 16, "zipf", capacity)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    # Of 6 x 2 choices a sequence, 3 are an expert's even share.
+    slots = round(capacity * 3) if capacity else 6 * 2
+    taken: dict[tuple[int, int], int] = {}
+
+    def take(row: int, expert: int) -> bool:
+        taken[row, expert] = taken.get((row, expert), 0) + 1
+        return taken[row, expert] <= slots
+
+    x = torch.randn(3, 6, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), by_hand(layer, x, take), rtol=1e-4, atol=1e-4)
+
+
+def test_a_uniform_load_is_even(mixture: Any) -> None:
+    layer = mixture.MixtureOfExperts(4, 2, 8, 16, "uniform")
+    chosen = layer._chosen(torch.rand(2, 8, 4))
+    assert torch.bincount(chosen.flatten()).tolist() == [8, 8, 8, 8]
