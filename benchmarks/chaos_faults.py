@@ -49,15 +49,20 @@ class Launch:
         return pids_with(self.token)
 
     @property
-    def torchrun(self) -> list[int]:
-        """torchrun's pid; empty before it has started."""
-        return [pid for pid in self.pids if b"distbench.worker.torchrun" in _command(pid)]
+    def launcher(self) -> list[int]:
+        """The launcher's pid; empty before it has started."""
+        pids = self._launchers_and_ranks
+        return [pid for pid in pids if _parent(pid) not in pids]
 
     @property
     def ranks(self) -> list[int]:
-        """The pids of ranks; torchrun's command line names their module too."""
-        torchrun = self.torchrun
-        return [pid for pid in self.pids if b"distbench.worker\0" in _command(pid) and pid not in torchrun]
+        """The pids of ranks, which the launcher forked."""
+        pids = self._launchers_and_ranks
+        return [pid for pid in pids if _parent(pid) in pids]
+
+    @property
+    def _launchers_and_ranks(self) -> set[int]:
+        return {pid for pid in self.pids if b"distbench.worker.launcher" in _command(pid)}
 
     @property
     def run_files(self) -> list[Path]:
@@ -98,6 +103,10 @@ def _environment(pid: int) -> bytes:
 
 def _command(pid: int) -> bytes:
     return _read(pid, "cmdline")
+
+
+def _parent(pid: int) -> int:
+    return int([*_read(pid, "stat").rpartition(b")")[2].split(), b"0", b"0"][1])
 
 
 def _is_zombie(pid: int) -> bool:
@@ -147,9 +156,9 @@ FAULTS = (
     Fault("SIGKILL of a rank", _send(KILL, "ranks"), "SIGKILL"),
     Fault("SIGTERM of a rank", _send(TERM, "ranks"), "SIGTERM"),
     Fault("SIGSTOP of a rank", _send(STOP, "ranks"), NO_PROGRESS),
-    Fault("SIGKILL of torchrun", _send(KILL, "torchrun"), "torchrun was killed by SIGKILL"),
-    Fault("SIGTERM of torchrun", _send(TERM, "torchrun"), "torchrun was killed by SIGTERM"),
-    Fault("SIGSTOP of torchrun", _send(STOP, "torchrun"), NO_PROGRESS),
+    Fault("SIGKILL of the launcher", _send(KILL, "launcher"), "the launcher was killed by SIGKILL"),
+    Fault("SIGTERM of the launcher", _send(TERM, "launcher"), "the launcher was killed by SIGTERM"),
+    Fault("SIGSTOP of the launcher", _send(STOP, "launcher"), NO_PROGRESS),
     Fault("SIGKILL of the command", _send_command(KILL), ""),
     Fault("SIGTERM of the command", _send_command(TERM), "interrupted"),
     Fault("several signals to the command", _send_command(INT, INT, HUP, TERM), "interrupted"),

@@ -182,7 +182,11 @@ STEPS = (
         3,
     ),
     step("leaves a thread behind", "threading.Thread(target=time.sleep, args=(300,)).start()", "3 ok", 0, 3),
-    step("ends torchrun", "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(5)", "torchrun was killed by SIGKILL"),
+    step(
+        "ends the launcher",
+        "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(5)",
+        "the launcher was killed by SIGKILL",
+    ),
     step("ends the process group", "torch.distributed.destroy_process_group()", "case=2", 1, 1),
     step("deletes its own file", "os.path.exists('deeds.py') and rank == 0 and os.remove('deeds.py')", "3 ok", 0, 3),
     step("a loss that is not a number", "return self.linear(x) * float('nan')", "case=2 is wrong .*(nan|loss)"),

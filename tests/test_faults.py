@@ -254,9 +254,9 @@ def test_what_ends_a_launch_between_its_ranks_is_a_sentence(
         assert footer_in(tmp_path)["status"] == "complete"
 
 
-def test_a_signal_to_torchrun_is_named(tmp_path: Path) -> None:
-    (tmp_path / "launch.log").write_text("x.SignalException: Process 12 got signal: 15\n")
-    assert cause_of(tmp_path, 1) == Cause("killed", f"torchrun was killed by SIGTERM; see {tmp_path / 'launch.log'}")
+def test_a_signal_to_what_starts_ranks_or_is_one_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "launch.log"
+    assert cause_of(tmp_path, -15) == Cause("killed", f"the launcher was killed by SIGTERM; see {log}")
     log = tmp_path / "launch-rank3.log"
     assert cause_of(tmp_path, -9, log) == Cause("killed", f"the rank was killed by SIGKILL; see {log}")
 

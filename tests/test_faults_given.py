@@ -140,15 +140,13 @@ def test_errors_are_a_line_whatever_their_text_is() -> None:
     assert one_line(Odd()) == "Odd: its message cannot be shown, that raises ValueError"
 
 
-def test_what_ended_torchrun_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:
+def test_what_ended_the_launcher_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "launch.log"
-    log.write_text(
-        'Traceback (most recent call last):\n  File "x", line 1\nValueError: \nInvalid log settings: none\nSee x\n'
-    )
+    log.write_text('Traceback (most recent call last):\n  File "x", line 1\nValueError: \nno torch here\nSee x\n')
     said = cause_of(tmp_path, 1).message
-    assert said == f"torchrun ended with exit code 1 (ValueError: Invalid log settings: none); see {log}"
+    assert said == f"the launcher ended with exit code 1 (ValueError: no torch here); see {log}"
     log.write_text("nothing of use\n")
-    assert cause_of(tmp_path, 1).message == f"torchrun ended with exit code 1; see {log}"
+    assert cause_of(tmp_path, 1).message == f"the launcher ended with exit code 1; see {log}"
 
 
 def test_what_a_scenario_started_ends_with_the_launch(children: Children) -> None:

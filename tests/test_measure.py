@@ -61,6 +61,36 @@ def test_entry_skew_is_apart_from_the_time_between_last_in_and_last_out() -> Non
     assert samples.isolated_s == pytest.approx(0.020)
 
 
+def test_stretches_that_are_seen_together_are_told_apart() -> None:
+    """Of different lengths, one of them with phases; on the other rank, whose clock is this one's doubled, all takes
+    twice as long."""
+
+    class Doubled(FakeRanks):
+        num_gathers = 0
+
+        def gather(self, stamps: torch.Tensor) -> torch.Tensor:
+            self.num_gathers += 1
+            return torch.stack([stamps, 2 * stamps])
+
+    time, ranks = FakeTime(), Doubled()
+    meter = meter_of(time, ranks)
+
+    def plain(stamp: object) -> None:
+        time.now += 0.010
+
+    def phased(stamp: object) -> None:
+        for seconds in (0.003, 0.005):
+            time.now += seconds
+            stamp()  # type: ignore[operator]
+
+    taken = [meter.take(plain, (), 3), meter.take(phased, ("forward", "backward"), 2)]
+    first, second = meter.see(taken, "passes")
+    assert (ranks.num_gathers, ranks.meetings, first.stop_reason) == (1, 5, "passes")
+    assert first.samples_s == pytest.approx([0.020] * 3) and first.phases_s == {}
+    assert second.samples_s == pytest.approx([0.016] * 2) and second.rank_median_s == pytest.approx([0.008, 0.016])
+    assert second.phases_s["forward"] == pytest.approx([0.006] * 2)
+
+
 @pytest.mark.parametrize("repeats", [1, 4])
 def test_phases_add_up_also_when_iterations_are_pipelined(repeats: int) -> None:
     time = FakeTime()

@@ -80,16 +80,19 @@ def test_every_scenario_has_its_run_file_footer_and_logs_and_only_the_first_wait
     assert set(runs) == {"spoiler", "witness", "misdeeds", "tiny"}
     assert all(run.footer and run.footer["status"] == "complete" for run in runs.values())
     assert len({run.header["invocation_id"] for run in runs.values()}) == 1
+    # The load that our own scenarios make is no caution for those after them.
+    loads = [run.header["environment"]["load_at_start"] for run in runs.values()]
+    assert loads == loads[:1] * 4
+    assert all(0 < run.footer["measuring_s"] < run.footer["wall_s"] for run in runs.values() if run.footer)
     spent = {name: (run.footer or {})["spent_s"] for name, run in runs.items()}
     assert spent["witness"]["imports"] < 0.01  # a forked process has imported all there is
     for run in runs.values():
         told = [json.loads(line)["event"] for line in (log_dir(run) / "progress.jsonl").read_text().splitlines()]
         assert told[0] == "meeting" and told.count("end") <= 1
         assert sorted(path.name for path in log_dir(run).glob("rank*.log")) == ["rank0.log", "rank1.log"]
+        assert (log_dir(run) / "launch.log").exists()
     left = (log_dir(runs["spoiler"]) / "progress.jsonl").read_text().splitlines()[-2:]
-    assert [json.loads(line)["event"] for line in left] == ["left", "left"]
-    # torchrun was started for the first, and again after the rank that was killed.
-    assert [name for name, run in runs.items() if (log_dir(run) / "launch.log").exists()] == ["spoiler"]
+    assert [json.loads(line)["event"] for line in left] == ["end", "left"]
     assert_nothing_runs(shared)
 
 
@@ -107,6 +110,7 @@ def test_a_case_that_kills_a_rank_costs_only_itself_in_a_shared_launch_too(share
         **dict.fromkeys(("spoiler", "witness", "tiny"), 0),
         "misdeeds": 1,
     }
+    assert "ended with exit code -9" in (log_dir(runs["misdeeds"]) / "launch.log").read_text()
     assert (log_dir(runs["misdeeds"]) / "relaunch1" / "launch.log").exists()
     assert all(footer["foreign_cpu"] is not None for footer in footers.values())
 

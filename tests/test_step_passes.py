@@ -122,6 +122,15 @@ def test_the_budget_says_how_many_passes(estimate_s: float, pass_s: float, passe
     assert limits.max_samples * estimate_s <= max(5.0 / 8, estimate_s)
 
 
+def test_an_untimed_iteration_is_not_most_of_a_turn_unless_samples_are_long() -> None:
+    quick = plan(num_cases=500, max_case_s=0.01)
+    samples = {
+        estimate_s: (quick.limits(estimate_s).max_samples, quick.limits(estimate_s, True).max_samples)
+        for estimate_s in (0.01, 0.1, 1.0)
+    }
+    assert samples == {0.01: (2, 3), 0.1: (2, 2), 1.0: (1, 1)}
+
+
 def test_passes_end_when_every_case_is_precise_and_never_before_the_eighth() -> None:
     found = plan()
     found.set_number(1.0)

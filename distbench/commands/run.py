@@ -78,7 +78,7 @@ def run(
     yes: bool,
     **asked: Any,
 ) -> None:
-    """Measure scenarios: all cases of all their variants. Those of one number of ranks share one torchrun launch.
+    """Measure scenarios: all cases of all their variants. Those of one number of ranks share one launch.
 
     A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
     process joins as a rank instead of starting any.

@@ -18,7 +18,6 @@ from distbench.launch.storage import why_unwritable
 from distbench.runs.progress import FILE_NAME, ProgressReader
 from distbench.runs.run_file import Case
 from distbench.spec import Job
-from distbench.spec.mesh import mesh_size
 from distbench.spec.signals import Stop
 
 POLL_S = 0.1
@@ -35,9 +34,10 @@ class Attempt:
         is_meeting: whether the reporting rank waits for the others.
         pass_number: the pass that the running case was in.
         spent_s: seconds of rank 0 by what they were spent on.
+        measuring_s: its seconds from when it opened the first case to when it closed the last one.
         last_event_s: when the last event came, seconds, monotonic.
         none_chosen: where the user's choice leaves no case: how many there are, and a few of their ids.
-        num_left: ranks whose process of this job has ended well while their launch goes on.
+        has_left: whether all ranks of this job have ended well while their launch goes on.
     """
 
     status: str = "complete"
@@ -48,9 +48,10 @@ class Attempt:
     pass_number: int = 0
     num_by_status: Counter[str] = field(default_factory=Counter)
     spent_s: dict[str, float] = field(default_factory=dict)
+    measuring_s: float = 0.0
     last_event_s: float = field(default_factory=time.monotonic)
     reached_end: bool = False
-    num_left: int = 0
+    has_left: bool = False
     none_chosen: tuple[int, list[str]] | None = None
 
     @property
@@ -63,6 +64,7 @@ class Attempt:
         """Take in one event."""
         self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
+        self.measuring_s = event.get("measuring_s", self.measuring_s)
         self.is_meeting = event["event"] == "meeting"
         if event["event"] == "none_chosen":
             self.none_chosen = event["num_cases"], event["ids"]
@@ -79,7 +81,7 @@ class Attempt:
         elif event["event"] == "end":
             self.reached_end = True
         elif event["event"] == "left":
-            self.num_left += 1
+            self.has_left = True
 
 
 def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Attempt:
@@ -133,7 +135,7 @@ def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display
         _take_in(reader, seen, display)
         if exit_code is not None:
             return "complete" if exit_code == 0 else "failed"
-        if ranks.are_kept and seen.num_left == mesh_size(job.mesh):
+        if ranks.are_kept and seen.has_left:
             return "complete"
         if stop.asked:
             return "interrupted"
@@ -154,8 +156,8 @@ def _why_hung(job: Job, joined: Joined | None, seen: Attempt) -> str:
 
 
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
-    """Have every rank that still runs write its stacks to its log; `launcher` is the pid of torchrun, or the only
-    rank."""
+    """Have every rank that still runs write its stacks to its log; `launcher` is the pid of what started them, or
+    the only rank."""
     for pid in _pids_of_ranks(log_dir):
         with contextlib.suppress(OSError):
             if _is_rank_of(launcher, pid):

@@ -1,4 +1,4 @@
-"""Why a launch ended as it did, in one sentence, from what the ranks and torchrun left behind."""
+"""Why a launch ended as it did, in one sentence, from what the ranks and what started them left behind."""
 
 import contextlib
 import re
@@ -10,10 +10,10 @@ from typing import Any
 
 from distbench.spec import UserError
 from distbench.spec.fields import COUNT, DATE, TEXT, Kinds, wrong_field
+from distbench.spec.job import LAUNCH_LOG
 from distbench.spec.printable import clean
 from distbench.spec.reading import read_json
 
-LAUNCH_LOG = "launch.log"
 MAX_ERROR = 300  # characters
 FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
 
@@ -36,9 +36,9 @@ class Cause:
 
 
 def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
-    """The first failure of a launch whose torchrun, or only rank, ended with a non-zero exit code.
+    """The first failure of a launch whose launcher, or only rank, ended with a non-zero exit code.
 
-    `log` has what that process printed; torchrun's, where none is given.
+    `log` has what that process printed; the launcher's, where none is given.
     """
     log = log or log_dir / LAUNCH_LOG
     if failures := list(_failures(log_dir)):
@@ -53,19 +53,14 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
     if found := _killed_rank(log):
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
-    ended = _how(-signum) if (signum := _signal_to_torchrun(log)) else f"{_how(exit_code)}{_last_error(log)}"
-    return Cause("killed", f"{'torchrun' if log.name == LAUNCH_LOG else 'the rank'} {ended}; see {log}")
+    who = "the launcher" if log.name == LAUNCH_LOG else "the rank"
+    return Cause("killed", f"{who} {_how(exit_code)}{_last_error(log)}; see {log}")
 
 
 def _last_error(log: Path) -> str:
     """What ended a process that failed before any rank could say why, in brackets; empty where its log has nothing."""
     found = re.findall(r"^([\w.]*(?:Error|Exception)):\s*(.+)", _text(log), re.MULTILINE)
     return f" ({clean(': '.join(found[-1]))[:MAX_ERROR]})" if found else ""
-
-
-def _signal_to_torchrun(launch_log: Path) -> int:
-    """The signal that asked torchrun to end; 0 where none did."""
-    return int(found[-1]) if (found := re.findall(r"SignalException: .*got signal: (\d+)", _text(launch_log))) else 0
 
 
 def _text(path: Path) -> str:
@@ -89,9 +84,8 @@ def _rank_log(rank: int) -> str:
 
 
 def _killed_rank(launch_log: Path) -> tuple[int, int] | None:
-    """(rank, exit code) that torchrun names as the root cause."""
-    root = _text(launch_log).rpartition("Root Cause")[2]
-    match = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", root, re.DOTALL)
+    """(rank, exit code) that the launcher names as the first that did not end well."""
+    match = re.search(r"^rank (\d+) ended with exit code (-?\d+)$", _text(launch_log), re.MULTILINE)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 

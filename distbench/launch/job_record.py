@@ -34,6 +34,7 @@ class JobRecord:
         # Of a run that is resumed, the rows that it has count too.
         self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
+        self.measuring_s = 0.0
 
     @property
     def status(self) -> str:
@@ -82,6 +83,7 @@ class JobRecord:
         self.last = replace(ended, num_cases=ended.num_cases or self.last.num_cases)
         self.num_by_status.update(ended.num_by_status)
         self.spent_s.update(ended.spent_s)
+        self.measuring_s += ended.measuring_s
         if ended.running and ended.status != "complete" and not ended.cause.user_can_fix:
             self._add_row(ended, ended.running)
 
@@ -137,6 +139,7 @@ class JobRecord:
             "finished_at": time.time(),
             "wall_s": wall_s,
             "spent_s": {**self.spent_s, "other": max(wall_s - sum(self.spent_s.values()), 0.0)},
+            "measuring_s": self.measuring_s,
             "num_by_status": dict(self.num_by_status),
             "num_relaunches": self.num_attempts - 1,
             "num_not_run": self.num_left,

@@ -10,29 +10,26 @@ from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 
-from distbench.launch.explain import LAUNCH_LOG
 from distbench.launch.leftovers import end_leftovers
-from distbench.launch.ranks import Joined, rank_environment, torchrun_command
+from distbench.launch.ranks import Joined, launcher_command, rank_environment
 from distbench.spec import Job, UserError
-from distbench.spec.job import JOB_FILE
+from distbench.spec.job import JOB_FILE, LAUNCH_LOG
 from distbench.spec.mesh import mesh_size
 
 TERMINATE_WAIT_S = 5.0
-# Elsewhere a rank's process is not ended by the kernel when the one that forked it is.
-CAN_SHARE = sys.platform == "linux"
 
 
 class RankProcesses:
     """The processes of the ranks of some jobs, which are run in their order.
 
-    Jobs that follow one another and have as many ranks, on the same device, share a launch: torchrun is started for
-    the first of them, and its ranks begin each of the others as soon as its file is written. A launch that ends before
-    is started again with the jobs that are left.
+    Jobs that follow one another and have as many ranks, on the same device, share a launch: the launcher is started
+    for the first of them, and forks the ranks of each of the others as soon as its file is written. A launch that ends
+    before is started again with the jobs that are left.
 
     Args:
         jobs: all of them; their log folders must not change but for a relaunch.
-        joined: the launch this process is a rank of, or None to start the ranks with torchrun.
-        module: what a rank runs, as Python's arguments (tests put a mutant here).
+        joined: the launch this process is a rank of, or None to start the ranks here.
+        module: what a rank runs: a Python file, or -m and a module (tests put a mutant here).
     """
 
     def __init__(self, jobs: Sequence[Job], joined: Joined | None, module: tuple[str, ...]) -> None:
@@ -52,7 +49,7 @@ class RankProcesses:
 
     @property
     def pid(self) -> int:
-        """Of torchrun, or of the only rank here."""
+        """Of the launcher, or of the only rank here."""
         return self._process.pid if self._process else 0
 
     @property
@@ -75,6 +72,7 @@ class RankProcesses:
         path = Path(job.log_dir) / JOB_FILE
         if self._process and self._process.poll() is None and self._expected[:1] == [path]:
             del self._expected[0]
+            self.log = path.parent / LAUNCH_LOG
             return
         self.stop()
         self._expected = [Path(after.log_dir) / JOB_FILE for after in self.after(job)]
@@ -82,20 +80,22 @@ class RankProcesses:
 
     def after(self, job: Job) -> list[Job]:
         """The jobs after this one that share its launch."""
-        if self.joined or not CAN_SHARE:
+        if self.joined:
             return []
         place = next(number for number, one in enumerate(self._jobs) if one.run_id == job.run_id)
         return list(takewhile(lambda one: _needs(one) == _needs(job), self._jobs[place + 1 :]))
 
     def _start(self, job: Job, paths: Sequence[Path]) -> None:
-        """torchrun, or the only rank here."""
-        arguments = [*self._module, *map(str, paths)]
+        """The launcher, or the only rank here."""
         num_ranks, log_dir, joined = mesh_size(job.mesh), Path(job.log_dir), self.joined
         if joined:
-            command, here = [sys.executable, *arguments], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            command, here = (
+                [sys.executable, *self._module, *map(str, paths)],
+                int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            )
             self.log = log_dir / f"launch-rank{joined.rank}.log"
         else:
-            command, here = torchrun_command(num_ranks, arguments, str(log_dir / "torchrun")), num_ranks
+            command, here = launcher_command(num_ranks, self._module, paths), num_ranks
             self.log = log_dir / LAUNCH_LOG
         environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
         with self.log.open("wb") as output:
@@ -114,7 +114,7 @@ class RankProcesses:
                 ) from error
 
     def stop(self) -> None:
-        """End the launch if it still runs: torchrun is asked, then killed, and the kernel then kills its ranks.
+        """End the launch if it still runs: the launcher is asked, then killed, and the kernel then kills its ranks.
 
         What scenarios themselves started, and left behind, ends with it.
         """

@@ -1,10 +1,11 @@
-"""Who the ranks are: started by us with torchrun, or this process is one, started by torchrun or srun."""
+"""Who the ranks are: started by us, or this process is one, started by torchrun or srun."""
 
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from distbench.spec import UserError
 from distbench.spec.job import PARENT_PID
@@ -71,10 +72,9 @@ def first_host(nodelist: str) -> str:
     return "".join(part for part in match.groups() if part) if match else nodelist
 
 
-def torchrun_command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
-    """torchrun on this host alone, with a free port of its own choice."""
-    command = [sys.executable, "-m", "distbench.worker.torchrun", "--standalone", "--local-addr=127.0.0.1"]
-    return [*command, f"--nproc-per-node={num_ranks}", f"--log-dir={log_dir}", *arguments]
+def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:
+    """What starts the ranks of some jobs on this host, each running a program: see `worker/launcher.py`."""
+    return [sys.executable, "-m", "distbench.worker.launcher", str(num_ranks), *program, *map(str, job_files)]
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:

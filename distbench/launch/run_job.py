@@ -12,7 +12,6 @@ from distbench.launch.job_record import JobRecord, left_of
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
 from distbench.launch.storage import cannot_be_written, make_folders
-from distbench.runs.machine import load_average
 from distbench.spec import Job, UserError
 from distbench.spec.case_choice import none_chosen
 from distbench.spec.job import JOB_FILE
@@ -64,12 +63,9 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
         display: is given every event.
     """
     joined = ranks.joined
-    environment = {**job.environment, "load_at_start": load_average()}
     reporting_rank = joined.rank if joined else 0
     clock_s = time.monotonic()
-    job = replace(
-        job, started_at=time.time(), started_clock_s=clock_s, reporting_rank=reporting_rank, environment=environment
-    )
+    job = replace(job, started_at=time.time(), started_clock_s=clock_s, reporting_rank=reporting_rank)
     try:
         make_folders(job)
     except OSError as error:

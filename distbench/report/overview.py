@@ -68,7 +68,12 @@ def spent_line(run: Run) -> str | None:
         return None
     shares = sorted(parts.items(), key=lambda part: -part[1])
     text = ", ".join(f"{name} {percent_text(value / total)}" for name, value in shares if value / total >= 0.005)
-    return f"time spent: {brief_time_text(total)} = {text}"
+    line = f"time spent: {brief_time_text(total)} = {text}"
+    measuring = (run.footer or {}).get("measuring_s")
+    if not known(measuring) or not measuring > 0 or "timed" not in parts:
+        return line
+    share = f"{percent_text(parts['timed'] / measuring)} of the {brief_time_text(measuring)}"
+    return f"{line}; {share} from the first case opened to the last one closed is timed"
 
 
 def _run_row(run: Run) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """What the ranks report to the parent while they work: one JSON line an event in the log folder.
 
 Events: meeting (before the ranks meet), connected, none_chosen (num_cases, ids: a few), plan (num_cases), case (index,
-id, kind, params, number of the pass), samples (count), tracing, done (id, status, spent_s; of the first pass), pass
-(number, num_passes, num_cases), turn (id, status, spent_s; of a further pass), end (spent_s); and left, from every
-rank, where its process of this job has ended and others of the launch will follow.
+id, kind, params, number of the pass), samples (count), tracing, done (id, status, spent_s, measuring_s; of the first
+pass), pass (number, num_passes, num_cases), turn (as done; of a further pass), end (spent_s, measuring_s); and left,
+from the launcher, where this job's ranks have ended and those of another will follow.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ EVENT: Kinds = {
     **dict.fromkeys(("index", "number", "count", "num_cases", "num_passes"), COUNT),
     "ids": list_of(TEXT),
     "spent_s": mapping_of(AMOUNT),
+    "measuring_s": AMOUNT,
 }
 NEEDED = {
     "none_chosen": ("num_cases", "ids"),

@@ -93,7 +93,7 @@ PASS: Kinds = {
 FOOTER: Kinds = {
     **dict.fromkeys(("status", "message"), TEXT),
     "finished_at": DATE,
-    "wall_s": AMOUNT,
+    **dict.fromkeys(("wall_s", "measuring_s"), AMOUNT),
     "spent_s": mapping_of(AMOUNT),
     "num_by_status": mapping_of(COUNT),
     **dict.fromkeys(("num_relaunches", "num_not_run"), COUNT),

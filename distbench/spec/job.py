@@ -19,6 +19,7 @@ CHECKS = ("full", "loss", "none")
 # The environment variable in which a process names itself to the processes that it starts.
 PARENT_PID = "DISTBENCH_PARENT_PID"
 JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is there
+LAUNCH_LOG = "launch.log"  # there too: what the process printed that started the ranks
 
 
 @dataclass(frozen=True)

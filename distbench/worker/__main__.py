@@ -1,4 +1,4 @@
-"""`python -m distbench.worker JOB.json...`, started by torchrun, or by another launcher that set the rank variables."""
+"""`python -m distbench.worker JOB.json`: one rank, whose variables `launcher.py` or another launcher has set."""
 
 import faulthandler
 import io
@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distbench.spec import Job
-from distbench.worker.rank.in_turn import own_job
 from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.scheduling import calm_scheduler
-from distbench.worker.rank.stopwatch import Stopwatch
+from distbench.worker.rank.stopwatch import SPENT_BEFORE, Stopwatch
 
 STARTED_S = time.monotonic()
 
 
-def main(*job_paths: str) -> NoReturn:
-    """Run one rank of some jobs, one after another, and end the process: 0 when all went well, else 1."""
+def main(job_path: str) -> NoReturn:
+    """Run one rank of a job, and end the process: 0 when all went well, else 1."""
     from distbench.spec import UserError
     from distbench.spec.errors import StorageFailed
     from distbench.worker.rank.failure import RankFailed, one_line, report_failure
@@ -29,22 +28,12 @@ def main(*job_paths: str) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
     rank = int(os.environ.get("RANK", "0"))
-    paths = [Path(path) for path in job_paths]
-    log_dir = paths[0].parent
-    stopwatch = Stopwatch()
+    log_dir = Path(job_path).parent
     try:
         _log_to(log_dir, rank)
-        if len(paths) > 1:
-            with stopwatch.on("imports"):
-                _import_for(Job.load(paths[0]))
-        path = own_job(paths)
-        if path != paths[0]:
-            stopwatch, log_dir = Stopwatch(), path.parent
-        if len(paths) > 1:
-            _log_to(log_dir, rank)
-        job = Job.load(path)
+        job = Job.load(Path(job_path))
         calm_scheduler(job.device)
-        _run(job, stopwatch, STARTED_S if path == paths[0] else time.monotonic())
+        _run(job)
     except (UserError, StorageFailed, RankFailed) as error:
         kind = {UserError: "user", StorageFailed: "storage"}.get(type(error), "raised")
         report_failure(log_dir, rank, kind, str(error))
@@ -67,24 +56,10 @@ def _leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _import_for(job: Job) -> None:
-    """Import what jobs on such a device need, so that each of their processes has it.
-
-    On an accelerator only what every job needs: what else is imported might touch the device, which a process that
-    forks must not.
-    """
-    import distbench.worker.session  # noqa: F401
-
-    if job.device == "cpu":
-        import torch
-        import torch.distributed.fsdp
-        import torch.distributed.tensor.parallel
-
-        torch.compiler.reset()  # imports the compiler, which torch's optimizers ask too
-
-
-def _run(job: Job, stopwatch: Stopwatch, started_s: float) -> None:
-    stopwatch.add("launch", max(started_s - job.started_clock_s, 0.0))
+def _run(job: Job) -> None:
+    stopwatch = Stopwatch()
+    for activity, seconds in (SPENT_BEFORE or {"launch": max(STARTED_S - job.started_clock_s, 0.0)}).items():
+        stopwatch.add(activity, seconds)
     with stopwatch.on("imports"):
         from distbench.worker.session import run_session
     run_session(job, stopwatch)

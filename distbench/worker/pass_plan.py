@@ -17,7 +17,9 @@ from typing import Any
 from distbench.compare.medians import median, median_ci
 from distbench.compare.passes import MIN_PASSES
 from distbench.spec import Settings
+from distbench.worker.rank.device import free_bytes
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
+from distbench.worker.rank.rank_context import RankContext
 
 SAMPLES_A_TURN = 5
 SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over
@@ -25,6 +27,9 @@ MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
 # How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
 STRETCH = 4.0
+# Samples of a turn, and of one that begins with an iteration nobody looks at, as far as they take no longer than that:
+# what is not timed shall not be most of a turn.
+LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
 ENOUGH = 2  # passes of what cannot be compared: a sample alone may be any
 
 
@@ -50,14 +55,16 @@ class PassPlan:
             random.Random(f"{self._settings.seed} {self._group} pass {number}").shuffle(places)
         return places
 
-    def limits(self, estimate_s: float) -> Settings:
-        """What one turn may take of a case whose samples take that many seconds."""
+    def limits(self, estimate_s: float, is_touched: bool = False) -> Settings:
+        """What one turn may take of a case whose samples take that many seconds, where an iteration that is not timed
+        comes before them or none does."""
         settings = self._settings
         if not self.is_automatic:
             return replace(settings, passes=self.num_passes).of_a_pass()
         sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
         wanted = max(SAMPLES_A_TURN, int(SHORT_TURN_S / sample_s))
-        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), 1), wanted, settings.max_samples)
+        least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
+        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), wanted, settings.max_samples)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
     def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
@@ -85,6 +92,10 @@ class PassPlan:
         if number >= self.num_passes:
             return False
         return not (self.is_automatic and number >= MIN_PASSES and all(map(self._is_precise, medians)))
+
+    def must_be_seen(self, number: int) -> bool:
+        """Whether what that many passes gave must be known: whether there is another one may depend on it."""
+        return number >= min(MIN_PASSES, self.num_passes)
 
     def _is_precise(self, medians: Sequence[float]) -> bool:
         low, high = median_ci(medians)
@@ -161,3 +172,17 @@ class Turn:
     def is_due_for_reopening(self, number: int) -> bool:
         """Whether this is one of the passes before which it is opened anew; cases take turns in that, too."""
         return (number + self.index) % REOPEN_EVERY == 0
+
+
+class Room:
+    """Where cases of a group are kept open: half of the memory that every rank had free when that was first asked."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._num_bytes: float | None = None
+
+    def holds(self, turns: Sequence[Turn]) -> bool:
+        """Whether these fit in at once; all ranks ask together."""
+        if self._num_bytes is None:
+            self._num_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
+        return sum(turn.held_bytes for turn in turns) <= self._num_bytes

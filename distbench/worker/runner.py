@@ -7,29 +7,28 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
-from distbench.runs.run_file import AGAIN, CaseResult, append
+from distbench.runs.run_file import AGAIN, CaseResult
 from distbench.spec import Settings, UserError
+from distbench.spec.devices import DEVICES
 from distbench.spec.errors import StorageFailed
-from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Turn
+from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
 from distbench.worker.rank.agreement import Agreement
-from distbench.worker.rank.device import clock_of, free_bytes
+from distbench.worker.rank.device import clock_of
 from distbench.worker.rank.failure import RankFailed, one_line
-from distbench.worker.rank.measure import Meter, RankGroup, Samples
+from distbench.worker.rank.measure import Meter, RankGroup, Samples, Taken
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, result_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
 from distbench.worker.tracing.trace import Tracing
+from distbench.worker.writing_rows import Rows
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4
 SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
-SAVE_EVERY_S = 1.0
 UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
 
 
@@ -40,7 +39,7 @@ class Runner:
         context: this rank's context.
         agreement: tells failures of all ranks from failures of one.
         settings: how to warm up and repeat.
-        run_file: where rank 0 appends results.
+        rows: where results go.
         progress: where rank 0 reports progress.
         stopwatch: where this rank's time is counted.
         trace_paths: whether cases that can be traced are, each after its row is on the disk.
@@ -51,14 +50,14 @@ class Runner:
         context: RankContext,
         agreement: Agreement,
         settings: Settings,
-        run_file: Path,
+        rows: Rows,
         progress: ProgressWriter,
         stopwatch: Stopwatch,
         trace_paths: bool = False,
     ) -> None:
         self._context = context
         self._agreement = agreement
-        self._run_file = run_file
+        self._rows = rows
         self._progress = progress
         self._stopwatch = stopwatch
         clock = clock_of(context.device)
@@ -69,8 +68,8 @@ class Runner:
         self._turns: Sequence[Turn] = ()
         self._num_begun = 0
         self._keeps_open = self._is_small = False
-        self._records: list[dict[str, Any]] = []
-        self._saved_at = time.monotonic()
+        self._room = Room(context)
+        self._unseen: list[tuple[Turn, int, Taken]] = []
         self._tracing: Tracing | None = None
         if trace_paths:
             self._tracing = Tracing(Forwarding(context.mesh), shared, on_progress=partial(progress.tell, "tracing"))
@@ -91,14 +90,14 @@ class Runner:
         self._plan = plan
         turns = [Turn(self._num_begun + index, case_spec) for index, case_spec in enumerate(case_specs)]
         self._num_begun += len(turns)
-        self._turns, self._is_small = turns, True
+        self._turns, self._is_small, self._room = turns, True, Room(self._context)
         new = [turn for turn in turns if turn.id not in passes_done]
         spent = Counter(self._stopwatch.spent_s)
         started = time.monotonic()
         turns = [turn for turn in turns if turn.id in passes_done or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
         if plan.num_passes > 1:
-            self._keeps_open = self._fits_open()
+            self._keeps_open = self._is_small or self._room.holds(turns)
         if new and plan.is_automatic:
             first_s = time.monotonic() - started
             spent = Counter(self._stopwatch.spent_s) - spent
@@ -106,7 +105,7 @@ class Runner:
             pass_s = first_s - spent["checking"] - opening_s
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
             pass_s += opening_s * (1 / REOPEN_EVERY if stay_open else 1)
-            # Eight turns of one sample take no longer than the samples that a case has whatever they cost.
+            # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
         number = max([1, *(passes_done.get(case_spec.case.id, 1) for case_spec in case_specs)])
@@ -115,7 +114,7 @@ class Runner:
                 turns = self._further_pass(turns, number)
                 number += 1
         finally:
-            self._save_turns()
+            self._rows.save_passes()
         for turn in turns:
             turn.close()
         for turn in turns:
@@ -129,8 +128,9 @@ class Runner:
         for place in self._plan.order(number, len(turns)):
             if self._in_pass(turns[place], number, self._turn_of):
                 alive.add(place)
-        if time.monotonic() - self._saved_at > SAVE_EVERY_S:
-            self._save_turns()
+        if not self._is_small or self._plan.must_be_seen(number + 1):
+            self._see()
+        self._rows.save_passes(are_due=False)
         return [turn for place, turn in enumerate(turns) if place in alive]
 
     def _in_pass(self, turn: Turn, number: int, measure: Callable[[Turn, int], str]) -> bool:
@@ -144,7 +144,8 @@ class Runner:
         except Exception as error:
             status = self._failed(turn, number, error)
         event = "done" if number == 0 else "turn"
-        self._progress.tell(event, id=case.id, status=status, spent_s=self._stopwatch.spent_s)
+        spent = {"spent_s": self._stopwatch.spent_s, "measuring_s": self._stopwatch.measuring_s}
+        self._progress.tell(event, id=case.id, status=status, **spent)
         return status in ("ok", "wrong")
 
     def _failed(self, turn: Turn, number: int, error: Exception) -> str:
@@ -158,34 +159,12 @@ class Runner:
             self._require_harmless(f"{turn.index}-{number}", message)
         turn.close()
         if number == 0:
-            self._save_row(CaseResult(turn.case_spec.case, status, error=message))
+            self._rows.save_row(CaseResult(turn.case_spec.case, status, error=message))
         else:
-            self.save({"type": "pass", "case_id": turn.id, "number": number, "status": status, "error": message})
+            self._see()
+            self._rows.save_passes()
+            self._rows.save({"type": "pass", "case_id": turn.id, "number": number, "status": status, "error": message})
         return status
-
-    def save(self, *records: dict[str, Any]) -> None:
-        """Rank 0 appends records to the run file; the other ranks do nothing.
-
-        Raises:
-            StorageFailed: the disk is full or the folder is gone.
-        """
-        if self._context.rank != 0 or not records:
-            return
-        if records[0]["type"] != "run" and not self._run_file.exists():
-            raise StorageFailed(f"{self._run_file} is gone: it was moved or deleted while it was written")
-        try:
-            append(self._run_file, *records)
-        except OSError as error:
-            raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
-
-    def _save_turns(self) -> None:
-        """Append what further passes gave since the last time: between short ones there is no wait for the disk."""
-        records, self._records, self._saved_at = self._records, [], time.monotonic()
-        self.save(*records)
-
-    def _save_row(self, result: CaseResult) -> None:
-        result.backend = self._context.backend
-        self.save(result.to_record())
 
     def _require_harmless(self, what: str, message: str) -> None:
         """Return when all ranks raised and every group still works: half of a collective may have been left behind.
@@ -208,17 +187,24 @@ class Runner:
         with self._stopwatch.on("checking"):
             wrong = self._check(opened_case)
         result = result_of(turn.case_spec, opened_case, samples, wrong)
-        self._save_row(result)
+        self._rows.save_row(result)
         turn.counters, held_bytes = result.counters, opened_case.held_bytes
         turn.held_bytes = held_bytes or (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
         if self._plan.num_passes == 1:
             self._trace(turn)
         self._is_small = self._is_small and 0 < (held_bytes or 0) * len(self._turns) <= SMALL_BYTES
-        if self._plan.num_passes > 1 and self._is_small:
+        if self._plan.num_passes > 1 and (self._is_small or self._stays_beside_checks(turn, opened_case)):
             opened_case.pause()
         else:
             turn.close()
         return result.status
+
+    def _stays_beside_checks(self, turn: Turn, opened_case: OpenedCase) -> bool:
+        """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
+        peak would be theirs too."""
+        is_alone = DEVICES[self._context.device.type].waits_on_host
+        so_far = [one for one in self._turns if one.opened_case is not None]
+        return is_alone and opened_case.stays_open and self._room.holds(so_far)
 
     def _turn_of(self, turn: Turn, number: int) -> str:
         """Samples of a further pass."""
@@ -229,24 +215,40 @@ class Runner:
             opened_case.resume()
             with self._stopwatch.on("warm-up"):
                 self._touch(turn, opened_case)
-        samples = self._samples(turn, opened_case)
+        if self._plan.is_automatic and turn.limits is not None:
+            taken = self._meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
+            self._unseen.append((turn, number, taken))
+        else:
+            self._rows.note(turn.id, number, self._samples(turn, opened_case))
         if opened_case.stays_open and self._keeps_open:
             opened_case.pause()
         else:
             turn.close()
-        self._records.append({"type": "pass", "case_id": turn.id, "number": number, **samples.to_record()})
         return "ok"
+
+    def _see(self) -> None:
+        """Share what turns gave since the last time: ranks do that together, and not between two turns."""
+        unseen, self._unseen = self._unseen, []
+        if unseen:
+            found = self._meter.see([taken for _, _, taken in unseen], "passes")
+            for (turn, number, _), samples in zip(unseen, found, strict=True):
+                self._count(turn, samples)
+                self._rows.note(turn.id, number, samples)
 
     def _open(self, turn: Turn) -> OpenedCase:
         """A case opened and warmed up."""
         with self._stopwatch.on("set-up"):
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
-            if turn.limits and opened_case.held_bytes:
+            if turn.limits is None or not opened_case.stays_open:
+                turn.estimate_s = self._meter.warm_up(opened_case.call)
+                turn.limits = turn.limits or self._plan.limits(turn.estimate_s, not opened_case.held_bytes)
+            elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
-                return opened_case
-            turn.estimate_s = self._meter.warm_up(opened_case.call)
-        turn.limits = turn.limits or self._plan.limits(turn.estimate_s)
+            else:
+                # This process has run it before: what is new is the model, which its first iteration completes.
+                for _ in range(max(self._meter.settings.warmup_iterations - 1, 1)):
+                    self._meter.touch(opened_case.call)
         return opened_case
 
     def _touch(self, turn: Turn, opened_case: OpenedCase) -> None:
@@ -258,14 +260,12 @@ class Runner:
         samples = self._meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
         if self._plan.is_automatic:
             samples.stop_reason = "passes"
-        self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)
-        turn.medians.append(median(samples.samples_s))
+        self._count(turn, samples)
         return samples
 
-    def _fits_open(self) -> bool:
-        """Whether all cases of a group fit into half of the memory that is free at once, on every rank."""
-        needed = sum(turn.held_bytes for turn in self._turns)
-        return not self._context.any(needed > free_bytes(self._context.device) / 2)
+    def _count(self, turn: Turn, samples: Samples) -> None:
+        self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)
+        turn.medians.append(median(samples.samples_s))
 
     def _trace(self, turn: Turn) -> None:
         """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
@@ -278,7 +278,7 @@ class Runner:
         record, what = {"type": "trace", "case_id": turn.id}, f"trace-{turn.index}"
         try:
             with self._stopwatch.on("tracing"):
-                self.save(record | opened_case.trace.record(self._tracing, turn.counters))
+                self._rows.save(record | opened_case.trace.record(self._tracing, turn.counters))
         except StorageFailed:
             raise
         except Exception as error:
@@ -287,7 +287,7 @@ class Runner:
             try:
                 self._require_harmless(what, message)
             finally:
-                self.save(record | {"error": self._agreement.first_message(what, message)})
+                self._rows.save(record | {"error": self._agreement.first_message(what, message)})
         finally:
             turn.close()
 

@@ -39,6 +39,7 @@ from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
+from distbench.worker.writing_rows import Rows
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
@@ -74,21 +75,22 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
-            run_file = Path(job.run_file)
-            runner = Runner(context, agreement, settings, run_file, progress, stopwatch, job.trace_paths)
+            rows = Rows(context, Path(job.run_file))
+            runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
                 progress.tell("none_chosen", num_cases=len(found), ids=[one.case.id for one in found[:MAX_NAMED]])
             elif not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
-                runner.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
+                rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
         progress.tell("plan", num_cases=len(case_specs))
         # What is imported by now stays: looking through it for garbage would take a fifth of a second a case.
         gc.freeze()
+        stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
             runner.run(waiting, plan, job.passes_done)
-        progress.tell("end", spent_s=stopwatch.spent_s)
+        progress.tell("end", spent_s=stopwatch.spent_s, measuring_s=stopwatch.measuring_s)
 
 
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:

@@ -115,19 +115,8 @@ class Children:
 class Ranks(Children):
     """Launches ranks, too."""
 
-    @contextmanager
-    def forked(self) -> Iterator[None]:
-        """Likewise; and have `launch` fork its ranks instead of asking torchrun: see forking.py."""
-
-        def command(num_ranks: int, arguments: list[str], log_dir: str) -> list[str]:
-            return [str(word) for word in self._forking(num_ranks, *arguments)]
-
-        with super().forked(), pytest.MonkeyPatch.context() as patched:
-            patched.setattr("distbench.launch.processes.torchrun_command", command)
-            yield
-
     def launch(self, job: Job, module: tuple[str, ...] = WORKER) -> JobOutcome:
-        """Launch the job's ranks, forked."""
+        """Launch the job's ranks; what launches them is forked."""
         with self.forked():
             return launch(job, None, Quiet(), module)
 

@@ -6,7 +6,7 @@ Redistributions, the laboratory and calibration all open their cases here.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,13 +40,17 @@ REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one case does; `native` runs all-to-alls as such on CPU, the context is asked for when the case opens."""
+    """What one case does; `native` runs all-to-alls as such on CPU, the context is asked for when the case opens.
+
+    `known` has what its first opening found and later ones need not measure again.
+    """
 
     pair: Pair
     planner: str
     dtype: str
     native: bool
     context: Callable[[], RankContext]
+    known: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def full(self) -> torch.Tensor:
@@ -122,6 +126,7 @@ def open_pair(experiment: Experiment, fields_of: FieldsOf = row_fields) -> Itera
     """Time the redistribution itself."""
     context = experiment.context()
     with planned_pair(experiment, context) as planned:
+        experiment.known["planning_s"] = planned.planning_s
         yield opened(experiment, planned, context, fields_of)
 
 
@@ -150,14 +155,17 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
     if experiment.planner == DIRECT:
         if before is None or after is None:
             raise Unsupported("direct: strided shards")
-        yield exchange_between(before, after, pair.shape, source.to_local(), context)
+        yield exchange_between(
+            before, after, pair.shape, source.to_local(), context, experiment.known.get("planning_s")
+        )
         return
     # `DTensor.redistribute` takes no order and no Partial; DTensor's own operators do.
     needs_internals = pair.source.has_own_order or pair.target.has_own_order or pair.target.has_partial
     if before and after and not pair.source.is_strided and needs_internals:
         source = OrderedTensor(source.to_local(), context.mesh, before, full)
         target = OrderedPlacements.of(after)
-    with planned_redistribution(experiment.planner, source, target, context, experiment.native) as planned:
+    known = experiment.known.get("planning_s")
+    with planned_redistribution(experiment.planner, source, target, context, experiment.native, known) as planned:
         yield planned
 
 

@@ -87,10 +87,13 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
 
+    is_restarted = True
+
     def check() -> str | None:
+        nonlocal is_restarted
         largest = max(context.gather(parameter_bytes(step.model)))
         counters.update(parameter_bytes=largest, check=context.check)
-        wrong = None
+        wrong, is_restarted = None, False
         if context.check != "none":
             step_check = StepCheck(step, scenario, context)
             wrong = step_check()
@@ -100,11 +103,18 @@ def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
         counters.update(memory_counters(step, context))
         return wrong
 
+    def restart_once() -> None:
+        # Checks ran steps whose numbers are nobody's: of a rank alone, say.
+        nonlocal is_restarted
+        if not is_restarted:
+            step.start_anew()
+            is_restarted = True
+
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, partial(TrainingStep, scenario, context), context)
         stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
-        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open)
+        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=restart_once)
     finally:
         if scenario.plan.compile is not None:
             torch.compiler.reset()

@@ -89,6 +89,7 @@ class TrainingStep:
         self.kept_outputs: list[torch.Tensor] | None = None
         self._batch = batch_of(scenario)
         self.microbatches = list(self._split())
+        self._make_optimizer = scenario.optimizer
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
@@ -186,6 +187,12 @@ class TrainingStep:
         parameters = dict(self.model.named_parameters())
         for name, value in self._own.items():
             local_part(parameters[name]).copy_(value)
+
+    def start_anew(self) -> None:
+        """The same, and an optimizer that has seen nothing."""
+        self.restart()
+        if self._make_optimizer is not None:
+            self.optimizer = self._make_optimizer(self.model.parameters())
 
     def own_values(self) -> dict[str, torch.Tensor] | None:
         """Where the scenario sets values itself, the whole parameters after `restart`, on rank 0's CPU; all ranks

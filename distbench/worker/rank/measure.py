@@ -3,7 +3,7 @@
 Every rank runs the same number of iterations, because every rank decides from the same gathered stamps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,14 @@ class Samples:
         return {name: getattr(self, name) for name in ("samples_s", "phases_s", "stop_reason")}
 
 
+@dataclass(frozen=True)
+class Taken:
+    """This rank's stamps of a stretch, shape (iterations, moments), and the names of the phases that they end."""
+
+    stamps: torch.Tensor
+    phases: tuple[str, ...]
+
+
 class RankGroup:
     """What measuring needs of the other ranks: start together, and see each other's stamps."""
 
@@ -59,7 +67,7 @@ class RankGroup:
         dist.barrier(self._group)
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:
-        """Every rank's stamps, shape (ranks, iterations, moments)."""
+        """Every rank's stamps, one more dimension in front: shape (ranks, ...)."""
         gathered = [torch.empty_like(stamps) for _ in range(self.world_size)]
         dist.all_gather(gathered, stamps, group=self._group)
         return torch.stack(gathered)
@@ -107,6 +115,20 @@ class Meter:
         stamps, reason = self._sample(call, estimate_s, limits or self.settings)
         return self._summary(stamps, phases, reason)
 
+    def take(self, call: Call, phases: tuple[str, ...], count: int) -> "Taken":
+        """So many samples of a stretch of which no rank has to decide anything: `see` tells what they are."""
+        return Taken(self._own_stamps(call, count), phases)
+
+    def see(self, taken: Sequence["Taken"], reason: str) -> list[Samples]:
+        """What every rank took since the last time, in order, the stamps of all stretches gathered at once."""
+        own = [one.stamps for one in taken]
+        gathered = self.ranks.gather(torch.cat([stamps.flatten() for stamps in own]))
+        parts = gathered.split([stamps.numel() for stamps in own], dim=1)
+        return [
+            self._summary(part.reshape(-1, *one.stamps.shape), one.phases, reason)
+            for part, one in zip(parts, taken, strict=True)
+        ]
+
     def _sample(self, call: Call, estimate_s: float, settings: Settings) -> tuple[torch.Tensor, str]:
         batches: list[torch.Tensor] = []
         timed_s, samples, reason = 0.0, torch.empty(0), None
@@ -121,6 +143,9 @@ class Meter:
         return torch.cat(batches, dim=1), reason
 
     def _iterate(self, call: Call, count: int) -> torch.Tensor:
+        return self.ranks.gather(self._own_stamps(call, count))
+
+    def _own_stamps(self, call: Call, count: int) -> torch.Tensor:
         rows = []
         repeats = range(self.settings.iterations_per_sample)
         stamp = self.clock.stamp
@@ -132,7 +157,7 @@ class Meter:
                 call(stamp)
             stamp()
             rows.append(self.clock.read())
-        return self.ranks.gather(torch.tensor(rows, dtype=torch.float64))
+        return torch.tensor(rows, dtype=torch.float64)
 
     def _summary(self, stamps: torch.Tensor, phases: tuple[str, ...], reason: str) -> Samples:
         repeats = self.settings.iterations_per_sample

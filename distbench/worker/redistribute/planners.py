@@ -73,12 +73,18 @@ class PlannedRedistribution:
 
 @contextlib.contextmanager
 def planned_redistribution(
-    name: str, source: Any, target: Sequence[Any], context: RankContext, native: bool
+    name: str,
+    source: Any,
+    target: Sequence[Any],
+    context: RankContext,
+    native: bool,
+    known: tuple[float, float] | None = None,
 ) -> Iterator[PlannedRedistribution]:
     """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
 
     Names are those of `spec.planner_names.PLANNERS` but direct, which `exchange_between` plans. `native` runs
-    all-to-alls as such on CPU. Unsupported where this planner cannot move this pair, or torch is not the one we know.
+    all-to-alls as such on CPU; `known` is what planning it took, where that was measured.
+    Unsupported where this planner cannot move this pair, or torch is not the one we know.
     """
     profile = context.profile.natively() if context.profile and native else context.profile
     plans = OwnPlans()
@@ -91,7 +97,7 @@ def planned_redistribution(
     switch = Switch(planning)
     switch.on()
     try:
-        yield replace(_path(source, target, context, profile, native), switch=switch)
+        yield replace(_path(source, target, context, profile, native, known), switch=switch)
     finally:
         switch.off()
 
@@ -114,9 +120,16 @@ def _planning(name: str, profile: Profile | None, context: RankContext) -> Itera
 
 
 def _path(
-    source: Any, target: Sequence[Any], context: RankContext, profile: Profile | None, native: bool
+    source: Any,
+    target: Sequence[Any],
+    context: RankContext,
+    profile: Profile | None,
+    native: bool,
+    known: tuple[float, float] | None,
 ) -> PlannedRedistribution:
-    planning_s = planning_seconds(plan_only(source, target), _forget_paths)
+    plan = plan_only(source, target)
+    planning_s = known or planning_seconds(plan, _forget_paths, context.rank == 0)
+    plan()  # never in an iteration
     text, steps = plan_path(source, target)
     itemsize = source.dtype.itemsize
     communicating = [step for step in steps if step.op and step.group_size > 1]
@@ -135,7 +148,12 @@ def _path(
 
 
 def exchange_between(
-    before: State, after: State, shape: tuple[int, ...], local: torch.Tensor, context: RankContext
+    before: State,
+    after: State,
+    shape: tuple[int, ...],
+    local: torch.Tensor,
+    context: RankContext,
+    known: tuple[float, float] | None = None,
 ) -> PlannedRedistribution:
     """The direct exchange of a local tensor between two layouts of a shape, shard orders included, to no Partial."""
     itemsize = local.dtype.itemsize
@@ -148,7 +166,7 @@ def exchange_between(
         return DirectRedistribution(before, after, shape, context.mesh.mesh, seconds_of=seconds_of)
 
     try:
-        planning_s = planning_seconds(plan, plan_exchange.cache_clear)
+        planning_s = known or planning_seconds(plan, plan_exchange.cache_clear, context.rank == 0)
     except NotHandled as reason:
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()
@@ -198,11 +216,12 @@ def _forget_paths() -> None:
     forget_prices()
 
 
-def planning_seconds(plan: Callable[[], object], forget: Callable[[], None]) -> tuple[float, float]:
-    """Thread CPU seconds to plan with empty caches, and again from them (the median of several)."""
+def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_told: bool) -> tuple[float, float]:
+    """Thread CPU seconds to plan with empty caches, and again from them: the median of several on the rank that tells,
+    of one on the others, which would only keep it waiting for a CPU."""
     forget()
     seconds = []
-    for _ in range(1 + WARM_PLANS):
+    for _ in range(1 + (WARM_PLANS if is_told else 1)):
         start = time.thread_time()
         plan()
         seconds.append(time.thread_time() - start)

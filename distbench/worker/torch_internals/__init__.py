@@ -48,7 +48,16 @@ from distbench.worker.torch_internals.mesh_facts import (
     strided_shard,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
-from distbench.worker.torch_internals.probe import Internal, Probe, Skipped, Unsupported, probe, replaced, require
+from distbench.worker.torch_internals.probe import (
+    Internal,
+    Probe,
+    Skipped,
+    Unsupported,
+    import_compiler,
+    probe,
+    replaced,
+    require,
+)
 from distbench.worker.torch_internals.replacements import native_all_to_all
 from distbench.worker.torch_internals.shapes_only import (
     NeedsValues,

@@ -218,3 +218,17 @@ def _missing(internal: Internal) -> str | None:
         if lacking := [name for name in internal.parameters if name not in known]:
             return f"has {internal.name} without its parameter {', '.join(lacking)}"
     return None
+
+
+# What the first compiled step of a process imports, which takes longer than the step; all else comes by way of these.
+COMPILER = ("torch._functorch.aot_autograd", "torch._inductor.pattern_matcher")
+
+
+def import_compiler() -> None:
+    """Import torch's compiler, so that processes forked from this one need not; nothing is compiled.
+
+    A torch that has moved it imports its own in time.
+    """
+    for name in COMPILER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

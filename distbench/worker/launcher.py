@@ -1,0 +1,215 @@
+"""`python -m distbench.worker.launcher RANKS PROGRAM JOB.json...`: the ranks of some jobs on this host, forked here.
+
+This process imports torch once, does nothing with it, and forks every rank of a job as soon as the job's file is there,
+one job after another. So a job finds what a new process would find, whatever the one before it did: patched modules,
+compiled code, threads, caches, memory. What is shared is the time that imports take.
+"""
+
+import contextlib
+import gc
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from distbench.runs.progress import FILE_NAME, ProgressWriter
+from distbench.spec import Job, UserError
+from distbench.spec.errors import StorageFailed
+from distbench.spec.job import LAUNCH_LOG
+from distbench.worker.rank.failure import report_failure
+from distbench.worker.rank.parent_death import die_with_parent
+from distbench.worker.rank.stopwatch import SPENT_BEFORE
+
+STARTED_S = time.monotonic()
+POLL_S = 0.01
+TERMINATE_WAIT_S = 3.0
+HOST = "127.0.0.1"
+COMPILES = "CompilePlan"
+
+
+def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> NoReturn:
+    """Run the jobs in turn and end this process: 0 when all went well, 1 when a rank did not end well.
+
+    Args:
+        num_ranks: of each job.
+        program: what a rank runs, given its job's file: a Python file, or "-m" and a module.
+        job_files: the first one is there; each of the others is waited for when the one before it has ended.
+    """
+    die_with_parent()
+    log_dir = job_files[0].parent
+    try:
+        first = Job.load(job_files[0])
+        _import_for(first)
+        gc.freeze()  # what is imported by now is shared with every rank, as long as nobody writes to it
+        SPENT_BEFORE.update(launch=max(STARTED_S - first.started_clock_s, 0.0), imports=time.monotonic() - STARTED_S)
+        ranks = Ranks(num_ranks, program)
+        signal.signal(signal.SIGTERM, ranks.end_by_signal)
+        for number, file in enumerate(job_files, start=1):
+            _wait_for(file)
+            log_dir = file.parent
+            _log_to(log_dir / LAUNCH_LOG)
+            _import_more_for(Job.load(file))
+            if not ranks.run(file):
+                _leave(1)
+            SPENT_BEFORE.clear()
+            if number < len(job_files):
+                progress = ProgressWriter(log_dir / FILE_NAME)
+                progress.tell("left")
+                progress.close()
+    except (UserError, StorageFailed) as error:
+        report_failure(log_dir, 0, "storage" if isinstance(error, StorageFailed) else "user", str(error))
+        _leave(1)
+    _leave(0)
+
+
+class Ranks:
+    """The ranks of one job at a time, and the store at which they meet: this process's, so it outlives any rank."""
+
+    def __init__(self, num_ranks: int, program: Sequence[str]) -> None:
+        self._num_ranks, self._program = num_ranks, list(program)
+        self._running: dict[int, int] = {}  # pid to rank
+
+    def run(self, job_file: Path) -> bool:
+        """Fork the ranks of a job and wait until all have ended; whether all ended well, else the others are ended."""
+        from torch.distributed import TCPStore
+
+        with socket.socket() as listener:
+            listener.bind((HOST, 0))
+            listener.listen(self._num_ranks)
+            port = listener.getsockname()[1]
+            for rank in range(self._num_ranks):
+                self._running[self._fork(rank, port, job_file)] = rank
+            # Its thread must not be there when ranks are forked.
+            store = TCPStore(
+                HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+            )
+        while self._running:
+            pid, status = os.wait()
+            rank, exit_code = self._running.pop(pid, -1), os.waitstatus_to_exitcode(status)
+            if rank >= 0 and exit_code:
+                print(f"rank {rank} ended with exit code {exit_code}", flush=True)
+                self._end()
+                return False
+        del store
+        return True
+
+    def _fork(self, rank: int, port: int, job_file: Path) -> int:
+        # Until it has its own, a rank has this process's handler, which ends the others.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        if pid:
+            return pid
+        try:
+            os.environ.update(_variables(rank, self._num_ranks, port))
+            *how, program = self._program
+            sys.argv = [program, str(job_file)]
+            runpy.run_module(program, run_name="__main__") if how else runpy.run_path(program, run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+            _leave(1)
+        _leave(0)
+
+    def _end(self) -> None:
+        """Ask the ranks to end, and kill those that do not."""
+        for signum, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
+            for pid in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+            deadline = time.monotonic() + wait_s
+            while self._running and time.monotonic() < deadline:
+                try:
+                    pid, _ = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:  # the signal came between the end of the last one and its note
+                    return self._running.clear()
+                self._running.pop(pid, None)
+                if not pid:
+                    time.sleep(POLL_S)
+
+    def end_by_signal(self, signum: int, _: Any) -> None:
+        """A signal's handler: end the ranks, and then this process by that signal."""
+        self._end()
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+
+def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    """What torchrun sets for a rank of one host, whose store is not rank 0's."""
+    told = {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), num_ranks),
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {name: str(value) for name, value in told.items()}
+
+
+def _import_for(job: Job) -> None:
+    """Import what jobs on such a device need, so that each of their ranks has it.
+
+    On an accelerator only what every job needs: what else is imported might touch the device, which a process that
+    forks must not.
+    """
+    import distbench.worker.session  # noqa: F401
+
+    if job.device == "cpu":
+        import torch
+        import torch.distributed.fsdp
+        import torch.distributed.tensor.parallel
+
+        torch.compiler.reset()  # imports the compiler, which torch's optimizers ask too
+
+
+def _import_more_for(job: Job) -> None:
+    """Import once what each rank would have to where its scenario compiles, as far as its text tells."""
+    if job.device == "cpu" and COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace"):
+        from distbench.worker.torch_internals import import_compiler
+
+        began_s = time.monotonic()
+        import_compiler()
+        gc.freeze()
+        SPENT_BEFORE["imports"] = SPENT_BEFORE.get("imports", 0.0) + time.monotonic() - began_s
+
+
+def _log_to(path: Path) -> None:
+    """Send what this process prints there; a disk that is full will end the job's ranks, and they say so."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
+
+
+def _wait_for(path: Path) -> None:
+    """Return when the file is there; a parent that has ended will write none, but it also ends this process."""
+    while not path.exists():
+        time.sleep(POLL_S)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End this process at once."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _split(arguments: Sequence[str]) -> tuple[int, list[str], list[Path]]:
+    """The command line's words: RANKS, -m MODULE or a file, and the jobs' files."""
+    num_ranks, *rest = arguments
+    length = 2 if rest[0] == "-m" else 1
+    return int(num_ranks), rest[:length], [Path(word) for word in rest[length:]]
+
+
+if __name__ == "__main__":
+    main(*_split(sys.argv[1:]))
