@@ -7,7 +7,7 @@ from distbench.laboratory import redistributions
 from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
 from distbench.render.blocks import Block, Heading, Lines, Table
-from distbench.report import calls, collectives, steps
+from distbench.report import calls, collectives, operators, steps
 from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
 from distbench.runs.run_file import Run
@@ -47,7 +47,8 @@ def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> lis
     Where not `full`, what is within noise is counted alone, and agreement with one device is left out.
     """
     others = [] if is_studied else redistributions.tables(frame, full)
-    return [*collectives.tables(frame), *steps.tables(frame, full), *calls.tables(frame), *others]
+    own = [*collectives.tables(frame), *operators.tables(frame), *steps.tables(frame, full), *calls.tables(frame)]
+    return [*own, *others]
 
 
 def _short(path: Path) -> Path:

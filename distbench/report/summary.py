@@ -10,6 +10,7 @@ from distbench.render.blocks import Block, Heading, Lines, shorten
 from distbench.render.units import counts_text
 from distbench.report import findings
 from distbench.report.contents import Contents
+from distbench.report.operators import operator_lines
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
 from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Run
@@ -44,6 +45,7 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents) -> tuple[int, l
     """Where it stands in the order, and its lines."""
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
+    lines += operator_lines(frame)
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
     lines += findings.trace_lines(run)
     differs = any(line.startswith(("best:", "worst:")) for line in lines)

@@ -58,6 +58,8 @@ LAST = (
     *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
     *_columns("loss_rel_error grad_rel_error entry_skew_s isolated_s", *COUNTERS, is_number=True),
     *_columns("worst_grad", *COUNTERS),
+    *_columns("result gradients forward_pays backward_pays", *COUNTERS),
+    *_columns("num_implicit", *COUNTERS, is_number=True),
     *_columns("stop_reason error"),
 )
 

@@ -8,6 +8,7 @@ from distbench.spec.parallel import CompilePlan, CpPlan, FsdpPlan, LargestDim, P
 from distbench.spec.scenario import (
     Calibration,
     Collectives,
+    DTensorOperator,
     Laboratory,
     Redistributions,
     Scenario,
@@ -20,6 +21,7 @@ __all__ = [
     "Collectives",
     "CompilePlan",
     "CpPlan",
+    "DTensorOperator",
     "Entry",
     "FsdpPlan",
     "Job",

@@ -1,4 +1,5 @@
-"""What can be timed: collectives, redistributions and their laboratory, a profile's steps, training, users' calls."""
+"""What can be timed: collectives, redistributions and their laboratory, operators,
+a profile's steps, training, users' calls."""
 
 from collections.abc import Iterator
 
@@ -6,6 +7,7 @@ from distbench.spec import Scenario
 from distbench.worker.cases.calibration import calibration_cases
 from distbench.worker.cases.call import call_cases
 from distbench.worker.cases.collective import collective_cases
+from distbench.worker.cases.operator import operator_cases
 from distbench.worker.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.worker.cases.step import step_cases
 from distbench.worker.rank.opened_case import CaseSpec
@@ -18,5 +20,6 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from redistribution_cases(scenario, context)
     yield from laboratory_cases(scenario, context)
     yield from calibration_cases(scenario, context)
+    yield from operator_cases(scenario, context)
     yield from step_cases(scenario, label, context)
     yield from call_cases(scenario, label, context)

@@ -91,7 +91,7 @@ def planned_redistribution(
 
     @contextlib.contextmanager
     def planning() -> Iterator[None]:
-        with _planning(name, profile, context), plans.used(), native_all_to_all(native):
+        with planning_by(name, profile, context), plans.used(), native_all_to_all(native):
             yield
 
     switch = Switch(planning)
@@ -103,7 +103,8 @@ def planned_redistribution(
 
 
 @contextlib.contextmanager
-def _planning(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+def planning_by(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+    """DTensor plans by one of torch's planners, or by the profile; `Unsupported` where the profile cannot."""
     if name != "calibrated":
         with planner(name):
             yield
