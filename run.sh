@@ -10,10 +10,12 @@ usage() {
     cat <<'TEXT'
 ./run.sh             set up, run every shipped scenario in its quick size, print the summary, write results/report.html
 ./run.sh test        set up and run the tests, two at a time (further words go to pytest; --fast: none that starts a process)
+./run.sh gpu-tests   set up and run the tests that need one accelerator or several; what passed is in build/gpu-tests.md
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
 ./run.sh bench       set up, run the project's own benchmarks and print the table of promises (NAME...; --quick: no long ones)
 ./run.sh docs        set up and build the documentation site into build/site
+./run.sh screens     set up, run what docs/screens.md shows, and draw it anew (NAME...)
 ./run.sh ANYTHING    set up and run `distbench ANYTHING`
 TEXT
 }
@@ -54,11 +56,11 @@ pip_install() {
 }
 
 # Every scenario but the one that `distbench calibrate` runs (it feeds a profile, and has no table of its own) and the
-# laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here), and
-# models at their real size, which no CPU runs.
+# laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here),
+# models at their real size, which no CPU runs, and links, which are a matter of a cluster.
 shipped() {
     "$python" -m distbench list --format json | "$python" -c \
-        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "real-size"} & set(row["tags"])]'
+        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size"} & set(row["tags"])]'
 }
 
 quick_start() {
@@ -89,9 +91,11 @@ set_up
 case "${1-}" in
     "") quick_start ;;
     test) exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${@:2}" ;;
+    gpu-tests) exec "$python" tests/gpu_tests.py "${@:2}" ;;
     check) "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
     signatures) signatures "${@:2}" ;;
     docs) NO_MKDOCS_2_WARNING=1 exec "$python" -m mkdocs build --quiet ;;
     bench) exec "$python" -m benchmarks "${@:2}" ;;
+    screens) exec "$python" -m benchmarks.screens "${@:2}" ;;
     *) exec "$python" -m distbench "$@" ;;
 esac

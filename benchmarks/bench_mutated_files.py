@@ -135,6 +135,8 @@ def commands_for(kind: str, path: Path, folder: Path) -> list[list[str]]:
         return [["export", "run", file], *sides, *exports]
     if kind == "profile":
         return [[PRICE, file]]
+    if kind == "recording":
+        return [["simulate", "--recording", file, "--out", str(folder), *given] for given in ((), ("--format", "json"))]
     other = folder / "good.signature"
     other.write_text(KINDS["signature"]()[0])
     compared = [["gate", "--signature", file, str(other), "--format", form] for form in ("table", "markdown", "junit")]

@@ -177,7 +177,7 @@ def run_files() -> list[str]:
 
 
 def traces() -> list[str]:
-    """A run file with a traced step of two ranks."""
+    """A run file with a traced step of two ranks, and one with a simulated step."""
     times = {"issued_s": 0.0, "completed_s": 0.03, "exposed_s": None}
     call = {
         "kind": "all_gather",
@@ -224,7 +224,8 @@ def traces() -> list[str]:
         trace,
         {"type": "footer", "status": "complete", "wall_s": 3.0, "spent_s": {"timed": 1.0}},
     ]
-    return ["".join(json.dumps(record) + "\n" for record in records)]
+    simulated = (ROOT / "tests" / "data" / "simulated_run.jsonl").read_text()
+    return ["".join(json.dumps(record) + "\n" for record in records), simulated]
 
 
 def baselines() -> list[str]:
@@ -266,6 +267,11 @@ def signatures() -> list[str]:
     return [path.read_text() for path in sorted((ROOT / "signatures").glob("*.signature"))]
 
 
+def recordings() -> list[str]:
+    """A simulated step's, as version 1 and of two ranks as version 2."""
+    return [path.read_text() for path in sorted((ROOT / "tests" / "data").glob("recording_v*.jsonl"))]
+
+
 def nccl_tests() -> list[str]:
     """A file as nccl-tests' version 2 writes it, with the times of each iteration."""
     devices = [{"rank": rank, "group": 0, "hostname": "node1", "device_info": "H100"} for rank in range(2)]
@@ -284,7 +290,7 @@ def nccl_tests() -> list[str]:
 
 KINDS: dict[str, Callable[[], list[str]]] = {
     **{"run": run_files, "trace": traces, "baseline": baselines},
-    **{"profile": profiles, "signature": signatures, "nccl-tests": nccl_tests},
+    **{"profile": profiles, "signature": signatures, "nccl-tests": nccl_tests, "recording": recordings},
 }
-LINES = ("run", "trace")
-SUFFIXES = {"run": ".jsonl", "trace": ".jsonl", "signature": ".signature"}
+LINES = ("run", "trace", "recording")
+SUFFIXES = {"run": ".jsonl", "trace": ".jsonl", "recording": ".jsonl", "signature": ".signature"}

@@ -93,7 +93,7 @@ class Runs(Sequence["Runs"]):
     def _read(self) -> "list[Run]":
         from distbench.runs.find import collect
 
-        return collect(tuple(self.paths), Path())[0]
+        return collect(tuple(self.paths), None)[0]
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
@@ -174,7 +174,7 @@ def load(*paths: str | Path) -> Runs:
 
     if not paths:
         raise UserError("load needs a run file or a folder of them, such as results")
-    return Runs(run.path for run in collect(tuple(map(Path, paths)), Path())[0])
+    return Runs(run.path for run in collect(tuple(map(Path, paths)), None)[0])
 
 
 def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:

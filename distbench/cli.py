@@ -29,6 +29,7 @@ from distbench.commands.say import say, say_lines
 from distbench.commands.scenario_table import scenario_table
 from distbench.commands.signature import signature
 from distbench.commands.simulate import simulate
+from distbench.commands.sweep import sweep
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
@@ -148,6 +149,6 @@ def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
 
 _MEASURING = (run, ab, calibrate)
 _READING = (report, history, export, compare, gate, baseline)
-_PLANNING = (check, plan, signature, simulate)
+_PLANNING = (check, plan, signature, simulate, sweep)
 for _command in (*_MEASURING, *_READING, *_PLANNING, clean):
     main.add_command(_command)

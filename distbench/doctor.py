@@ -1,10 +1,13 @@
 """What this machine can run, and what to do about what it cannot. torch is asked in a process of its own."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from distbench.ask_child import ask_child
-from distbench.runs.machine import accelerator_here, host_facts
+from distbench.runs.accelerator_facts import checks_of
+from distbench.runs.machine import accelerator_here, host_facts, output_of
+from distbench.spec.devices import SWITCHED_OFF
 from distbench.spec.errors import UserError
 
 TIMEOUT_S = 300.0
@@ -21,14 +24,15 @@ def examine() -> dict[str, Any]:
     except UserError as error:
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": TORCH_ADVICE}]
     else:
-        checks.append(_gpu_check(checks))
+        checks += [_gpu_check(checks), *checks_of(output_of, os.environ, SWITCHED_OFF)]
     usable = {check["name"] for check in checks if check["ok"]} >= NEEDED
     return {"host": host_facts(), "checks": checks, "usable": usable}
 
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
     device, seen = accelerator_here()
-    ok = not seen or next(check["ok"] for check in checks if check["name"] == device.upper())
+    # ROCm's devices have CUDA's name in torch, and are checked under their own.
+    ok = not seen or any(check["ok"] for check in checks if check["name"] in (device.upper(), "ROCM"))
     advice = "" if ok else f"install a torch built for {device.upper()}"
     return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 
@@ -40,7 +44,7 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     lines = [f"{host['machine']}: {host['cpu_model']}, {host['num_cpus']} CPUs, {memory}", ""]
     width = max(len(check["name"]) for check in found["checks"])
     for check in found["checks"]:
-        mark = "ok" if check["ok"] else "MISSING"
+        mark = "ok" if check["ok"] else check.get("mark", "MISSING")
         lines.append(f"{mark:<8}{check['name']:<{width}}  {check['found']}")
         if not check["ok"] and check["advice"]:
             lines.append(f"{'':<8}-> {check['advice']}")

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from distbench.spec import CompilePlan, FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import CompilePlan, CpPlan, FsdpPlan, ParallelPlan, Scenario, scenario
 
 VOCAB_SIZE = 128_256
 TP_PLAN = {
@@ -174,12 +174,14 @@ def _llama3(
         plan=ParallelPlan(
             tp=TP_PLAN,
             loss_parallel=True,
+            cp=CpPlan(buffers={"rotations": 0}),
             checkpoint=() if checkpoint == "none" else ("layers.*",),
             checkpoint_context=contexts[checkpoint],
             compile=CompilePlan(("layers.*",)) if compiled else None,
             microbatches=microbatches,
             fsdp=FsdpPlan(
                 wrap=("layers.*",),
+                mesh_dims=("dp_shard", "cp"),
                 replicate_dims=("dp_replicate",),
                 mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
             ),
@@ -187,7 +189,7 @@ def _llama3(
     )
 
 
-@scenario(mesh={"dp_replicate": 1, "dp_shard": 8}, tags=("tp", "fsdp", "real-size"))
+@scenario(mesh={"dp_replicate": 1, "dp_shard": 8, "cp": 1}, tags=("tp", "cp", "fsdp", "real-size"))
 def llama3_8b(
     *,
     num_layers: int = 32,
@@ -212,7 +214,7 @@ def llama3_8b(
     )
 
 
-@scenario(mesh={"dp_replicate": 1, "dp_shard": 32, "tp": 8}, tags=("tp", "fsdp", "real-size"))
+@scenario(mesh={"dp_replicate": 1, "dp_shard": 32, "cp": 1, "tp": 8}, tags=("tp", "cp", "fsdp", "real-size"))
 def llama3_70b(
     *,
     num_layers: int = 80,
@@ -225,6 +227,31 @@ def llama3_70b(
 ) -> Scenario:
     """Llama 3 70B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
     sizes = {"dim": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28672}
+    return _llama3(
+        sizes,
+        num_layers=num_layers,
+        batch=batch,
+        sequence=sequence,
+        checkpoint=checkpoint,
+        norm=norm,
+        compiled=compiled,
+        microbatches=microbatches,
+    )
+
+
+@scenario(mesh={"dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 8}, tags=("tp", "cp", "fsdp", "real-size"))
+def llama3_405b(
+    *,
+    num_layers: int = 126,
+    batch: int = 128,
+    sequence: int = 8192,
+    checkpoint: str = "full",
+    norm: str = "fused",
+    compiled: bool = False,
+    microbatches: int = 1,
+) -> Scenario:
+    """Llama 3.1 405B at its real size, without pipeline stages; checkpoint is selective, full or none."""
+    sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
     return _llama3(
         sizes,
         num_layers=num_layers,

@@ -11,27 +11,30 @@ from tiers import pytest_addoption, pytest_configure  # noqa: F401 (hooks of thi
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
+# Marker to the accelerators that its tests need.
+NEEDED = {"gpu": 1, "multi_gpu": 2}
 Cli = Callable[..., CompletedProcess[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there is no CUDA device, tests that need one are skipped with the reason."""
+    """Where there are too few accelerators, tests that need them are skipped with the reason."""
     if "torch" in sys.modules:
         # Several pytest processes share the CPUs: torch's threads would wait for one another, spinning.
         sys.modules["torch"].set_num_threads(1)
-    needing = [item for item in items if item.get_closest_marker("gpu")]
-    missing = missing_for_gpu() if needing else None
-    for item in needing:
-        if missing:
-            item.add_marker(pytest.mark.skip(reason=missing))
+    needing = {item: count for item in items for name, count in NEEDED.items() if item.get_closest_marker(name)}
+    devices = num_accelerators() if needing else 0
+    for item, count in needing.items():
+        if devices < count:
+            what = "no accelerator that torch can use here" if not devices else f"{devices} accelerator, {count} needed"
+            item.add_marker(pytest.mark.skip(reason=what))
 
 
-def missing_for_gpu() -> str | None:
+def num_accelerators() -> int:
     if not importlib.util.find_spec("torch"):
-        return "torch is not installed"
+        return 0
     import torch
 
-    return None if torch.cuda.is_available() else "no CUDA device on this machine"
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
 @pytest.fixture(scope="session")

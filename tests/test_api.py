@@ -100,13 +100,13 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: distbench.run("tp_mlp", colour=1), "run takes no 'colour'; it takes budget, check"),
+        (lambda: distbench.run("tp_mlp", colour=1), "run takes no 'colour'; it takes against, budget, check"),
         (lambda: distbench.run("tp_mlp", budget="much"), "'much' is not a valid float"),
         (lambda: distbench.run("tp_mlp", mesh={"dp": 2}), "'dp' is unknown"),
         (lambda: distbench.run(), "run needs a SCENARIO"),
-        (lambda: distbench.load("nowhere"), "nowhere is no file or folder here"),
+        (lambda: distbench.load("nowhere"), "run nowhere does not exist: it is no file or folder here"),
         (lambda: distbench.load(), "load needs a run file"),
-        (lambda: distbench.compare("nowhere", "there"), "nowhere is no file or folder here"),
+        (lambda: distbench.compare("nowhere", "there"), "run nowhere does not exist: it is no file or folder here"),
     ],
 )
 def test_what_the_caller_can_mend_is_raised(call: Any, says: str, known_host: None) -> None:

@@ -15,6 +15,7 @@ from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_lin
 from distbench.costmodel.profile import load_profile
 from distbench.costmodel.profile_text import profile_text
 from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
+from distbench.report import render
 from distbench.runs.run_file import Run, read_run
 from distbench.spec import Settings
 from distbench.spec.errors import UserError
@@ -76,6 +77,28 @@ def test_the_table_fits_a_file_and_tells_the_rates() -> None:
     row = next(line.split() for line in text.splitlines() if " tp " in line)
     # 0.5 ns a byte are 2 GB/s.
     assert row[:7] == ["all_gather", "tp", "20.0", "us", "2.00", "1.00", "-"]
+
+
+def test_the_summary_of_a_calibration_tells_its_lines_and_its_report_has_their_table(tmp_path: Path) -> None:
+    """20 us and 0.5 ns a byte over tp, ten times the base over dp_shard; local steps are no collectives."""
+    local = [case("cut", "tp", size, 0, 1e-6 + size * 1e-10, False) for size in SIZES]
+    path = tmp_path / "calibrate.jsonl"
+    header = {"type": "run", "schema_version": 1, "run_id": "r"}
+    job = {"scenario": "calibrate", "mesh": {"dp_shard": 2, "tp": 2}, "started_at": 1.0}
+    environment = {"machine": "m", "backend": "gloo", "torch": "2.13"}
+    records = [header | {"job": job, "environment": environment}]
+    records += [{"type": "case", **one} for one in [*known_run().cases, *local]]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    shown = render((path,), tmp_path, "table", None, ()).text
+    found = [line.strip() for line in shown.splitlines() if line.startswith("  ") and "+" in line]
+    assert found == [
+        "dp_shard (2 ranks), latency + bandwidth: all_gather 200 us + 2.00 GB/s",
+        "tp (2 ranks), latency + bandwidth: all_gather 20.0 us + 2.00 GB/s",
+    ]
+    assert "off by 0 % on sizes held out (median of 2 lines; at worst 0 %, all_gather over" in shown
+    assert "base  GB/s" in render((path,), tmp_path, "table", None, (), full=True).text
+    path.write_text("".join(json.dumps(record) + "\n" for record in records[:2]))
+    assert "no profile: " in render((path,), tmp_path, "table", None, ()).text
 
 
 def test_points_and_lines_are_drawn_by_mesh_dim(tmp_path: Path) -> None:

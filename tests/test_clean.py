@@ -100,7 +100,7 @@ def test_both_sides_of_an_ab_go_together(results: Path) -> None:
     for side in "ab":
         one_run(results / "ab" / "20260101T000000Z" / side / "box", f"launch-{side}", 50)
     done = run("--runs", results, "--older-than", "45d", "--yes")
-    assert "ab/20260101T000000Z (2 launches)" in done.output and "deleted 1 runs" in done.output
+    assert "ab/20260101T000000Z (2 launches)" in done.output and "deleted 1 run (" in done.output
     assert not (results / "ab").exists() and left(results) == with_logs(*"abcde")
 
 

@@ -13,6 +13,7 @@ from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write
 from distbench.cli import main
 from distbench.compare.verdicts import JUDGED
 from distbench.gate.side_by_side import FRAME_COLUMNS, WORDS
+from distbench.render.screen import ask_width
 
 
 def run(*arguments: object) -> Result:
@@ -47,6 +48,13 @@ def test_one_launch_a_side_is_shown_and_not_judged_however_far_apart(tmp_path: P
     row = frame(*pair(tmp_path)).loc[CASE]
     assert row["verdict"] == "not told" and row["ratio"] == pytest.approx(2.0) and row["of"] == "median"
     assert math.isnan(row["ratio_low"]) and row["num_launches"] == 1
+
+
+def test_its_tables_fit_the_width_that_is_asked_for(tmp_path: Path) -> None:
+    for width in (60, 200):
+        result = run(*pair(tmp_path), "--width", width)
+        assert result.exit_code == 0 and max(map(len, result.output.splitlines())) <= width
+    ask_width(None)
 
 
 def test_a_launch_of_many_passes_has_an_interval_of_its_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
 # What answers for python3 in a step: it writes its words, and ends as asked.
-STAND_IN = '#!/bin/sh\nprintf \'%s\\n\' "$*" >>words\n[ "$3" = ab ] && exit 3\nexit 0\n'
+STAND_IN = '#!/bin/sh\nprintf \'%s\\n\' "$*" >>words\n[ "$3" = ab ] && exit 3\n[ "$4" = wrong ] && exit 2\nexit 0\n'
 
 
 def instructions(name: str) -> list[str]:
@@ -50,6 +50,8 @@ def test_the_action_is_a_composite_one_whose_inputs_are_all_described_and_used()
     text = (ROOT / "action.yml").read_text()
     used = set(re.findall(r"inputs\.([\w-]+)", text))
     assert used == set(ACTION["inputs"]) and all(one["description"] for one in ACTION["inputs"].values())
+    assert ACTION["name"] and ACTION["description"]
+    assert all({"description", "value"} <= set(one) for one in ACTION["outputs"].values())
     # What a user gives reaches the shell as a variable, never as its text.
     assert not any("${{" in step["run"] for step in STEPS)
 
@@ -69,6 +71,8 @@ def test_the_action_is_a_composite_one_whose_inputs_are_all_described_and_used()
             "gate --signature s {tmp}/signatures --github --strict --write junit=j.xml",
         ),
         ({"MODE": "fly"}, 2, ""),
+        ({"MODE": "ab", "SCENARIOS": "bench.py"}, 2, ""),
+        ({"MODE": "signature", "BASELINE": "s", "SCENARIOS": "wrong"}, 2, "signature wrong --output {tmp}/signatures"),
     ],
 )
 def test_its_judging_step_calls_the_command_and_ends_with_its_code(

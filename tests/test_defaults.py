@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from distbench.cli import main
-from distbench.commands.defaults import defaults_for
+from distbench.commands.defaults import NOT_COMMON, defaults_for
 
 
 def run(*arguments: str) -> Result:
@@ -117,6 +117,7 @@ def test_each_option_has_one_type_of_default(project: Path) -> None:
     kinds: dict[str, set[str]] = {}
     for command in main.commands.values():
         for option in command.params:
-            if isinstance(option, click.Option) and option.opts[0] not in ("--format", "--help"):
+            own = isinstance(option, click.Option) and option.name in NOT_COMMON.get(str(command.name), ())
+            if isinstance(option, click.Option) and option.opts[0] not in ("--format", "--help") and not own:
                 kinds.setdefault(max(option.opts, key=len), set()).add(option.type.name)
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}

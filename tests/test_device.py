@@ -1,14 +1,19 @@
 """The device seam on an accelerator that is not here: a made-up module stands where torch has its own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from distbench.runs.machine import accelerator_here, device_count
-from distbench.spec.devices import DEVICES, DeviceType, backend_for, device_of
+from distbench.runs import machine
+from distbench.runs.machine import accelerator_here, device_count, num_visible
+from distbench.spec import UserError
+from distbench.spec.devices import backend_for, device_of
 from distbench.worker.rank import device as seam
+from distbench.worker.rank.agreement import require_own_devices
 
 
 class Event:
@@ -34,6 +39,7 @@ class Xpu:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.num_devices = 2
 
     def __getattr__(self, name: str) -> Any:
         def act(*device: torch.device) -> int:
@@ -42,8 +48,11 @@ class Xpu:
 
         return act
 
+    def is_available(self) -> bool:
+        return self.num_devices > 0
+
     def device_count(self) -> int:
-        return 2
+        return self.num_devices
 
     def get_device_name(self, device: torch.device) -> str:
         return "an accelerator"
@@ -52,7 +61,6 @@ class Xpu:
 @pytest.fixture
 def xpu(monkeypatch: pytest.MonkeyPatch) -> Xpu:
     module = Xpu()
-    monkeypatch.setitem(DEVICES, "xpu", DeviceType("xccl"))
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     return module
 
@@ -64,14 +72,16 @@ def test_another_accelerator_is_chosen_waited_for_and_read(xpu: Xpu, monkeypatch
     seam.synchronize(device)
     assert xpu.done == ["set_device xpu:1", "synchronize xpu:1"]
     assert [activity.name for activity in seam.profiler_activities(device)] == ["CPU", "XPU"]
+    assert seam.profiler_activities(torch.device("privateuseone"))[1].name == "PrivateUse1"
     facts = seam.device_facts(device)
     assert (facts["device"], facts["device_name"], facts["num_devices"]) == ("xpu", "an accelerator", 2)
     assert facts["nccl"] is None
 
 
 def test_a_case_begins_with_an_empty_allocator(xpu: Xpu) -> None:
-    seam.empty_allocator(torch.device("xpu", 1))
-    assert xpu.done == ["synchronize xpu:1", "empty_cache", "reset_peak_memory_stats xpu:1"]
+    left = seam.empty_allocator(torch.device("xpu", 1))
+    assert xpu.done == ["synchronize xpu:1", "empty_cache", "reset_peak_memory_stats xpu:1", "memory_allocated xpu:1"]
+    assert left == 4, "what is still held is the case's baseline"
 
 
 def test_the_peak_is_the_fullest_phases(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +103,17 @@ def test_moments_are_events_of_the_device(xpu: Xpu) -> None:
     assert clock.read() == [0.0, 0.002, 0.0075] and clock.read() == []
 
 
+def test_a_collective_that_never_ends_is_not_waited_for(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of mismatched collectives one stays on the device for good; the launch must go on and say so."""
+    Event.moments_ms = iter([0.0, 0.0])
+    answers = iter([False, True])
+    monkeypatch.setattr(Event, "query", lambda event: next(answers), raising=False)
+    assert seam.ends_within(torch.device("xpu", 0), 5.0)
+    monkeypatch.setattr(Event, "query", lambda event: False)
+    assert not seam.ends_within(torch.device("xpu", 0), 0.02)
+    assert seam.ends_within(torch.device("cpu"), 0.0)
+
+
 def test_a_cpu_asks_no_accelerator(xpu: Xpu) -> None:
     device = seam.select_device("cpu")
     seam.synchronize(device)
@@ -101,9 +122,47 @@ def test_a_cpu_asks_no_accelerator(xpu: Xpu) -> None:
     assert seam.device_facts(device)["num_devices"] == 0 and xpu.done == []
 
 
-def test_backends_follow_the_table(xpu: Xpu) -> None:
+def test_one_visible_device_is_number_0_on_every_rank(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`srun --gpus-per-task=1` shows each rank its own alone."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    xpu.num_devices = 1
+    assert str(seam.select_device("xpu")) == "xpu:0"
+    xpu.num_devices = 2
+    with pytest.raises(UserError, match=r"number 3 on its host \(LOCAL_RANK\) and may use 2 XPU devices; show each"):
+        seam.select_device("xpu")
+    xpu.num_devices = 0
+    with pytest.raises(UserError, match=r"--device xpu: this torch .* sees no XPU device; install a torch built for"):
+        seam.select_device("xpu")
+
+
+def test_ranks_that_share_a_device_are_refused() -> None:
+    require_own_devices("a", lambda own: [("one", "a"), ("two", "a"), ("one", "b"), ("one", None), ("one", None)])
+    with pytest.raises(UserError, match="ranks 0 and 2 have the same device of one; start as many"):
+        require_own_devices("a", lambda own: [("one", "a"), ("two", "a"), ("one", "a")])
+
+
+def test_backends_are_torchs_own_where_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = dist.Backend.default_device_backend_map
+    monkeypatch.setitem(told, "hpu", "fake")  # as torch has it until the package for it is there
+    monkeypatch.setitem(told, "npu", "lccl")
+    names = ("cuda", "xpu", "hpu", "npu", "mtia")
+    assert [seam.Accelerator(name).backend for name in names] == ["nccl", "xccl", "hccl", "lccl", "mtia"]
     assert [backend_for(name) for name in ("cpu", "cuda", "xpu")] == ["gloo", "cpu:gloo,cuda:nccl", "cpu:gloo,xpu:xccl"]
+    assert backend_for("npu", "lccl") == "cpu:gloo,npu:lccl"
     assert [device_of(backend) for backend in ("gloo", "nccl", "xccl", "other")] == ["cpu", "cuda", "xpu", "cpu"]
+
+
+def test_rocm_is_told_by_torchs_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    found = seam.Accelerator("cuda")
+    assert (found.platform, found.version, found.backend) == ("rocm", "6.4", "nccl")
+    assert seam.device_facts(torch.device("cpu"))["hip"] == "6.4"
+
+
+def test_a_device_that_torch_has_no_module_of_is_a_sentence() -> None:
+    assert not seam.Accelerator("hpu").is_available and seam.Accelerator("hpu").num_devices == 0
+    with pytest.raises(UserError, match="--device hpu: this torch"):
+        seam.select_device("hpu")
 
 
 @pytest.mark.parametrize(("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2, 3", 2)])
@@ -111,3 +170,35 @@ def test_visible_devices_are_counted_without_torch(visible: str, count: int, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert device_count("cuda") == count
     assert accelerator_here() == (("cuda", count) if count else ("cpu", 0))
+
+
+@pytest.mark.parametrize(
+    ("visible", "here", "count"),
+    [
+        ("0,-1,2", 4, 1),  # nothing behind an invalid number is seen
+        ("0,9,1", 4, 1),
+        ("0,9,1", None, 3),
+        ("1,1", 4, 0),
+        ("GPU-8932f937,MIG-4f2a/1/0", 4, 2),
+        ("0,,1", 4, 1),
+    ],
+)
+def test_visible_devices_are_counted_as_their_driver_does(visible: str, here: int | None, count: int) -> None:
+    assert num_visible(visible, here) == count
+
+
+def test_devices_are_told_by_the_drivers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    assert accelerator_here() == ("cpu", 0)
+    for node, number in enumerate(("0", "0", "28851", "28851")):  # two CPUs, two GPUs
+        file = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(node) / "gpu_id"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{number}\n")
+    assert accelerator_here() == ("cuda", 2), "AMD's devices bear CUDA's name in torch"
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    assert accelerator_here() == ("cuda", 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert accelerator_here() == ("cpu", 0)

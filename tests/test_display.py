@@ -41,3 +41,7 @@ def test_the_live_line_keeps_bar_count_and_time_left_at_any_width(width: int) ->
     assert len(line) <= width
     assert "2160/4320" in line and "━" in line and ":" in line[: line.index("a_scenario")]
     assert "a_scenario" in line
+    # What was not needed, or measured before a run was resumed, is no longer counted once the ranks are done.
+    shown.event({"event": "end", "spent_s": {}})
+    console.print(progress.get_renderable())
+    assert "2160/2160" in out.getvalue().splitlines()[-1]

@@ -1,5 +1,6 @@
 """What stands around a launch: a question before very many ranks, and the summary of what was measured."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from conftest import ROOT
 from distbench.cli import main
 from distbench.commands import first_screen
 from distbench.launch import Request, jobs_of
+from distbench.render.screen import ask_width
 from distbench.spec import Job, UserError
 from distbench.spec.mesh import mesh_size
 
@@ -100,6 +102,29 @@ def test_report_shows_the_summary_a_scenarios_own_tables_or_everything(tmp_path:
     assert "step time" in report("toy", "--out", tmp_path) and "toy" in report("--out", tmp_path)
 
 
+def test_many_runs_of_one_scenario_are_called_so_and_the_latest_come_first(tmp_path: Path) -> None:
+    header, *others = (GOLDEN / "steps.jsonl").read_text().splitlines()
+    for number in range(25):
+        record = json.loads(header)
+        record["job"]["started_at"] = 1e9 + number
+        (tmp_path / f"{number:02}.jsonl").write_text("\n".join([json.dumps(record), *others, ""]))
+    lines = report(tmp_path).splitlines()
+    heads = [line for line in lines if line.startswith("toy (")]
+    assert lines[0].startswith("distbench: 25 runs of 1 scenario: 100 ok, 25 raised")
+    assert len(heads) == 20 and "24.jsonl" in heads[0] and "... 5 more" in lines
+
+
+def test_an_interrupted_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my runs").mkdir()
+    lines = (GOLDEN / "collectives.jsonl").read_text().splitlines()
+    kept = [line for line in lines if '"type":"footer"' not in line.replace(" ", "")]
+    Path("my runs/a.jsonl").write_text("\n".join([*kept, ""]))
+    shown = report("my runs").splitlines()
+    assert shown[shown.index("next:") + 1].split("  ")[1] == "distbench run --resume 'my runs/a.jsonl'"
+    assert "  distbench report 'my runs' --full" in "\n".join(shown)
+
+
 def test_a_name_that_is_nothing_is_answered_with_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
     for arguments in (["toyy", "--out", str(tmp_path)], [str(tmp_path), "toyy"]):
@@ -112,3 +137,4 @@ def test_width_is_an_option(tmp_path: Path) -> None:
         text = report(GOLDEN / "steps.jsonl", "--full", "--width", width.__str__())
         assert max(map(len, text.splitlines())) <= width
     assert CliRunner().invoke(main, ["report", "--width", "59"]).exit_code == 2
+    ask_width(None)

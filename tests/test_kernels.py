@@ -1,90 +1,218 @@
-"""Collectives among a profiler's kernels: a trace built by hand from kineto's documented fields, times in us."""
+"""Collectives among a profiler's kernels, and phases of a step: a trace in the shape that kineto writes, times in us.
+
+The host goes through forward (thread 100), backward (whose work is launched by autograd's thread 200) and the
+optimizer. On the device kineto keeps the innermost annotation alone, one a stream, and none of autograd's thread.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distbench.worker.tracing.attribution import Communication
-from distbench.worker.tracing.kernels import Ran, collectives_among, matched, phases_among
-from distbench.worker.tracing.profiled import step_of_events
+from distbench.worker.tracing.host_calls import HostCalls, phases_among
+from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, communicates, matched
+from distbench.worker.tracing.profiled import events_in, step_of_events
+
+Event = dict[str, Any]
+MAIN, AUTOGRAD, COMPUTE, NCCL = 100, 200, 7, 20
 
 
-def kernel(name: str, ts: float, dur: float, **args: object) -> dict[str, object]:
-    return {"ph": "X", "cat": "kernel", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": 7, "args": args}
+def event(cat: str, name: str, ts: float, dur: float, tid: int, pid: int = 1, **args: object) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def nccl(collective: str, group: str, ts: float, dur: float) -> dict[str, object]:
-    told = {
-        "Collective name": collective,
-        "Process Group Name": group,
-        "In msg nelems": 4,
-        "Out msg nelems": 8,
-        "Group size": 2,
-        "dtype": "Float",
-    }
-    return kernel("ncclDevKernel_WhateverItIsCalledNow", ts, dur, **told)
+def kernel(name: str, ts: float, dur: float, stream: int = COMPUTE, cat: str = "kernel", **args: object) -> Event:
+    return event(cat, name, ts, dur, stream, 0, device=0, context=1, stream=stream, **args)
 
 
+def told(collective: str, group: str) -> dict[str, object]:
+    sizes = {"In msg nelems": 4, "Out msg nelems": 8, "Group size": 2, "dtype": "Float"}
+    return {"Collective name": collective, "Process Group Name": group, **sizes}
+
+
+def nccl(collective: str, group: str, ts: float, dur: float, **args: object) -> Event:
+    return kernel("ncclDevKernel_WhateverItIsCalledNow", ts, dur, NCCL, **told(collective, group), **args)
+
+
+def launched(number: int, at: float, thread: int, call: str = "cudaLaunchKernel", cat: str = "cuda_runtime") -> Event:
+    return event(cat, call, at, 5, thread, cbid=211, correlation=number)
+
+
+HOST = [
+    event("user_annotation", "distbench:forward", 0, 40, MAIN, **{"External id": 1}),
+    event("user_annotation", "FSDP::pre_forward", 2, 10, MAIN),
+    event("user_annotation", "distbench:backward", 40, 60, MAIN),
+    event("user_annotation", "FSDP::pre_backward (layers.0)", 45, 10, AUTOGRAD),
+    event("user_annotation", "distbench:optimizer", 100, 30, MAIN),
+    event("user_annotation", "Optimizer.step#AdamW.step", 101, 28, MAIN),
+    event("cpu_op", "record_param_comms", 3, 9, MAIN, **told("_allgather_base", "1")),
+    launched(1, 5, MAIN, "cudaLaunchKernelExC"),
+    launched(2, 20, MAIN),
+    launched(3, 50, AUTOGRAD, "cuLaunchKernelEx", "cuda_driver"),
+    launched(4, 60, AUTOGRAD, "cudaLaunchKernelExC"),
+    launched(5, 70, AUTOGRAD, "cudaMemcpyAsync"),
+    launched(6, 110, MAIN),
+    launched(7, 112, MAIN, "cudaLaunchKernelExC"),
+]
 EVENTS = [
-    kernel("gemm", 0, 100),
-    nccl("_allgather_base", "1", 50, 100),  # 50 to 150; gemm covers 50 to 100, the copy 140 to 150
-    {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 140, "dur": 30, "args": {}},
-    nccl("allreduce", "2", 60, 20),  # wholly under the gemm
-    nccl("_reduce_scatter_base", "1", 200, 10),  # nothing beside it
-    nccl("allreduce", "2", 205, 10),  # another collective hides nothing
-    {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 40, "dur": 5, "args": {"Collective name": "x"}},
-    {"ph": "X", "cat": "gpu_user_annotation", "name": "distbench:backward", "ts": 190, "dur": 30, "args": {}},
-    {"ph": "X", "cat": "gpu_user_annotation", "name": "distbench:forward", "ts": 0, "dur": 170, "args": {}},
-    {"ph": "X", "cat": "gpu_user_annotation", "name": "Optimizer.step", "ts": 0, "dur": 1, "args": {}},
-    {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    *HOST,
+    nccl("_allgather_base", "1", 50, 100, correlation=1),  # 50 to 150; gemm covers 50 to 120
+    kernel("gemm", 20, 100, correlation=2),
+    kernel("gemm_backward", 200, 400, correlation=3),
+    nccl("_reduce_scatter_base", "1", 590, 30, correlation=4),  # 590 to 620; gemm covers to 600, the copy from 615
+    kernel("Memcpy DtoD", 615, 20, cat="gpu_memcpy", correlation=5),
+    kernel("multi_tensor_adam", 640, 60, correlation=6),
+    nccl("allreduce", "2", 710, 20, correlation=7),  # nothing beside it
+    # What kineto draws on the device: shadowed by those inside, one a stream.
+    event("gpu_user_annotation", "distbench:forward", 20, 2, COMPUTE, 0),
+    event("gpu_user_annotation", "FSDP::pre_forward", 50, 100, NCCL, 0),
+    event("gpu_user_annotation", "Optimizer.step#AdamW.step", 640, 60, COMPUTE, 0),
+    {"ph": "s", "id": 1, "pid": 1, "tid": MAIN, "ts": 5, "cat": "ac2g", "name": "ac2g"},
+    {"ph": "f", "id": 1, "pid": 0, "tid": NCCL, "ts": 50, "cat": "ac2g", "name": "ac2g", "bp": "e"},
+    {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
 ]
 GROUPS = {"1": "0,1", "2": "0,2", "3": "0"}
+PHASES = ["forward", "backward", "optimizer"]
 
 
 def row(kind: str, group: str, group_size: int = 2) -> Communication:
     return Communication("forward", "tp", kind, "op", "tp", group_size, "f32", 16, "", True, "", None, group)
 
 
+STEP = [row("all_gather", "0,1"), row("reduce_scatter", "0,1"), row("all_reduce", "0,2")]
+
+
+def without(events: list[Event], *names: str) -> list[Event]:
+    """The same events, those arguments left out of kernels."""
+    kept = []
+    for one in events:
+        args = {name: value for name, value in one.get("args", {}).items() if name not in names}
+        kept.append(one | {"args": args} if one.get("cat") in ("kernel", "gpu_memcpy") else one)
+    return kept
+
+
+def in_us(events: list[Event]) -> list[tuple[str, int, int]]:
+    return [(one.name, round(one.begun_s * 1e6), round(one.ended_s * 1e6)) for one in phases_among(events)]
+
+
+def test_phases_are_of_what_the_host_launched_in_them_on_any_thread() -> None:
+    assert in_us(EVENTS) == [("forward", 20, 150), ("backward", 200, 635), ("optimizer", 640, 730)]
+
+
+def test_a_launch_is_known_by_its_flow_or_its_operator_where_there_is_no_correlation() -> None:
+    calls = [one for one in HOST if one["cat"] not in ("cuda_runtime", "cuda_driver")]
+    flow = {"cat": "ac2g", "name": "ac2g", "id": 9}
+    by_flow = [
+        {**flow, "ph": "s", "pid": 1, "tid": AUTOGRAD, "ts": 50},
+        {**flow, "ph": "f", "pid": 0, "tid": 7, "ts": 200},
+    ]
+    by_operator = [event("cpu_op", "aten::mm", 60, 9, AUTOGRAD, **{"External id": 33})]
+    device = [kernel("a", 200, 10), kernel("b", 300, 10, **{"External id": 33})]
+    assert in_us([*calls, *by_flow, *by_operator, *device])[1] == ("backward", 200, 310)
+
+
+def test_hips_launches_count_and_the_runtimes_call_before_the_drivers() -> None:
+    both = [launched(3, 99, AUTOGRAD, "hipLaunchKernel"), launched(3, 101, AUTOGRAD, "hipModuleLaunch", "cuda_driver")]
+    assert in_us([*HOST[:6], *both, kernel("gemm", 400, 10, correlation=3)])[1] == ("backward", 400, 410)
+
+
+def test_a_phase_that_launched_nothing_ends_where_the_one_before_it_did() -> None:
+    events = [one for one in EVENTS if one.get("args", {}).get("correlation") not in (6, 7)]
+    assert in_us(events)[2] == ("optimizer", 635, 635)
+
+
 def test_a_collective_is_known_by_its_metadata_and_exposed_where_nothing_else_runs() -> None:
     found = collectives_among(EVENTS)
     assert [(ran.kind, ran.group) for ran in found] == [
         ("all_gather", "1"),
-        ("all_reduce", "2"),
         ("reduce_scatter", "1"),
         ("all_reduce", "2"),
     ]
-    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([40, 0, 10, 10])
-    assert [(ran.ended_s - ran.begun_s) * 1e6 for ran in found] == pytest.approx([100, 20, 10, 10])
+    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([30, 15, 20])
+    assert [(ran.ended_s - ran.begun_s) * 1e6 for ran in found] == pytest.approx([100, 30, 20])
 
 
-def test_phases_are_the_devices_own_in_order() -> None:
-    assert [(name, round(begun * 1e6), round(ended * 1e6)) for name, begun, ended in phases_among(EVENTS)] == [
-        ("forward", 0, 170),
-        ("backward", 190, 220),
+def test_a_kernel_without_metadata_has_its_calls() -> None:
+    found = collectives_among(without(EVENTS, *told("", "")))
+    assert [(ran.kind, ran.group) for ran in found] == [("all_gather", "1"), (UNNAMED, ""), (UNNAMED, "")]
+
+
+def test_a_kernel_that_nobody_tells_of_is_communication_and_hides_no_other() -> None:
+    """As compute it would hide all of the gather: 50 to 150 on the same link."""
+    other = kernel("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 40, 200, 21)
+    found = collectives_among([*EVENTS, other])
+    assert {ran.kind: ran.exposed_s * 1e6 for ran in found}["all_gather"] == pytest.approx(30)
+    step = step_of_events([*EVENTS, other], PHASES, 0.5, STEP, GROUPS)
+    assert step.reason is None
+    assert step.differences[1:] == [
+        "1 kernels communicate and do not say what; they hide nothing",
+        "1 of 8 kernels and copies have no launch in the trace; they are in no phase",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWork*)", True),
+        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs)", True),
+        ("void ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("oneccl_allreduce_small", True),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)", False),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", False),
+    ],
+)
+def test_kernels_of_communication_libraries_are_known_by_name(name: str, does: bool) -> None:
+    assert communicates(name) == does
+
+
+def test_how_much_is_hidden_is_bisected() -> None:
+    compute = [(at, at + 0.5) for at in range(8000)]
+    spans = [(20.0 * at, 20.0 * at + 19.75) for at in range(400)]
+    began = time.perf_counter()
+    cover = Cover(compute)
+    found = [cover.seconds(span) for span in spans]
+    assert time.perf_counter() - began < 0.05
+    assert found == pytest.approx([10.0] * 400)
+    assert cover.seconds((0.25, 1.25)) == 0.5 and cover.seconds((-5, 0)) == 0 == Cover([]).seconds((0, 1))
+
+
+def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
+    file, alive = tmp_path / "trace.json", []
+    body = ",\n  ".join(map(json.dumps, EVENTS * 4000))
+    file.write_text(f'{{"schemaVersion": 1, "traceEvents": [\n  {body}\n  ], "traceName": "[x"}}')
+    found = list(events_in(file, lambda: alive.append(1)))
+    assert found[: len(EVENTS)] == EVENTS and len(found) == len(EVENTS) * 4000
+    assert len(alive) == len(found) // 20_000
+    file.write_text('{"traceEvents": []}')
+    assert list(events_in(file)) == []
 
 
 def test_the_nth_collective_of_a_group_is_its_nth_kernel() -> None:
-    rows = [
-        row("all_reduce", "0,2"),
-        row("all_gather", "0,1"),
-        row("all_gather", "0", 1),  # alone in its group: NCCL may run a copy instead
-        row("reduce_scatter", "0,1"),
-        row("all_reduce", "0,2"),
-    ]
-    found, why = matched(rows, collectives_among([nccl("_allgather_base", "3", 300, 1), *EVENTS]), GROUPS)
+    alone = row("all_gather", "0", 1)  # alone in its group: NCCL may run a copy instead
+    found, why = matched(
+        [STEP[2], STEP[0], alone, STEP[1]], collectives_among([nccl("_allgather_base", "3", 300, 1), *EVENTS]), GROUPS
+    )
     assert why is None
-    assert [None if ran is None else round(ran.begun_s * 1e6) for ran in found] == [60, 50, None, 200, 205]
+    assert [None if ran is None else round(ran.begun_s * 1e6) for ran in found] == [710, 50, None, 590]
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([row("all_gather", "0,1")], "only among kernels all_reduce over 0,2: 2"),
+        ([row("all_gather", "0,1")], "only among kernels reduce_scatter over 0,1: 1; all_reduce over 0,2: 1"),
         ([row("all_to_all", "0,1")], "no kernel of all_to_all over 0,1: 1"),
     ],
 )
 def test_kernels_that_are_not_the_collectives_are_told_and_not_guessed(rows: list[Communication], said: str) -> None:
     found, why = matched(rows, collectives_among(EVENTS), GROUPS)
-    assert set(found) == {None} and why is not None and said in why
+    assert set(found) == {None} and why is not None
+    assert all(part in why for part in said.split("; "))
+    _, why = matched(STEP, collectives_among(without(EVENTS, *told("", ""))), GROUPS)
+    assert why is not None and why.endswith("2 kernels communicate and do not say what")
 
 
 def test_another_order_within_a_group_is_told() -> None:
@@ -93,20 +221,26 @@ def test_another_order_within_a_group_is_told() -> None:
     assert found == [None, None] and why is not None and "another order" in why
 
 
-STEP = [row("all_gather", "0,1"), row("all_reduce", "0,2"), row("reduce_scatter", "0,1"), row("all_reduce", "0,2")]
-
-
 def test_a_profiled_step_has_the_devices_times_and_the_second_methods_bytes() -> None:
-    step = step_of_events(EVENTS, ["forward", "backward"], 0.5, STEP, GROUPS)
+    step = step_of_events(EVENTS, PHASES, 0.5, STEP, GROUPS)
     assert step.reason is None
-    assert step.traced.start_s == pytest.approx(0.0) and step.traced.ends_s == pytest.approx([170e-6, 220e-6])
+    assert step.traced.start_s == pytest.approx(20e-6) and step.traced.ends_s == pytest.approx([150e-6, 635e-6, 730e-6])
     first = step.traced.rows[0]
-    assert (first.issued_s, first.completed_s, first.exposed_s) == pytest.approx((50e-6, 150e-6, 40e-6))
+    assert (first.issued_s, first.completed_s, first.exposed_s) == pytest.approx((50e-6, 150e-6, 30e-6))
     # Four floats in, of which a gather makes eight: 32 bytes, where the row says 16 as all the others do.
     assert step.differences == ["all_gather over ranks 0,1 of 16 B; its kernel moved 32 B"]
 
 
-def test_phases_that_the_device_did_not_run_leave_the_rows_without_times() -> None:
-    step = step_of_events(EVENTS, ["forward", "backward", "optimizer"], 0.5, STEP, GROUPS)
-    assert step.reason is not None and "optimizer" in step.reason
-    assert [one.issued_s for one in step.traced.rows] == [None] * 4 and step.traced.ends_s == []
+def test_phases_that_the_host_did_not_go_through_leave_the_rows_without_times() -> None:
+    step = step_of_events(EVENTS, [*PHASES, "more"], 0.5, STEP, GROUPS)
+    assert step.reason is not None and "more" in step.reason
+    assert [one.issued_s for one in step.traced.rows] == [None] * 3 and step.traced.ends_s == []
+    nothing = step_of_events(HOST, PHASES, 0.5, [], GROUPS)
+    assert nothing.reason == f"the device ran phases [], not {PHASES}"
+
+
+def test_launches_are_those_of_the_trace() -> None:
+    launches = HostCalls(EVENTS)
+    launch = launches.of(EVENTS[len(HOST) + 2])
+    assert launch is not None and (round(launch.at_s * 1e6), launch.thread) == (50, AUTOGRAD)
+    assert launches.of(kernel("of another step", 0, 1, correlation=77)) is None

@@ -1,11 +1,14 @@
 """The meter, with a clock and ranks that are told what to say: every figure is exact."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from distbench.spec import Settings
-from distbench.worker.rank.device import HostClock
-from distbench.worker.rank.measure import Meter, RankGroup, stop_reason
+from distbench.worker.rank import measure
+from distbench.worker.rank.device import EventClock, HostClock
+from distbench.worker.rank.measure import DeviceStart, Meter, RankGroup, stop_reason
 
 
 class FakeRanks(RankGroup):
@@ -189,3 +192,89 @@ def test_a_call_that_raised_leaves_nothing_to_the_next() -> None:
     with pytest.raises(ValueError, match="no"):
         meter.warm_up(refuse)
     assert meter.measure(call, (), 0.01).samples_s == pytest.approx([0.01] * 5)
+
+
+class Device:
+    """A device with one stream: work is enqueued with seconds, its clock is what was enqueued up to a stamp."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, delay_s: float = 1e-4) -> None:
+        self.now, self.done, self.moments = 0.0, [], []
+        self.groups: list[Any] = []
+        monkeypatch.setattr(measure, "delay", lambda device, times: self.work(delay_s * times, f"delay {times}"))
+        monkeypatch.setattr(measure, "EventClock", lambda device: self.clock())
+        monkeypatch.setattr(measure.dist, "all_reduce", self.all_reduce)
+
+    def all_reduce(self, tensor: torch.Tensor, group: Any) -> None:
+        assert tensor.numel() == 1
+        self.groups.append(group)
+        self.work(1e-5, "all_reduce")
+
+    def work(self, seconds: float, what: str) -> None:
+        self.now += seconds
+        self.done.append(what)
+
+    def clock(self) -> EventClock:
+        device = self
+
+        class Clock(EventClock):
+            def __init__(self) -> None: ...
+
+            def stamp(self) -> None:
+                device.moments.append(device.now)
+                device.done.append("event")
+
+            def read(self) -> list[float]:
+                moments, device.moments = device.moments, []
+                return [moment - moments[0] for moment in moments]
+
+        return Clock()
+
+
+def on_device(monkeypatch: pytest.MonkeyPatch, **settings: float) -> tuple[Device, Meter]:
+    device = Device(monkeypatch)
+    clock = device.clock()
+    monkeypatch.setattr(measure, "EventClock", type(clock))
+    ranks = FakeRanks(slower=3.0)
+    ranks.device = torch.device("cpu")
+    return device, Meter(ranks, clock, Settings(**settings), shared_clock=False)
+
+
+def test_a_collective_starts_behind_one_of_its_own_group_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the barrier's skew nor the launch is in a sample: the clock starts after a delay and a collective."""
+    device, meter = on_device(monkeypatch, min_samples=5, iterations_per_sample=2)
+    monkeypatch.setattr(measure, "_delay_s", lambda device: 1e-4)
+    started = meter.started_on("tp")  # type: ignore[arg-type]  # a group is only handed on
+    samples = started.measure(lambda _: device.work(0.01, "call"), (), 0.01)
+    assert device.done[:6] == ["delay 1", "all_reduce", "event", "call", "call", "event"]
+    assert set(device.groups) == {"tp"}
+    assert samples.samples_s == pytest.approx([0.03] * len(samples.samples_s)), "of the slowest rank"
+    assert samples.isolated_s == pytest.approx(0.01), "of the rank that came last, whose sample is the shortest"
+    assert samples.entry_skew_s is None
+
+
+def test_what_starts_on_no_group_starts_as_its_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, meter = on_device(monkeypatch, min_samples=5)
+    assert meter.started_on(None) is meter
+    assert meter.measure(lambda _: device.work(0.01, "call"), (), 0.01).isolated_s is None
+    assert "all_reduce" not in device.done
+    on_host = meter_of(FakeTime(), FakeRanks())
+    assert on_host.started_on("tp") is on_host  # type: ignore[arg-type]
+
+
+def test_the_device_waits_until_its_host_has_launched_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_delay_s", lambda device: 1e-4)
+    start = DeviceStart("tp", torch.device("cpu"))  # type: ignore[arg-type]
+    found = []
+    for launch_s in (0.0, 3e-4, 1.0):
+        start.took(launch_s)
+        found.append(start.num_delays)
+    assert found == [1, 6, measure.MAX_DELAYS]
+
+
+def test_a_device_is_warmed_up_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, meter = on_device(monkeypatch, warmup_iterations=3)
+    assert meter.warm_up(lambda _: device.work(0.001, "call")) == pytest.approx(0.003)
+    assert device.done.count("call") == 3 + 30, "another rank took 3 ms each: 9 of the 100 ms, then 91 more"
+    device.done.clear()
+    meter.warm_up(lambda _: device.work(0.5, "call"))
+    assert device.done.count("call") == 3

@@ -10,7 +10,7 @@ from distbench.report.operators import operator_lines, tables
 from distbench.runs.frame import frame_of
 from distbench.runs.run_file import Run
 from distbench.spec import DTensorOperator, Scenario, UserError
-from distbench.worker.cases.operator import operator_cases
+from distbench.worker.dtensor_operators import operator_cases
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import trace_records
-from chromium import Browser, chromium_path
 from conftest import ROOT
 from processes import Children
 
+from benchmarks.chromium import Browser, chromium_path
 from distbench.report import render
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason="no Chromium on this machine")

@@ -232,7 +232,7 @@ def test_less_of_a_step_is_checked_where_that_is_asked_for(
     assert all(of_checks & row["counters"].keys() == kept for row in rows.values())
 
 
-@pytest.mark.gpu
+@pytest.mark.multi_gpu
 @pytest.mark.parametrize("name", [*SCENARIOS, "llama_3d"])
 def test_every_plan_is_ok_on_cuda(ranks: Ranks, tmp_path: Path, name: str) -> None:
     done = ranks.cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import distbench
 from distbench.runs.find import collect, run_files_in
 from distbench.spec.errors import UserError
+from distbench.traces.select import one_trace
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 NOWHERE = Path("nowhere")
@@ -101,3 +103,21 @@ def test_a_broken_link_is_a_file_and_no_name_of_a_scenario(tmp_path: Path, monke
         collect((Path("loop"),), NOWHERE)
     with pytest.raises(UserError, match="no run file is under"):
         collect((Path("tp_mlp"),), Path("results"))
+
+
+def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_nothing_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path, "one", "inv-1", 1.0)
+    searched: list[Path] = []
+    monkeypatch.setattr("distbench.runs.find.run_files_in", lambda folder: searched.append(folder) or [])
+    for ask in (
+        lambda: collect((Path("s"),), None),
+        lambda: distbench.load("s"),
+        lambda: distbench.compare("s", "t"),
+        lambda: one_trace(Path("s")),
+    ):
+        with pytest.raises(UserError, match=r"^run s does not exist: it is no file or folder here; give a run file"):
+            ask()
+    assert searched == []

@@ -111,6 +111,16 @@ def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
     )
 
 
+def test_a_page_of_a_part_shows_its_traces_alone(tmp_path: Path) -> None:
+    ids = [f"{golden.ID}/x={number}" for number in (1, 2)]
+    path, page = run_file(tmp_path / "a.jsonl", *(record(case_id=one) for one in ids)), tmp_path / "page.html"
+    for part, shown in (("::x=2", ["x=2"]), ("", ["x=1", "x=2"])):
+        render_paths((Path(f"{path}{part}"),), OUT, "table", page=page)
+        text = page.read_text()
+        assert [one for one in ("x=1", "x=2") if f"{one}: which path costs what" in text] == shown
+        assert ("Summary" in text) == (not part)
+
+
 def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
     other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=(0.01, 0.079, *[0.08] * 4, 0.9))

@@ -201,7 +201,7 @@ def test_the_scenario_in_the_readme_is_this_file_and_runs(ranks: Ranks, tmp_path
     assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout
 
 
-@pytest.mark.gpu
+@pytest.mark.multi_gpu
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_shipped_scenario_is_ok_on_cuda(ranks: Ranks, tmp_path: Path, name: str) -> None:
     done = ranks.cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), timeout=300)

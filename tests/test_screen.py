@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from rich.cells import cell_len
 from trace_records import record, run_file
 
 from distbench.render.blocks import Block, Code, Lines, Table
-from distbench.render.columns import fitted, shortened, without_shared
+from distbench.render.columns import AGAIN, fitted, shortened, without_shared
 from distbench.render.screen import ask_width, width_here
 from distbench.render.terminal import table_lines, text_of, wrap
 from distbench.report import summary_of
 from distbench.report.contents import Contents
 from distbench.report.sections import report_blocks
 from distbench.report.summary import summary
+from distbench.runs import run_file as run_files
 from distbench.runs.find import collect
 from distbench.runs.frame import frame_of
 from distbench.traces.diff_text import comparison_blocks
@@ -72,7 +74,7 @@ def check_table(table: Table, width: int) -> None:
     for row, line in zip(table.rows, shown, strict=False):
         words = {word for cell in row for word in re.split(r"[ ,/]", cell.replace("\n", " "))}
         for word in filter(None, re.split(r"[ ,/]", line.strip())):
-            assert word in words or (word.endswith(CUT) and len(word) < width), (word, line, table.title)
+            assert word in words or (CUT in word and len(word) < width), (word, line, table.title)
     numbers = [column for column in kept.columns if not column.is_text]
     whole = {tuple(cell.replace("\n", " ") for cell in column) for column in zip(*table.rows, strict=True)}
     assert not table.rows or all(column.cells in whole for column in numbers), "a number is never cut"
@@ -81,12 +83,23 @@ def check_table(table: Table, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_summary_of_golden_runs_fits_every_screen(width: int) -> None:
     contents = golden("collectives", "steps", "redistributions", "laboratory")
-    text = text_of(summary(contents), width)
+    text = text_of(summary(contents, "distbench report"), width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
     assert "NOT OK: collective/f32[256]/all_gather/tp is wrong: rank 1: element 3 is 0, it must be 6" in flat
     assert "all_reduce 1.26" in flat and "NOT COMPLETE: interrupted" in flat and "use direct" in flat
-    assert text.splitlines()[-1].endswith("(to send on)") or width == 60
+    assert text.splitlines()[-1].split("  ")[1:] == ["distbench report --page FILE", "to send on"]
+
+
+def test_names_that_differ_are_never_cut_to_the_same() -> None:
+    """Where their ends tell them apart, their middle is left out; Chinese characters and emoji take two places."""
+    ends = ("a=1", "a=2", "a=1 (baseline again)")
+    for word in ("some_very_long_name_of_a_parameter", "序列_並列_🚀_序列_並列_🚀"):
+        rows = [(f"{word}.{end}", "1.23 ms", "2.34 ms") for end in ends]
+        lines = table_lines(Table("t", ("<variant", "step", "rate"), rows), 40)
+        assert all(cell_len(line) <= 40 for line in lines) and len(lines) == 3 + len(rows)
+        assert len({line.split("  ")[0] for line in lines[3:]}) == 3
+    assert AGAIN.strip() == run_files.AGAIN
 
 
 def test_a_summary_has_what_failed_first_then_verdicts() -> None:

@@ -15,9 +15,11 @@ from distbench.signature import counted, load
 from distbench.simulate.allocator import replay_memory
 from distbench.simulate.collective_time import ranks_of
 from distbench.simulate.record_steps import Recorded, record_steps
-from distbench.simulate.recording import MATMUL, Operator, Recording
+from distbench.simulate.recording import ATTENTION, MATMUL, Operator, Recording
 from distbench.simulate.recording_file import load_recording
 from distbench.spec import Job, UserError
+from distbench.worker.simulated.differing_ranks import differing_along
+from distbench.worker.simulated.recorded_step import untested
 from distbench.worker.simulated.recorder import nested_ranks
 
 # The others are compared by benchmarks/bench_simulation.py.
@@ -25,15 +27,24 @@ SCENARIOS = ("llama_2d", "fsdp_stack", "tp_mlp")
 UNSIMULABLE = str(DATA / "unsimulable.py")
 
 
-def quick_jobs(*names: str) -> list[Job]:
-    return jobs_of(Request(names, device="cpu", quick=True, full_mesh=True, shapes_only=True), None)
+def quick_jobs(*names: str, choices: tuple[str, ...] = (), mesh: dict[str, int] | None = None) -> list[Job]:
+    return jobs_of(Request(names, choices, mesh, "cpu", quick=True, full_mesh=True, shapes_only=True), None)
+
+
+# Where ranks differ: 1,000 rows over 3 ranks, and causal attention whose blocks are dealt out in order.
+UNEVEN = {
+    "uneven shards": (("fsdp_stack",), ("batch=9", "reshard_after_forward=True"), {"dp_shard": 3}),
+    "uneven work": (("cp_attention",), ("load_balance=False", "rotate=allgather", "unshard_output=False"), {"cp": 4}),
+}
 
 
 @pytest.fixture(scope="module")
 def recorded(children: Children) -> dict[str, Recorded]:
     """By scenario, all in one child process."""
+    uneven = [quick_jobs(*names, choices=choices, mesh=mesh)[0] for names, choices, mesh in UNEVEN.values()]
     with children.forked():
-        return dict(zip([*SCENARIOS, "unsimulable"], record_steps(quick_jobs(*SCENARIOS, UNSIMULABLE)), strict=True))
+        jobs = [*quick_jobs(*SCENARIOS, UNSIMULABLE), *uneven]
+        return dict(zip([*SCENARIOS, "unsimulable", *UNEVEN], record_steps(jobs, ranks=None), strict=True))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -46,6 +57,41 @@ def test_collectives_are_those_of_the_signature(recorded: dict[str, Recorded], n
     }
     theirs = {case.rpartition(name)[2].removeprefix("/"): dict(paths) for case, paths in signature.cases.items()}
     assert ours == theirs and all(ours.values()) and not left_out
+
+
+def test_ranks_that_differ_are_recorded_too(recorded: dict[str, Recorded]) -> None:
+    assert all(one.head.rank == 0 for name in SCENARIOS for one in recorded[name].recordings)
+    first, last = recorded["uneven shards"].recordings
+    assert (first.head.rank, last.head.rank) == (0, 2)
+    # FSDP2 pads what it gathers, so both hold as much; what the optimizer works on is 334 rows and 332.
+    assert sum(one.num_bytes for one in operators(first, "optimizer")) > sum(
+        one.num_bytes for one in operators(last, "optimizer")
+    )
+    first, last = recorded["uneven work"].recordings
+    assert (first.head.rank, last.head.rank) == (0, 3)
+    # The first rank's queries see their own block of keys, causally: a half. The last one's see three more whole ones.
+    flops = [sum(one.flops for one in operators(rank, "forward") if one.kind == ATTENTION) for rank in (first, last)]
+    assert flops[1] == 7 * flops[0] > 0
+
+
+def operators(recording: Recording, phase: str) -> list[Operator]:
+    return [event for event in recording.step if isinstance(event, Operator) and event.phase == phase]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "lengths", "differing"),
+    [
+        ((0, 1, 2, 3), {8, 12}, []),
+        ((0, 1, 2, 3), {8, 10}, [3]),  # 3, 3, 3, 1
+        ((0, 2, 4, 6), {5}, [4, 6]),  # 2, 2, 1, 0
+        ((0, 8, 16), {2}, [16]),  # 1, 1, 0
+        ((0,), {5}, []),
+    ],
+)
+def test_ranks_differ_where_torch_chunk_gives_them_less(
+    ranks: tuple[int, ...], lengths: set[int], differing: list[int]
+) -> None:
+    assert differing_along(ranks, lengths) == differing
 
 
 def only(recorded: dict[str, Recorded], name: str) -> Recording:
@@ -104,6 +150,11 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
     assert sentence.startswith(says) and "\n" not in sentence
 
 
+def test_an_error_under_another_torch_says_that_it_may_be_torch() -> None:
+    assert untested("2.13.0+cpu") == ""
+    assert "tried with torch 2.13 alone, this is 2.11.0+cu128: it may be torch's names" in untested("2.11.0+cu128")
+
+
 @pytest.mark.parametrize(
     ("ranks", "loops"),
     [
@@ -112,12 +163,20 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
         ([0, 1, 2, 3, 8, 9, 10, 11], [(2, 8), (4, 1)]),
         ([0], [(1, 0)]),
         ([0, 1, 3], [(1, 0), (1, 1), (1, 3)]),
-        ([4, 5], [(1, 4), (1, 5)]),
+        ([4, 5], [(2, 1)]),
+        ([9, 1, 17], [(3, 8)]),
+        ([5], []),
     ],
 )
 def test_a_group_is_written_as_loops_of_ranks(ranks: Sequence[int], loops: list[tuple[int, int]]) -> None:
     found = nested_ranks(ranks)
-    assert ranks_of(found) == list(ranks) and (found == loops or len(ranks) == 1)
+    assert ranks_of(found) == [rank - min(ranks) for rank in sorted(ranks)] and (found == loops or len(ranks) == 1)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `results/` may be made."""
+    monkeypatch.chdir(tmp_path)
 
 
 def simulate(*arguments: str) -> Result:
@@ -131,6 +190,7 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
     assert "tp_mlp/sequence_parallel=True, simulated on h100" in first.output
     assert "mesh tp=2 (2 devices, 1 node)" in first.output
     assert all(len(line) <= 120 for line in first.stdout.splitlines())
+    assert first.stderr.splitlines()[-1].startswith("run file: results/simulated-h100/")
     again = simulate("--recording", file, "--format", "json", "--hardware", "h100_96gb", "--expandable-segments")
     (record,) = json.loads(again.stdout)
     assert record["hardware"] == "h100_96gb" and record["memory"]["expandable_segments"] is True
@@ -148,8 +208,10 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
     [
         ((), "simulate takes a SCENARIO or --recording FILE; give one of them"),
         (("tp_mlp", "--recording", "x.jsonl"), "give one of them"),
-        (("--recording", "x.jsonl", "--mesh", "tp=2"), "leave --mesh, --set, --quick and --save out"),
+        (("--recording", "x.jsonl", "--mesh", "tp=2"), "leave --mesh, --set, --quick, --rank and --save out"),
         (("--recording", "missing.jsonl"), "recording missing.jsonl cannot be read: No such file"),
+        (("tp_mlp", "--rank", "0,x"), "--rank '0,x' names no ranks; give whole numbers from 0 on, each once"),
+        (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4: the mesh has ranks 0 to 3; give one of these"),
         (("tp_mlp", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("tp_mlp", "--mesh", "tp=65536,dp_shard=2"), "give a mesh of at most 65,536"),
         (("tp_mlp", "--save", "step.jsonl"), "is 2 variants; choose one with FILE::NAME or --set NAME=VALUE"),
@@ -167,4 +229,4 @@ def test_a_model_of_real_size_is_not_run_on_a_cpu(known_host: None) -> None:
     with pytest.raises(UserError, match=r"llama3_8b is a model at its real size.*; use distbench simulate"):
         jobs_of(Request(("tp_mlp", "llama3_8b"), device="cpu"), None)
     (job,) = jobs_of(Request(("llama3_8b",), device="cpu", shapes_only=True), None)
-    assert job.mesh == {"dp_replicate": 1, "dp_shard": 8}
+    assert job.mesh == {"dp_replicate": 1, "dp_shard": 8, "cp": 1}

@@ -1,6 +1,10 @@
 """The caching allocator's rules, one by one: every expected number is worked by hand from CUDACachingAllocator.cpp."""
 
+import json
+
 import pytest
+from conftest import DATA
+from processes import Children
 
 from distbench.simulate.allocator import MIB, CachingAllocator, OutOfMemory, replay_memory
 from distbench.simulate.recording import Allocated, Event, Freed
@@ -109,6 +113,49 @@ def test_expandable_segments_grow_by_pages_and_split_to_512_bytes() -> None:
     assert allocator.reserved_bytes == 62 * MIB and allocator.num_segments == 2
 
 
+def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+    """get_free_block: the end counts as large as it can grow to, so a larger block elsewhere is the better fit."""
+    allocator = given(30 * MIB, MIB + 512, 11 * MIB, expandable=True)  # 42 MiB and 512 B: of 60 MiB the end is free
+    allocator.free(0)
+    allocator.allocate(3, 15 * MIB, 0)  # fits into the end (18 MiB less 512 B), and goes into the 30 MiB
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.allocate(4, 17 * MIB, 0)
+    assert allocator.reserved_bytes == 60 * MIB  # the end was kept for this
+    allocator.allocate(5, 15 * MIB, 0)
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+@pytest.mark.parametrize(("asked", "reserved_mib"), [(11 * MIB - 512, 12), (11 * MIB, 32)])
+def test_what_is_left_over_of_a_free_large_block_is_a_block_above_1_mib(asked: int, reserved_mib: int) -> None:
+    """should_split: 1 MiB and 512 B left over are given to the next, 1 MiB are not."""
+    allocator = given(12 * MIB)
+    allocator.free(0)
+    allocator.allocate(1, asked, 0)
+    allocator.allocate(2, MIB + 512, 0)
+    assert allocator.reserved_bytes == reserved_mib * MIB
+
+
+def test_small_blocks_of_a_stream_do_not_go_into_another_ones_segment() -> None:
+    allocator = given(512)
+    allocator.allocate(1, 512, 5)
+    assert allocator.reserved_bytes == 4 * MIB and allocator.num_segments == 2
+
+
+def test_what_is_freed_is_not_given_back_to_the_device() -> None:
+    allocator = given(30 * MIB, 512)
+    allocator.free(0)
+    allocator.free(1)
+    assert allocator.reserved_bytes == 32 * MIB and allocator.allocated_bytes == 0
+    allocator.allocate(2, 31 * MIB, 0)  # too large for the free 30 MiB, which only running out of memory would release
+    assert allocator.reserved_bytes == 64 * MIB and allocator.num_retries == 0
+
+
+def test_memory_that_nothing_can_free_is_an_error_that_says_what_is_reserved() -> None:
+    with pytest.raises(OutOfMemory) as raised:
+        given(30 * MIB, 20 * MIB, capacity_bytes=40 * MIB)
+    assert (raised.value.asked_bytes, raised.value.reserved_bytes) == (20 * MIB, 30 * MIB)
+
+
 def test_what_is_cached_is_given_back_before_memory_runs_out() -> None:
     allocator = given(30 * MIB, 8 * MIB, capacity_bytes=60 * MIB)
     assert allocator.reserved_bytes == 50 * MIB
@@ -157,3 +204,19 @@ def test_a_replay_says_what_is_alive_where_the_most_is() -> None:
     # 20 MiB for the first; 40 of its own, split into 30 and 10; 12 fit beside the first.
     assert used.reserved_bytes == 60 * MIB and used.out_of_memory is None
     assert replay_memory(events, capacity_bytes=50 * MIB).out_of_memory == 40 * MIB
+
+
+@pytest.mark.gpu
+def test_a_real_step_reserves_what_the_replay_says(children: Children) -> None:
+    """What torch's allocator of a CUDA device was asked for in three steps, replayed: reserved memory within 1 %."""
+    done = children.python(DATA / "cuda_memory_history.py", timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    events: list[Event] = [
+        Allocated(number, size, stream, "other", "") if size else Freed(number)
+        for number, size, stream in told["events"]
+    ]
+    used = replay_memory(events)
+    assert len(events) > 100
+    assert used.live_bytes == pytest.approx(told["max_requested_bytes"], rel=0.01)
+    assert used.reserved_bytes == pytest.approx(told["max_reserved_bytes"], rel=0.01)

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import DATA
 
 from distbench.render.terminal import text_of
 from distbench.simulate.clock import Exposed, parts_of, replay_time
@@ -25,7 +26,7 @@ from distbench.simulate.recording import (
     Recording,
     StepBegun,
 )
-from distbench.simulate.recording_file import load_recording, save_recording
+from distbench.simulate.recording_file import load_recording, load_recordings, save_recordings
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
@@ -36,11 +37,10 @@ HEAD = Head("mine", "", {"dp_shard": 8}, "2.13.0", 1000, 16, 4096, 1, ("forward"
 def machine(**values: float) -> Hardware:
     """One on which a matmul of 1 FLOP, a byte of memory and a byte on a link take 1 ns, and nothing else any time."""
     plain = load_hardware("h100")
-    zero = dict.fromkeys(("operator_s", "launch_s", "host_s", "node_base_s", "network_base_s", "network_hop_s"), 0.0)
-    ones = dict.fromkeys(
-        ("matmul_bf16_flops", "memory_bytes_per_s", "attention_flops", "attention_backward_flops", "node_bytes_per_s"),
-        1e9,
-    )
+    zero = {name: 0.0 for name in plain.figures if name.endswith("_s") and "bytes" not in name}
+    zero |= {"device_spread": 0.0, "attention_half_length": 0.0}
+    rates = ("matmul_bf16_flops", "matmul_fp8_flops", "memory_bytes_per_s", "node_bytes_per_s", "peer_bytes_per_s")
+    ones = {name: 1e9 for name in plain.figures if name in rates or (name.startswith("attention_") and "flops" in name)}
     chosen = {**ones, "memory_share": 1.0, "network_bytes_per_s": 1e8, **zero, **values}
     figures = {name: replace(figure, value=chosen.get(name, figure.value)) for name, figure in plain.figures.items()}
     return replace(plain, figures=figures)
@@ -130,24 +130,6 @@ def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
     assert spans(by_f32, matmul_f32_flops=5e8) == [(0, 2)]
 
 
-def test_what_is_compiled_is_one_kernel_that_never_writes_what_dies_in_it() -> None:
-    gib = 10**9  # a second each
-    events: list[Event] = [
-        elementwise(2, [(1, gib)], [(2, gib)]),
-        elementwise(3, [(2, gib), (3, gib)], [(4, gib)]),
-        Freed(2),
-        elementwise(2, [(4, gib)], [(5, gib)]),
-        matmul(0, 1),
-        elementwise(2, [(5, gib)], [(6, gib)]),
-        elementwise(2, [(6, gib)], [(7, gib)], owner="norm"),
-    ]
-    alone = replay_time(run(*events), machine()).step_s
-    assert alone == pytest.approx(2 + 3 + 2 + 1 + 2 + 2)
-    # Reads 1 and 3, writes 4 and 5, which outlive it; the last two are a kernel each: "norm" is not compiled.
-    compiled = replay_time(run(*events, head=replace(HEAD, compiled=("layers.0",))), machine()).step_s
-    assert compiled == pytest.approx(4 + 1 + 2 + 2)
-
-
 @pytest.mark.parametrize(
     ("kind", "ranks", "size", "seconds"),
     [
@@ -189,7 +171,7 @@ def test_the_page_of_a_simulation_says_what_it_is_made_of() -> None:
         matmul(0, 1)._replace(phase="backward"),
     )
     simulation = Simulation(recording, machine())
-    text = text_of(blocks_of(simulation))
+    text = text_of(blocks_of([simulation]))
     # 4,096 tokens on 8 devices in 4 s; forward 2e9 operations, three times that of 4 s x 989.4e12.
     assert "step 4.00 s: 128 tokens/s a device, MFU 0.0 %" in text
     assert simulation.model_share == pytest.approx(6e9 / 4 / 989.4e12)
@@ -231,6 +213,10 @@ def changed(tmp_path: Path, change: Any) -> str:
         (lambda record: record["figures"].update(nic=1), r"figures.nic is unknown \(there are: "),
         (lambda record: record["figures"].update(host_s=1), r"figures.host_s is 1, not an object of value"),
         (
+            lambda record: record["figures"].update(matmul_fp8_flops={"value": 4e15, "basis": "guess", "source": "x"}),
+            "matmul_fp8_flops is above figures.peak_fp8_flops",
+        ),
+        (
             lambda record: record["figures"]["matmul_bf16_flops"].update(value=1e15),
             "matmul_bf16_flops is above figures.peak_bf16_flops",
         ),
@@ -256,21 +242,39 @@ def test_an_unknown_machine_names_the_nearest() -> None:
 def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
     recording = run(
         Allocated(1, 512, 0, "other", ""),
-        elementwise(1, [[1, 512]], [[1, 512]]),
+        elementwise(1, [[1, 512]], [[1, 512]])._replace(attention=[8, 16, 1]),
         gather(1, 2, ranks=[[2, 1]]),
         EventRecorded(1, 0),
         EventWaited(0, 0),
         HostWaited(0),
         Freed(1),
     )
-    save_recording(recording, tmp_path / "step.jsonl")
+    other = replace(recording, head=replace(HEAD, rank=7, case_id="step/f32[1]/mine", params={"batch_size": 16}))
+    save_recordings([recording, other], tmp_path / "step.jsonl")
+    assert load_recordings(tmp_path / "step.jsonl") == [recording, other]
     assert load_recording(tmp_path / "step.jsonl") == recording
+    save_recordings([other, replace(other, head=replace(HEAD, mesh={"dp_shard": 4}))], tmp_path / "two.jsonl")
+    with pytest.raises(UserError, match=r"two.jsonl, line 10: mine is another step than mine, a file holds one"):
+        load_recordings(tmp_path / "two.jsonl")
+
+
+def test_a_recording_of_version_1_is_read() -> None:
+    """As it was written before: rank 0 alone, and nothing of the case."""
+    recording = load_recording(DATA / "recording_v1.jsonl")
+    assert recording.head.rank == 0 and recording.head.case_id == "" and recording.collectives[0].op == ""
+    simulation = Simulation(recording, machine())
+    assert simulation.timed.step_s == pytest.approx(3) and simulation.memory.live_bytes == 2048
+
+
+WIDE = {"recording_version": 2, **asdict(HEAD), "mesh": {"dp_shard": 65536, "tp": 2}}
+LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [1_000_000, 1]]}
 
 
 @pytest.mark.parametrize(
     ("line", "text", "says"),
     [
-        (1, '{"recording_version": 2}', "is newer than this distbench"),
+        (1, '{"recording_version": 3}', "is newer than this distbench"),
+        (2, '{"recording_version": 3}', "is newer than this distbench"),
         (1, '{"schema_version": 2}', "is no recording; write one with distbench simulate SCENARIO --save FILE"),
         (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
         (2, '{"is": "sleep"}', "line 2: it is no event of a recording"),
@@ -280,11 +284,16 @@ def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
         (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed and not allocated"),
         (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number from 0 on"),
         (2, '{"is": "host_wait", "stream": 0}', "has no step; record it anew"),
+        (1, json.dumps(WIDE), "line 1: its mesh has more than 65,536 ranks"),
+        (1, json.dumps(WIDE | {"mesh": {"tp": 2}, "rank": 2}), "line 1: rank is 2, not one of the mesh's"),
+        (2, json.dumps(LOOPS), "line 2: ranks has 1000000000 ranks, not group_size, 2"),
+        (1, "\x00", "line 1: "),
+        (1, "", "line 1: "),
     ],
 )
 def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: str, says: str) -> None:
     file = tmp_path / "step.jsonl"
-    save_recording(run(), file)
+    save_recordings([run()], file)
     lines = file.read_text().splitlines()
     lines[line - 1] = text
     file.write_text("\n".join(lines) + "\n")
@@ -312,5 +321,5 @@ def test_the_page_says_whether_it_fits(capacity_gib: int, says: str) -> None:
     # Streams share nothing: 6 GiB are reserved, 4 after the first is given back. Within 4 the last has room; within
     # 4 GiB less 2 MiB it has not.
     capacity = capacity_gib * gib - (2 << 20 if capacity_gib == 4 else 0)
-    text = text_of(blocks_of(Simulation(recording, machine(memory_bytes=float(capacity)))))
+    text = text_of(blocks_of([Simulation(recording, machine(memory_bytes=float(capacity)))]))
     assert says in " ".join(text.split())

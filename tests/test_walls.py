@@ -25,33 +25,37 @@ MAY_IMPORT = {
     "cli": {"version", "spec", "commands", "doctor"},
     "commands": {
         *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "gate", "ab", "history"),
+        *("report", "advise", "signature", "simulate", "sweep", "gate", "ab", "history", "nodes", "links"),
     },
     "compare": {"spec"},
-    "costmodel": {"spec", "runs", "compare", "render"},
+    "costmodel": {"spec", "runs", "compare", "render", "simulate"},
     "doctor": {"spec", "runs", "launch", "ask_child"},
     "dry_run": {"spec", "runs", "ask_child"},
     "gate": {"spec", "runs", "compare", "render"},
     "history": {"spec", "runs", "render"},
     "laboratory": {"spec", "runs", "compare", "planning", "render"},
     "launch": {"spec", "runs", "costmodel"},
+    "links": {"spec", "runs", "compare", "render"},
+    "nodes": {"spec"},
     "planning": {"spec", "costmodel"},
     "pytest_plugin": {"spec", "runs", "compare", "launch"},
     "render": {"spec"},
-    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory"},
+    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory", "links"},
     "runs": {"spec", "compare"},
-    "signature": {"spec", "render", "ask_child"},
-    "simulate": {"spec", "render", "ask_child"},
+    "signature": {"spec", "runs", "render", "ask_child"},
+    "simulate": {"spec", "runs", "render", "ask_child"},
     "spec": set(),
+    "sweep": {"spec", "runs", "compare", "render", "launch", "simulate", "version"},
     "traces": {"spec", "runs", "compare", "render"},
     "version": set(),
     "worker": set(),
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
     "worker.writing_rows": {"spec", "runs", "worker.rank"},
+    "worker.changed_plan": {"spec"},
     "worker.launcher": {"spec", "runs", "worker.rank", "worker.session", "worker.torch_internals"},
     "worker.session": {
         *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
-        "worker.rank",
+        *("worker.changed_plan", "worker.rank"),
     },
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {
@@ -65,13 +69,17 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.children": {
-        *("spec", "planning", "simulate", "worker.session", "worker.cases", "worker.tracing", "worker.plans"),
-        *("worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
+        *("spec", "planning", "simulate", "worker.session", "worker.changed_plan", "worker.cases", "worker.tracing"),
+        *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.torch_internals"),
+        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.torch_internals"),
     },
+    "worker.dtensor_operators": {
+        *("spec", "runs", "worker.redistribute", "worker.rank", "worker.tracing", "worker.torch_internals"),
+    },
+    "worker.links": {"spec", "runs", "worker.rank"},
     "worker.tracing": {"spec", "runs", "compare", "worker.plans", "worker.rank", "worker.torch_internals"},
     "worker.plans": {"spec", "worker.redistribute", "worker.rank", "worker.torch_internals"},
     "worker.redistribute": {
@@ -84,17 +92,27 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.simulated": {
-        *("spec", "simulate", "worker.plans", "worker.rank", "worker.tracing", "worker.torch_internals"),
+        *("spec", "simulate", "worker.cases", "worker.plans", "worker.rank", "worker.tracing"),
+        "worker.torch_internals",
     },
     "worker.rank": {"spec", "runs", "compare", "costmodel"},
     "worker.torch_internals": {"spec", "costmodel", "planning"},
 }
 # Rooms that draw or hold frames; each imports pandas and matplotlib inside functions.
-FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "render", "report", "runs", "traces")
+FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "sweep")
+FRAMES += ("traces",)
 MAX_WORKER_FILES = 12
 MAX_LINES = 300
 # Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').
-NO_PUBLIC_NAME = {"_fields", "_replace", "_asdict", "_exit", "_benchmarksession", "_no_split_modules"}
+NO_PUBLIC_NAME = {
+    "_fields",
+    "_field_defaults",
+    "_replace",
+    "_asdict",
+    "_exit",
+    "_benchmarksession",
+    "_no_split_modules",
+}
 
 
 def module_of(path: Path) -> str:

@@ -50,14 +50,15 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
         )
     kept, old = kept_and_old(runs, keep, None if older_than is None else time.time() - age_s(older_than))
     if not old:
-        say(f"nothing to delete under {runs}: {len(kept)} runs stay")
+        say(f"nothing to delete under {runs}: {_staying(len(kept))}")
         return
     for one in old[:MAX_LISTED]:
         say(f"{one.started_text}  {disk_text(one.num_bytes):>8}  {one.text}")
     if len(old) > MAX_LISTED:
         say(f"... {len(old) - MAX_LISTED} more")
     num_files, num_bytes = sum(len(one.files) for one in old), sum(one.num_bytes for one in old)
-    what = f"{len(old)} runs ({num_files} files, {disk_text(num_bytes)}) under {runs}; {len(kept)} runs stay"
+    count = f"{len(old)} run{'s' * (len(old) > 1)}"
+    what = f"{count} ({num_files} files, {disk_text(num_bytes)}) under {runs}; {_staying(len(kept))}"
     if not (yes or _agreed(f"Delete {what}?")):
         say("nothing was deleted")
         return
@@ -66,6 +67,10 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
         say(f"distbench: {sentence}", err=True)
     say(f"deleted {what}")
     sys.exit(2 if failed else 0)
+
+
+def _staying(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'} stay{'s' * (count == 1)}"
 
 
 def _agreed(question: str) -> bool:

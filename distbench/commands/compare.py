@@ -9,6 +9,7 @@ import click
 from distbench.commands import gate_terms
 from distbench.commands.gate import sides_of
 from distbench.commands.say import say
+from distbench.commands.width import width_option
 
 if TYPE_CHECKING:
     from distbench.gate.side_by_side import SideBySide
@@ -21,12 +22,15 @@ FORMS = ("table", "markdown", "csv", "json")
 @gate_terms.min_launches
 @gate_terms.allow_different
 @click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print. [table]")
+@width_option
 def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[str, ...], form: str) -> None:
     """Show two runs side by side, case by case: A, the baseline, and B.
 
     Each side is a run file or a folder of them; more than one a side are told apart by the word vs. With one launch a
     side both are shown with the intervals of their passes, and none is called faster or slower: that takes several
     launches, which are then compared as distbench gate does, without a tolerance. distbench ab makes such launches.
+
+    Where a side is simulated, its predicted times stand beside the other's, with a ratio and no interval.
 
     What differs in the environment is listed; what another machine, mesh or device measured is not compared.
 
@@ -41,15 +45,18 @@ def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[st
 
 def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_different: Sequence[str]) -> "SideBySide":
     """Two sides, read and compared. Raises UserError where a path cannot be read or nothing can be compared."""
+    from distbench.gate.predicted import predicted_side_by_side
     from distbench.gate.side_by_side import side_by_side
     from distbench.runs.find import collect
     from distbench.runs.run_file import no_garbage_collection
 
     options = gate_terms.options_of((), allow_different, min_launches=min_launches)
     with no_garbage_collection():
-        (left, told), (right, told_too) = (collect(tuple(paths), Path()) for paths in (a, b))
+        (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
         names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
-        return side_by_side(left, right, (names[0], names[1]), options, [*told, *told_too])
+        is_predicted = any(run.is_simulated for run in (*left, *right))
+        compare_them = predicted_side_by_side if is_predicted else side_by_side
+        return compare_them(left, right, (names[0], names[1]), options, [*told, *told_too])
 
 
 def text_of(found: "SideBySide", form: str) -> str:

@@ -17,7 +17,7 @@ MAX_BYTES = 1 << 20
 # What must be said each time: it deletes, or replaces what is kept.
 NEVER = {"help", "version", "yes", "update"}
 # ab makes a new folder each time, within the results.
-NOT_COMMON = {"ab": {"out"}}
+NOT_COMMON = {"ab": {"out"}, "sweep": {"budget", "resume"}}
 Words = tuple[str, ...]
 
 

@@ -1,5 +1,6 @@
 """What `distbench run` says around a launch: a question before very many ranks, and the first screen of its results."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,15 +58,37 @@ def told(job: Job, message: str) -> str:
     return "\n".join([f"{PLAN_PROBLEMS}, so nothing was measured", *lines])
 
 
-def show_summary(jobs: Sequence[Job]) -> None:
-    """The first screen on what was measured, if anything was."""
+def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
+    """The first screen on what was measured, if anything was; what was resumed is not the latest run, and so named."""
     run_files = [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]
     if run_files:
         from distbench.report import summary_of
 
         out = run_files[0].parents[1]
-        elsewhere = "" if out == Path("results").resolve() else f" --runs {shown_path(out)}"
-        say(summary_of(run_files, f"distbench report{elsewhere}"))
+        elsewhere = [] if out == Path("results").resolve() else ["--runs", str(shown_path(out))]
+        words = [str(shown_path(path)) for path in run_files] if is_resumed else elsewhere
+        if is_terminal():
+            say("", err=True)  # what ranks did stands above
+        say(summary_of(run_files, shlex.join(["distbench", "report", *words])))
+
+
+def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
+    """What is slow among the links, since an earlier run where one is given; 1 where anything is, else 0.
+
+    Raises:
+        UserError: no links were measured, or the earlier run's are others.
+    """
+    from distbench.links.link_text import has_outliers, link_lines
+    from distbench.runs.run_file import read_run
+
+    runs = [run for job in jobs if Path(job.run_file).exists() for run in [read_run(Path(job.run_file))]]
+    measured = [run for run in runs if any(case["case"]["kind"] == "links" for case in run.cases)]
+    if not measured:
+        raise UserError("--fail-on-outlier and --against are for links, and none were measured; run scenario links")
+    before = read_run(earlier) if earlier else None
+    if before and not silent:
+        say("\n".join(f"since {before.path.name}: {line}" for run in measured for line in link_lines(run, before)))
+    return int(any(has_outliers(run) or (before is not None and has_outliers(run, before)) for run in measured))
 
 
 def shown_path(path: Path) -> Path:

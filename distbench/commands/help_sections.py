@@ -6,12 +6,12 @@ import click
 SECTIONS = {
     "Measure": {
         "run": "Measure scenarios: collectives, redistributions, training steps.",
-        "ab": "Launch two git revisions in turn until it is settled which is slower.",
-        "calibrate": "Measure what collectives cost here; writes the profile to plan by.",
+        "ab": "Launch two git revisions in turn, until it shows which is slower.",
+        "calibrate": "Measure this machine: a profile to plan by, and a hardware file.",
     },
     "Read": {
         "report": "Show measured runs: tables, a page, plots, traced paths.",
-        "history": "Show cases over launches and commits, and where their level changed.",
+        "history": "Show cases over launches, and where their level changed.",
         "export": "Write runs in another tool's format.",
     },
     "Compare": {
@@ -20,10 +20,11 @@ SECTIONS = {
         "baseline": "Save, list and show stored baselines.",
     },
     "Plan": {
-        "list": "List the shipped scenarios.",
-        "check": "Say whether plans can work on a mesh of any size; starts no ranks.",
-        "plan": "Show how a tensor would be redistributed, and by which planner best.",
-        "simulate": "Say how long a step takes, and how much memory, on hardware not at hand.",
+        "list": "List the shipped scenarios; with a name, tell one in full.",
+        "check": "Say whether plans can work on a mesh of any size, without ranks.",
+        "plan": "Show how each planner would redistribute a tensor, and the best.",
+        "simulate": "Predict a step's time and memory on hardware that is not here.",
+        "sweep": "Say which plan to use on so many devices, predicted or measured.",
         "signature": "Write what scenarios communicate, exactly, for git.",
     },
     "Machine": {

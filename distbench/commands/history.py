@@ -31,7 +31,8 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
     warnings: list[str] = []
     launches = read_side([runs], "--runs", warnings)
     if not launches:
-        raise UserError(f"--runs {runs} holds no run file; give a folder that distbench run wrote to")
+        why = f" ({warnings[0]})" if warnings else ""
+        raise UserError(f"--runs {runs} holds no run file{why}; give a folder that distbench run wrote to")
     series, notes = series_of(launches, case)
     if not series:
         known = sorted({name for launch in launches for name in launch.cases})

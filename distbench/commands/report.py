@@ -1,5 +1,6 @@
 """`distbench report`: arguments to one call of `report.render`."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 
 PATH = click.Path(path_type=Path)
+MAX_NAMED = 3
 
 
 @click.command()
@@ -80,6 +82,7 @@ def report(
         {"--diff": diff, "--paths": paths, "RUN": runs, "--page": page, "--plots": plots, "--chrome": chrome}
         | {"--reproducers": reproducers, "--group-by": group_by, "--label": label}
     )
+    command = _command(runs, out, label)
     if label:
         from distbench.runs.find import labelled
 
@@ -96,10 +99,17 @@ def report(
     else:
         from distbench.report import render
 
-        shown = render(runs, out, form, plots, by, page, reproducers, full)
+        shown = render(runs, out, form, plots, by, page, reproducers, full, command)
     for sentence in shown.warnings:
         say(f"distbench: {sentence}", err=True)
     say(shown.text)
+
+
+def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
+    """What shows these runs again, to paste."""
+    named = [str(run) for run in runs[:MAX_NAMED]]
+    words = [*(["--runs", str(out)] if out != Path("results") else []), *(["--label", label] if label else []), *named]
+    return f"distbench report {shlex.join(words)}".rstrip() + (" ..." if len(runs) > MAX_NAMED else "")
 
 
 def _refuse(given: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ import click
 from distbench.commands import STARTED_AT
 from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
-from distbench.commands.first_screen import confirm_ranks, show_summary, told
-from distbench.commands.say import say
+from distbench.commands.first_screen import confirm_ranks, links_code, show_summary, told
+from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_options, run_on_nodes
+from distbench.commands.say import say, say_lines
 from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
@@ -21,12 +22,12 @@ from distbench.spec.printable import clean, cut
 INTERRUPTED = 130
 MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
-NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes")
+NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes", "fail_on_outlier", "against")
 # In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
 RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 
 
-@click.command()
+@click.command(cls=KeepsArguments)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
@@ -66,8 +67,11 @@ RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @click.option("--dry-run", is_flag=True, help="Start nothing: list the cases and about how long they take.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with an interrupted run file.")
+@click.option("--fail-on-outlier", is_flag=True, help="End with 1 where a rank, host or link is slow (scenario links).")
+@click.option("--against", type=click.Path(path_type=Path), metavar="RUN", help="Links: what is slower since that run.")
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 @click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+@node_options
 @width_option
 def run(
     scenarios: tuple[str, ...],
@@ -90,23 +94,30 @@ def run(
       distbench run llama_2d --quick
       distbench run cp_attention --set rotate=alltoall --mesh cp=4
       distbench run redistribute --profile profile.json --set planners=greedy+calibrated+direct
-      distbench run fsdp_knobs -k "plain or hsdp" --dry-run
+      distbench run fsdp_knobs -k "plain or hybrid" --dry-run
       distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
-      torchrun --nnodes 2 --nproc-per-node 8 ... -m distbench run llama_2d --mesh dp_shard=4,tp=4
+      distbench run llama_2d --mesh dp_shard=4,tp=4 --nodes 2 --launcher slurm
     """
     import os
 
     from distbench.launch import Request, jobs_of
+    from distbench.launch.meeting import require_address
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
 
     joined = joined_ranks(os.environ)
+    if joined:
+        require_address(joined)
     is_first = joined is None or joined.rank == 0
     if resume:
-        _measure([_resumed(resume, scenarios, joined)], joined, quiet)
+        _measure([_resumed(resume, scenarios, joined)], joined, quiet, is_resumed=True)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh is not None else None
+    where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
+    if where["nodes"] or where["launcher"] or where["only_print"]:
+        sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
+    asked = {name: value for name, value in asked.items() if name not in ("fail_on_outlier", "against")}
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
     click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]
@@ -117,18 +128,22 @@ def run(
         from distbench.dry_run import lines_of
 
         if is_first:
-            say("\n".join(lines_of(jobs, request.out)))
+            say_lines(lines_of(jobs, request.out))
         return
     if joined is None:
         confirm_ranks(jobs, yes)
     _measure(jobs, joined, quiet or not is_first)
 
 
-def _measure(jobs: list[Any], joined: Any, silent: bool) -> NoReturn:
+def _measure(jobs: list[Any], joined: Any, silent: bool, is_resumed: bool = False) -> NoReturn:
     """Launch the jobs, show what was found unless they were interrupted, and end with their exit code."""
-    exit_code = run_all(jobs, joined, silent)
+    exit_code, asked = run_all(jobs, joined, silent), click.get_current_context().params
     if not silent and exit_code != INTERRUPTED:
-        show_summary(jobs)
+        show_summary(jobs, is_resumed)
+    is_first = joined is None or joined.rank == 0
+    if exit_code == 0 and is_first and (asked["fail_on_outlier"] or asked["against"]):
+        slow = links_code(jobs, asked["against"], silent)
+        exit_code = slow if asked["fail_on_outlier"] else 0
     sys.exit(exit_code)
 
 

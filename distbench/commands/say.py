@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterable
 
 import click
@@ -26,4 +27,16 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
     Where standard error (`err`) is full, or nobody reads it, the command goes on without a word.
     """
     with contextlib.suppress(*([OSError] if err else [])):
-        click.echo(printable(text), err=err, nl=nl)
+        click.echo(printable(_for_screen(text) if err else text), err=err, nl=nl)
+
+
+def _for_screen(text: str) -> str:
+    """Sentences broken at spaces where standard error is a terminal; in a log each keeps its line."""
+    from distbench.render.screen import width_of
+
+    width = width_of(sys.stderr)
+    if width is None or max(map(len, text.split("\n"))) <= width:
+        return text
+    from distbench.render.terminal import wrap
+
+    return "\n".join(part for line in text.split("\n") for part in wrap(line, width, "  "))

@@ -2,16 +2,16 @@
 
 import ast
 import datetime
-import shutil
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distbench.render.screen import width_here
 from distbench.runs.earlier import newest_finished
 from distbench.spec import Entry, format_mesh
 
-LABEL_WIDTH, MIN_WIDTH = 12, 60
+LABEL_WIDTH = 12
 
 
 def lines_of(entry: Entry, out: Path) -> list[str]:
@@ -31,15 +31,13 @@ def _wrapped(label: str, text: str) -> list[str]:
     """One row, continued under itself where the terminal ends."""
     indent = " " * (LABEL_WIDTH + 4 + (text.find(" = ") + 3 if " = " in text else 0))
     row = f"  {label:<{LABEL_WIDTH}}  {text}"
-    return textwrap.wrap(row, _width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(row, width_here(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _told(line: str) -> list[str]:
-    return textwrap.wrap(line, _width(), initial_indent="  ", subsequent_indent="    ", break_long_words=False) or [""]
-
-
-def _width() -> int:
-    return max(shutil.get_terminal_size().columns, MIN_WIDTH)
+    return textwrap.wrap(line, width_here(), initial_indent="  ", subsequent_indent="    ", break_long_words=False) or [
+        ""
+    ]
 
 
 def _mesh(entry: Entry) -> str:

@@ -12,7 +12,7 @@ GB = 1e9
 COLUMNS: TableColumns = (
     ("<op", lambda line: line.op),
     ("<mesh dim", lambda line: line.mesh_dim),
-    ("base", lambda line: time_text(line.base_s)),
+    ("base", lambda line: time_text(line.base_s) if line.base_s else NOTHING),
     ("GB/s", lambda line: _rate_text(line.per_byte_s)),
     ("copied", lambda line: _rate_text(line.per_copied_byte_s)),
     ("knee", lambda line: NOTHING if line.knee_bytes is None else size_text(line.knee_bytes)),

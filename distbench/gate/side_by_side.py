@@ -52,7 +52,8 @@ class ComparedCase:
         verdict: "slower", "faster" (b against a), "within noise" or "not told"; or why there is no ratio: "only in A",
             "only in B", "invalid", "missing", "incomparable".
         why: of a verdict that is no verdict on times, one sentence.
-        of: what the times are: "median" of one launch a side, else the mean or 10th percentile over launches.
+        of: what the times are: "median" of one launch a side, else the mean or 10th percentile over launches; or
+            "predicted", where a side is simulated.
         a: column of LAUNCH_COLUMNS to seconds, of one launch a side; likewise `b`. None where there are several.
         a_s: seconds, nan where there is none; likewise `b_s`.
         ratio: b over a; between `ratio_low` and `ratio_high` (95 %), which one launch a side cannot give.

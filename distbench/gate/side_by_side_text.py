@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
+from distbench.gate.predicted import PREDICTED
 from distbench.gate.side_by_side import NOT_TOLD, ComparedCase, SideBySide
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.render.units import decimal_text, spread_of, time_ci_text, time_text
@@ -24,6 +25,8 @@ ONE_LAUNCH = (
 
 def blocks_of(found: SideBySide) -> list[Block]:
     """The comparison as blocks."""
+    if any(case.of == PREDICTED for case in found.cases):
+        return _predicted_blocks(found)
     gated, (a, b) = found.gated, found.names
     lines = [f"A, the baseline: {a} ({_launches(gated.num_baseline)})"]
     lines += [f"B, the candidate: {b} ({_launches(gated.num_candidate)})"]
@@ -37,6 +40,25 @@ def blocks_of(found: SideBySide) -> list[Block]:
     return blocks
 
 
+def _predicted_blocks(found: SideBySide) -> list[Block]:
+    both = [case for case in found.cases if case.num_launches]
+    columns: TableColumns = (
+        ("<case", lambda case: case.case_id),
+        ("A", lambda case: time_text(case.a_s)),
+        ("B", lambda case: time_text(case.b_s)),
+        ("B/A", lambda case: decimal_text(case.ratio)),
+    )
+    notes = ["a simulation predicts a time and no interval, so there is no verdict; docs/simulation.md says how well"]
+    title = "predicted times, and medians where a side is measured:"
+    lines = [f"{letter}: {name}" for letter, name in zip("AB", found.names, strict=True)]
+    return [
+        Heading(f"compare: {_span(both)}; predicted, so none is called faster or slower", 1),
+        Lines((*lines, *found.gated.warnings)),
+        *([_uncompared(found.uncompared)] if found.uncompared else []),
+        capped(table_of(title, columns, both, notes, _breaks(both)), MAX_ROWS, MORE),
+    ]
+
+
 def _launches(count: int) -> str:
     return f"{count} run file" if count == 1 else f"{count} run files"
 
@@ -44,14 +66,19 @@ def _launches(count: int) -> str:
 def _headline(found: SideBySide) -> str:
     """`30 cases on both sides, B/A 0.81 to 1.20; one launch a side: nothing is called faster or slower`."""
     both = [*found.single, *found.repeated]
-    ratios = [case.ratio for case in both if math.isfinite(case.ratio)]
-    span = f", B/A {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
-    cases = f"{len(both)} {'case' if len(both) == 1 else 'cases'} on both sides{span}"
+    cases = _span(both)
     if not found.repeated:
         return f"{cases}; one launch a side, so none is called faster or slower"
     counts = Counter(case.verdict for case in both)
     words = [f"{counts[word]} {word}" for word in (SLOWER, FASTER, WITHIN_NOISE, NOT_TOLD) if counts[word]]
     return f"{cases}: {', '.join(words)}"
+
+
+def _span(both: Sequence[ComparedCase]) -> str:
+    """`30 cases on both sides, B/A 0.81 to 1.20`."""
+    ratios = [case.ratio for case in both if math.isfinite(case.ratio)]
+    span = f", B/A {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+    return f"{len(both)} {'case' if len(both) == 1 else 'cases'} on both sides{span}"
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:

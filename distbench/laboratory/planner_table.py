@@ -86,8 +86,9 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
     rows["is_again"] = rows["id"].astype(str).str.endswith(AGAIN)  # of no rows, ids have no type
     of_run = ["x".join(part.partition("=")[2] for part in mesh.split(",")) for mesh in rows["mesh"]]
     rows["mesh_shape"] = np.where(rows["mesh_shape"] == "", of_run, rows["mesh_shape"])
-    numel = np.array([np.prod(sizes_in(shape)) if sizes_in(shape) else np.nan for shape in rows["shape"]], dtype=float)
-    rows["payload_bytes"] = rows["payload_bytes"].fillna(rows["dtype"].map(DTYPE_BYTES).astype(float) * numel)
+    numel = {shape: float(np.prod(sizes)) if (sizes := sizes_in(shape)) else np.nan for shape in rows["shape"].unique()}
+    of_shape = rows["dtype"].map(DTYPE_BYTES).astype(float) * rows["shape"].map(numel).astype(float)
+    rows["payload_bytes"] = rows["payload_bytes"].fillna(of_shape)
     return rows
 
 

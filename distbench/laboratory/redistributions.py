@@ -9,7 +9,7 @@ from distbench.compare.intervals import Ints, margin_of
 from distbench.compare.passes import TOO_FEW
 from distbench.laboratory.comparisons import Ratios, proof_lines, ratios, run_of, tally
 from distbench.laboratory.planner_table import PlannerTable, laboratory_rows, median_of, planner_table_of
-from distbench.render.blocks import Table
+from distbench.render.blocks import Rows, Table
 from distbench.render.units import NOTHING, percent_text, ratio_text, size_text, time_text, whole_text
 from distbench.spec.planner_names import BASELINE
 
@@ -62,7 +62,8 @@ def _table(comparison: Comparison, full: bool) -> Table:
     planner, found = comparison.planner, comparison.ratios
     columns = ("<planner", "<path", "median", "coll.", "sent", f"<{planner} / {BASELINE}")
     told = comparison.rows[full | (found.side[comparison.rows] != 0)]
-    rows = [row for pair in told.tolist() for row in _rows(comparison, pair)]
+    sides = [(pair, name) for pair in told.tolist() for name in (BASELINE, planner)]
+    rows = Rows(sides, lambda side: _row(comparison, *side))
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
     notes = _summary(comparison)
@@ -76,20 +77,19 @@ def _table(comparison: Comparison, full: bool) -> Table:
     return Table(title, columns, rows[:cap], notes, breaks, ("coll.", "sent"), together=True, beyond=rows[cap:])
 
 
-def _rows(comparison: Comparison, pair: int) -> Iterator[tuple[str, ...]]:
+def _row(comparison: Comparison, pair: int, planner: str) -> tuple[str, ...]:
     table, ratio = comparison.table, comparison.ratios.ratio
-    facts = table.pairs.iloc[pair]
-    last = (ratio_text(*(float(part[pair]) for part in ratio)), pair_verdict(comparison, pair))
-    for planner, text in zip((BASELINE, comparison.planner), last, strict=True):
-        at = table.at(planner), pair
-        yield (
-            planner,
-            table.paths[at] or f"{facts['source']}->{facts['target']}",
-            time_text(float(table.times[at])),
-            whole_text(float(table.numbers["num_collectives"][at])),
-            size_text(float(table.numbers["wire_bytes"][at])),
-            text,
-        )
+    at = table.at(planner), pair
+    is_baseline = planner == BASELINE
+    source, target = table.pairs["source"].iat[pair], table.pairs["target"].iat[pair]
+    return (
+        planner,
+        table.paths[at] or f"{source}->{target}",
+        time_text(float(table.times[at])),
+        whole_text(float(table.numbers["num_collectives"][at])),
+        size_text(float(table.numbers["wire_bytes"][at])),
+        ratio_text(*(float(part[pair]) for part in ratio)) if is_baseline else pair_verdict(comparison, pair),
+    )
 
 
 def pair_verdict(comparison: Comparison, pair: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause, cause_of
 from distbench.launch.leftovers import end_leftovers
+from distbench.launch.meeting import Meeting
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
 from distbench.launch.storage import why_unwritable
@@ -130,6 +131,7 @@ def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
 
 
 def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display: Display, job: Job, stop: Stop) -> str:
+    meeting, launcher = Meeting(ranks.joined), os.getppid()
     while True:
         exit_code = ranks.exit_code
         _take_in(reader, seen, display)
@@ -137,9 +139,13 @@ def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display
             return "complete" if exit_code == 0 else "failed"
         if ranks.are_kept and seen.has_left:
             return "complete"
-        if stop.asked:
+        # A launcher that is gone, as its host's last word or by a kill, can end no rank any more.
+        if stop.asked or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
             return "interrupted"
-        if time.monotonic() - seen.last_event_s > job.timeout_s:
+        silent_s = time.monotonic() - seen.last_event_s
+        if seen.is_meeting:
+            meeting.waited(silent_s)
+        if silent_s > job.timeout_s:
             return "timeout"
         time.sleep(POLL_S)
 

@@ -86,7 +86,9 @@ class Live(Display):
                 if event["event"] == "done" or self._counts_turns:
                     self._progress.advance(self._task)
             case "end":
-                self._progress.update(self._task, description=self._scenario, samples="")
+                # What was planned and not needed, or measured before a run was resumed, is no part of the count.
+                took = self._progress.tasks[self._task].completed
+                self._progress.update(self._task, description=self._scenario, samples="", total=took)
 
 
 def progress_on(console: Any) -> Any:

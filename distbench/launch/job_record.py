@@ -11,7 +11,7 @@ from distbench.launch.attempt import Attempt
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause
 from distbench.launch.ranks import Joined
-from distbench.runs.machine import CpuUse, load_average
+from distbench.runs.machine import CpuUse, devices_here, load_average
 from distbench.runs.progress import FILE_NAME
 from distbench.runs.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job
@@ -145,6 +145,7 @@ class JobRecord:
             "num_not_run": self.num_left,
             "load_at_end": load_average(),
             # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
+            **({"accelerators_at_end": devices} if (devices := devices_here()) else {}),
             "foreign_cpu": now.foreign_since(self._cpu_use) if now and self._cpu_use else None,
         }
         try:

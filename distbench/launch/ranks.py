@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distbench.runs.machine import slug
 from distbench.spec import UserError
 from distbench.spec.job import PARENT_PID
 
 SRUN_PORT = 29517
+MAX_NODES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Joined:
     Args:
         variables: rank variables to set for the worker.
         address: where the ranks meet.
+        launch: a name of the launch that all its ranks on this host know, fit for a folder; "" where it has none.
     """
 
     rank: int
     world_size: int
     variables: dict[str, str]
     address: str = ""
+    launch: str = ""
 
 
 def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
@@ -38,9 +42,10 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
         if missing := [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]:
             raise UserError(f"of RANK and WORLD_SIZE, which launchers set, {missing[0]} is missing; set or unset both")
         variables = {}
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ:
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and num_tasks(environ) != "1":
         variables = _srun(environ)
     else:
+        # A step of one task is somebody's shell (`srun --pty`), or a node to start ranks on.
         return None
     told = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
     try:
@@ -52,18 +57,57 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
         raise UserError(f"{what}; set both as a launcher does, or unset them")
     if not 0 < port < 1 << 16:
         raise UserError(f"MASTER_PORT={port} is no port; set one from 1 to 65535")
-    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}")
+    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}", _launch_of(environ))
+
+
+def _launch_of(environ: Mapping[str, str]) -> str:
+    """Slurm's job and step; else the torchrun that started this process, which is one a host."""
+    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
+        return slug(f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        # The run's own id is "none" unless it was given, and may be given again.
+        return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}-{_started(os.getppid())}")
+    return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's ticks: with its pid no other's."""
+    try:
+        # proc(5): the 22nd field, of which the second may hold blanks.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
+
+
+def num_tasks(environ: Mapping[str, str]) -> str:
+    """Of this step of a Slurm job; a step may have fewer than its job."""
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
 
 
 def _srun(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": environ.get("SLURM_NTASKS", "1"),
+        "WORLD_SIZE": num_tasks(environ),
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
-        "LOCAL_WORLD_SIZE": environ.get("SLURM_NTASKS_PER_NODE", "1"),
+        "LOCAL_WORLD_SIZE": str(tasks_on_node(environ)),
         "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
         "MASTER_PORT": environ.get("MASTER_PORT", str(SRUN_PORT)),
     }
+
+
+def tasks_on_node(environ: Mapping[str, str]) -> int:
+    """This step's tasks on this node: SLURM_STEP_TASKS_PER_NODE has them by node, `"4(x2),3"` for 4, 4 and 3."""
+    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", told)
+        for _ in range(min(int(times or 1), MAX_NODES))
+    ]
+    node = environ.get("SLURM_NODEID", "0")
+    if node.isdecimal() and int(node) < len(counts):
+        return counts[int(node)]
+    asked = environ.get("SLURM_NTASKS_PER_NODE", "1")
+    return int(asked) if asked.isdecimal() else 1
 
 
 def first_host(nodelist: str) -> str:

@@ -1,6 +1,7 @@
 """What the user asked for, checked and turned into jobs: one a scenario. Nothing is started here."""
 
 import datetime
+import itertools
 import secrets
 import time
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from distbench.launch.ranks import Joined
 from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
 from distbench.spec.case_choice import CaseChoice
-from distbench.spec.devices import ACCELERATORS, DEVICES
+from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
+from distbench.spec.plan_knobs import mesh_of
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
@@ -79,7 +81,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
     """The same for scenarios that are found already; the request's targets are not looked at."""
     facts, device = host_facts(), request.device or accelerator_here()[0]
-    if device != "cpu" and not device_count(device):
+    if is_accelerator(device) and not device_count(device):
         what = f"--device {device}: no {device.upper()} device"
         raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
     request = replace(request, device=device)
@@ -94,11 +96,9 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
 def _require_small_enough(request: Request, entries: list[Entry]) -> None:
     """Refuse models at their real size where a CPU would run them."""
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
-    if large and request.device == "cpu" and not request.shapes_only:
+    if large and not is_accelerator(str(request.device)) and not request.shapes_only:
         what = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
-        raise UserError(
-            f"{what}; use distbench simulate {large[0]}, or run it with --device {' or '.join(ACCELERATORS)}"
-        )
+        raise UserError(f"{what}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
@@ -116,6 +116,8 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         entry = replace(entry, mesh=entry.quick_mesh)
     device = str(request.device)
     mesh = mesh_for(entry, request.mesh, device, joined)
+    for variant in variants:
+        mesh_of(variant, mesh)
     profile, note = _profile_for(request, entry, mesh, device)
     return Job(
         run_id=name,
@@ -128,9 +130,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         device=device,
         settings=_settings(request),
         run_file=str(_resolved(folder / f"{name}.jsonl", "--out")),
-        log_dir=str(
-            _resolved((request.log_dir or folder / "logs") / name, "--log-dir" if request.log_dir else "--out")
-        ),
+        log_dir=str(_log_folder(request, folder / "logs", name, slug(entry.name), joined)),
         timeout_s=request.timeout_s,
         started_at=request.started_at,
         environment=dict(facts),
@@ -141,6 +141,18 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         chosen=request.chosen,
         file_digest=digest_of(entry.file),
     )
+
+
+def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
+    """One folder a run; where another launcher started the ranks, each has its own within their launch's."""
+    option = "--log-dir" if request.log_dir else "--out"
+    if not (joined and joined.launch):
+        return _resolved((request.log_dir or beside) / run_name, option)
+    folder = _resolved((request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}", option)
+    own = folder / f"rank{joined.rank}"
+    # A step of a job may run the command again.
+    again = (folder / f"again{number}" / own.name for number in itertools.count(1))
+    return next(one for one in itertools.chain([own], again) if not one.exists())
 
 
 def _resolved(path: Path, option: str) -> Path:
@@ -194,7 +206,7 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
     A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the
     mesh itself is what is measured, it is not there at all.
     """
-    num_devices = device_count(device) if device != "cpu" else 0
+    num_devices = device_count(device) if is_accelerator(device) else 0
     ranks = joined.world_size if joined else num_devices
     if asked is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
@@ -206,7 +218,7 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
             f"mesh {format_mesh(mesh)} needs {wanted} ranks, the launcher started {joined.world_size}; "
             f"give sizes that multiply to {joined.world_size}"
         )
-    if not joined and device != "cpu" and wanted > num_devices:
+    if not joined and is_accelerator(device) and wanted > num_devices:
         raise UserError(
             f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_devices} {device.upper()} devices; "
             f"give sizes that multiply to at most {num_devices}, or --device cpu"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from distbench.render.units import key_text
 from distbench.spec.printable import clean, cut
@@ -23,6 +23,33 @@ class Lines:
     """Sentences, one paragraph each."""
 
     texts: tuple[str, ...]
+
+
+class Rows(Sequence[tuple[str, ...]]):
+    """Rows whose cells are written when they are read: of a long table a cap leaves few.
+
+    Args:
+        records: one a row.
+        cells: of one record.
+    """
+
+    def __init__(self, records: Sequence[Any], cells: Callable[[Any], tuple[str, ...]]) -> None:
+        self._records, self._cells = records, cells
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, which: int) -> tuple[str, ...]: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> "Rows": ...
+
+    def __getitem__(self, which: int | slice) -> "tuple[str, ...] | Rows":
+        """One row's cells, or the rows of a slice, still not written."""
+        if isinstance(which, slice):
+            return Rows(self._records[which], self._cells)
+        return self._cells(self._records[which])
 
 
 @dataclass(frozen=True)
@@ -68,8 +95,8 @@ def table_of(
     optional: tuple[str, ...] = (),
 ) -> Table:
     """One row a record, each cell by its column's function."""
-    cells = [tuple(text(record) for _, text in columns) for record in records]
-    return Table(title, tuple(heading for heading, _ in columns), cells, list(notes), frozenset(breaks), optional)
+    rows = Rows(list(records), lambda record: tuple(text(record) for _, text in columns))
+    return Table(title, tuple(heading for heading, _ in columns), rows, list(notes), frozenset(breaks), optional)
 
 
 def key_columns(keys: Iterable[str]) -> TableColumns:

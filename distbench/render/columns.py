@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from distbench.render.blocks import Table
-from distbench.render.screen import MAX_WIDTH
+from distbench.render.screen import MAX_WIDTH, cells, first_cells
 from distbench.spec.printable import clean, cut
 
 GAP = 2
 LEAST_TEXT = 10  # characters that a text is cut to at most
 MARK = "..."
+AGAIN, BRIEFLY_AGAIN = " (baseline again)", " (again)"
 # Parts of a variant or of a case's id, but not of a shape: `f32[8,8]` is one.
 _SEPARATOR = re.compile(r"([/,])(?![^\[(]*[\])])")
 _REMARK = re.compile(r"(.*?)( \([^()]*\))?", re.DOTALL)
@@ -33,7 +34,7 @@ class ScreenColumn:
     @property
     def width(self) -> int:
         """Characters of its widest line."""
-        return max(map(len, (*self.heading, *self.cells)), default=0)
+        return max(map(cells, (*self.heading, *self.cells)), default=0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Fitted:
 
 def fitted(table: Table, width: int) -> Fitted:
     """The table's columns within so many characters; numbers are never cut."""
-    columns = [_column(heading, index, table) for index, heading in enumerate(table.columns)]
+    rows = list(table.rows)
+    columns = [_column(heading, [row[index] for row in rows]) for index, heading in enumerate(table.columns)]
     above: list[str] = []
     prose: tuple[str, ...] = ()
     if _total(columns) > width:
@@ -69,9 +71,9 @@ def fitted(table: Table, width: int) -> Fitted:
     return Fitted(columns, above, _told(left_out, wanted), prose)
 
 
-def _column(heading: str, index: int, table: Table) -> ScreenColumn:
+def _column(heading: str, texts: Sequence[str]) -> ScreenColumn:
     lines = tuple(clean(line) for line in heading.removeprefix("<").split("\n"))
-    cells = tuple(clean(cut(row[index]).replace("\n", " ")) for row in table.rows)
+    cells = tuple(clean(cut(text).replace("\n", " ")) for text in texts)
     return ScreenColumn(lines, cells, heading.startswith("<"))
 
 
@@ -80,12 +82,12 @@ def _total(columns: Sequence[ScreenColumn]) -> int:
 
 
 def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
-    """The heading over several lines, broken at spaces where its cells are narrower."""
+    """The heading over several lines, broken at spaces where its cells are narrower; the last line is the fullest."""
     room = max(map(len, (*column.cells, *column.name.split())), default=0)
     lines = [""]
-    for word in column.name.split():
-        longer = f"{lines[-1]} {word}".strip()
-        lines = [*lines[:-1], longer] if len(longer) <= room or not lines[-1] else [*lines, word]
+    for word in reversed(column.name.split()):
+        longer = f"{word} {lines[0]}".strip()
+        lines = [longer, *lines[1:]] if len(longer) <= room or not lines[0] else [word, *lines]
     return replace(column, heading=tuple(lines))
 
 
@@ -146,14 +148,31 @@ def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
     if column.width <= width:
         return column
     heading = _narrow_heading(replace(column, cells=("x" * width,))).heading
-    return replace(column, heading=heading, cells=tuple(shortened(cell, width) for cell in column.cells))
+    short = tuple(shortened(cell, width) for cell in column.cells)
+    is_prose = any(" " in cell.removesuffix(AGAIN) for cell in column.cells)
+    if not is_prose and len(set(short)) < len(set(column.cells)):
+        short = tuple(_without_middle(cell, width) for cell in column.cells)
+    return replace(column, heading=heading, cells=short)
+
+
+def _without_middle(text: str, width: int) -> str:
+    """At most `width` characters: where the ends of names tell them apart."""
+    text = text if cells(text) <= width else text.replace(AGAIN, BRIEFLY_AGAIN)
+    if cells(text) <= width:
+        return text
+    room = width - len(MARK)
+    tail = first_cells(text[::-1], room - room // 3)[::-1]
+    return first_cells(text, room - cells(tail)) + MARK + tail
 
 
 def shortened(text: str, width: int) -> str:
     """At most `width` characters: whole words of the beginning and MARK, or less than a word where that says more."""
-    if len(text) <= width:
+    if cells(text) <= width:
         return text
-    room = text[: width - len(MARK)]
+    if text.endswith(AGAIN) and width >= len(BRIEFLY_AGAIN) + LEAST_TEXT:
+        # Two rows that differ in this alone must not be cut to the same.
+        return shortened(text.removesuffix(AGAIN), width - len(BRIEFLY_AGAIN)) + BRIEFLY_AGAIN
+    room = first_cells(text, width - len(MARK))
     # The end of the room is also the end of a word where a separator follows.
     whole = room if text[len(room)] in " ,/=" else _LAST_PIECE.sub("", room)
     return (whole.rstrip() if len(whole) >= len(room) / 2 else room) + MARK

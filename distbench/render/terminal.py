@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distbench.render.blocks import Block, Code, Heading, Lines, Table, markdown_of
 from distbench.render.columns import GAP, Fitted, fitted
-from distbench.render.screen import width_here
+from distbench.render.screen import cells, first_cells, width_here
 from distbench.spec.printable import clean
 
 INDENT, PROSE_INDENT = "  ", "    "
@@ -33,7 +33,7 @@ def shown(blocks: Sequence[Block], form: str) -> str:
 def _text_block(block: Block, width: int) -> str:
     if isinstance(block, Heading):
         lines = wrap(clean(block.text), width)
-        return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(len, lines))])
+        return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(cells, lines))])
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text, width) for text in block.texts)
     if isinstance(block, Code):
@@ -94,20 +94,20 @@ def wrap(text: str, width: int, indent: str = "") -> list[str]:
 
     Lines after the first begin with `indent`.
     """
-    if len(text) <= width:
+    if cells(text) <= width:
         return [text]
     lines, line = [], ""
     for word in _WORD.findall(text):
-        pieces = [word] if len(word.rstrip()) <= width - len(indent) else _PIECE.findall(word)
+        pieces = [word] if cells(word.rstrip()) <= width - len(indent) else _PIECE.findall(word)
         for piece in pieces:
             rest = piece
-            while len(line + rest.rstrip()) > width:
+            while cells(line + rest.rstrip()) > width:
                 if line.strip():
                     lines.append(line.rstrip())
                 else:
-                    room = width - len(line)
-                    lines.append(line + rest[:room])
-                    rest = rest[room:]
+                    first = first_cells(rest, width - cells(line)) or rest[:1]
+                    lines.append(line + first)
+                    rest = rest[len(first) :]
                 line = indent
             line += rest
     return [*lines, line.rstrip()] if line.strip() else lines

@@ -30,6 +30,7 @@ def render(
     page: Path | None = None,
     reproducers: Path | None = None,
     full: bool = False,
+    command: str = "distbench report",
 ) -> Rendered:
     """The report on some runs.
 
@@ -43,6 +44,7 @@ def render(
         page: HTML file for the same report with its figures.
         reproducers: folder for one script for each cause of wrong or broken redistributions.
         full: every table of every scenario, in "table" too; the other forms are always whole.
+        command: what shows these runs again, for the summary's commands to go on with.
     """
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
@@ -60,7 +62,7 @@ def render(
         form,
         lambda: whole if groups is None else groups,
         lambda: (
-            _blocks(contents, runs, out, full or form != "table")
+            _blocks(contents, runs, command, full or form != "table")
             if groups is None
             else [*overview(found), table(groups)]
         ),
@@ -73,16 +75,15 @@ def render(
 def summary_of(run_files: Sequence[Path], report: str) -> str:
     """The first screen on some run files, as `distbench run` ends with it; `report` is the command that shows them."""
     with no_garbage_collection():
-        found, _ = collect(tuple(run_files), Path())
+        found, _ = collect(tuple(run_files), None)
         contents = Contents.of(found, frame_of(found))
     return text_of(summary(contents, report))
 
 
-def _blocks(contents: Contents, named: tuple[Path, ...], out: Path, full: bool) -> list[Block]:
+def _blocks(contents: Contents, named: tuple[Path, ...], command: str, full: bool) -> list[Block]:
     if full or any(is_scenario_name(name) for name in named):
         return report_blocks(contents, full)
-    shown = [str(name) for name in named] or ([] if out == Path("results") else ["--out", str(out)])
-    return summary(contents, " ".join(["distbench report", *shown]))
+    return summary(contents, command)
 
 
 def _write_reproducers(folder: Path, contents: Contents) -> list[str]:

@@ -95,7 +95,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
 def machine_line(run: Run) -> str:
     """What it ran on."""
     facts = run.about.environment
-    commit = (facts.git_commit or "unknown")[:8] + (" (dirty)" if facts.git_dirty else "")
+    commit = (facts.git_commit or "")[:8] + (" (dirty)" if facts.git_dirty else "")
     parts = (
         f"{facts.num_cpus} CPUs ({facts.cpu_model or 'model unknown'})" if facts.num_cpus else "",
         f"{facts.num_devices} x {facts.device_name}" if facts.device_name else "",
@@ -103,7 +103,7 @@ def machine_line(run: Run) -> str:
         f"{facts.num_hosts} hosts" if facts.num_hosts and facts.num_hosts != 1 else "",
         f"torch {facts.torch or 'unknown'}",
         f"NCCL {facts.nccl}" if facts.nccl else "",
-        f"commit {commit}",
+        f"commit {commit}" if facts.git_commit else "",
     )
     return f"{facts.machine or 'unknown machine'}: " + ", ".join(part for part in parts if part)
 

@@ -10,6 +10,8 @@ from distbench.laboratory.study import Study
 from distbench.laboratory.study_plots import laboratory_figures
 from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
+from distbench.links.heat_map import link_figures
+from distbench.links.link_text import link_tables
 from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.render.html import PageBlock, Picture, SectionHeading, Verdict, page_of
 from distbench.render.plot_style import styled
@@ -19,6 +21,7 @@ from distbench.report.contents import Contents
 from distbench.report.overview import NOT_OK, NOT_OK_TITLE, overview, spent_line
 from distbench.report.plots import figures_of
 from distbench.report.sections import tables_of
+from distbench.report.simulated_steps import simulated_tables
 from distbench.report.summary import summary
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
@@ -70,7 +73,8 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         own = frame[frame["kind"] != "redistribute"] if is_studied else frame
         yield SectionHeading(name, mark=_mark([run]))
         yield from (Picture(figure) for _, figure in figures_of(run.scenario, own))
-        yield from tables_of(frame, is_studied)
+        yield from (Picture(figure) for _, figure in link_figures(run))
+        yield from (*simulated_tables(run), *tables_of(frame, is_studied), *link_tables(run))
         yield from calibration_blocks(run)
         traces, failed = traces_of([run])
         yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
@@ -83,9 +87,9 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
 def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
     """The first screen as a page has it: what was found first, and no commands to go on with."""
     heading, where, found, then = summary(contents)
-    if isinstance(heading, Heading) and isinstance(then, Lines):
+    if isinstance(heading, Heading):
         yield Verdict((heading.text.removeprefix("distbench: "),))
-        yield from (found, Lines(tuple(text for text in then.texts if not text.startswith("next:"))), where)
+        yield from (found, then, where)
 
 
 def _is_bad(table: Table) -> bool:

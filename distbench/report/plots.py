@@ -9,6 +9,7 @@ import numpy as np
 from distbench.laboratory.planner_table import Bools
 from distbench.laboratory.redistributions import Comparison, comparisons, pair_verdict
 from distbench.laboratory.study_plots import laboratory_figures
+from distbench.links.heat_map import link_figures
 from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import (
@@ -48,7 +49,8 @@ def figures_in(contents: Contents) -> Drawn:
     names = [run.scenario for run in contents.runs]
     for run, name, frame in zip(contents.runs, names, contents.frames, strict=True):
         stem = name if names.count(name) == 1 else run.path.stem
-        yield from ((f"{kind}-{stem}", figure) for kind, figure in figures_of(name, frame))
+        drawn = (*figures_of(name, frame), *link_figures(run))
+        yield from ((f"{kind}-{stem}", figure) for kind, figure in drawn)
     yield from timeline_figures(traces_of(contents.runs)[0])
     for study in contents.studies:
         yield from ((f"{kind}-{study.machine}", figure) for kind, figure in laboratory_figures(study))

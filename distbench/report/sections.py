@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 from distbench.laboratory import redistributions
 from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
+from distbench.links.link_text import link_tables
 from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.report import calls, collectives, operators, steps
+from distbench.report.calibrations import calibration_tables
 from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
+from distbench.report.simulated_steps import simulated_tables
 from distbench.runs.run_file import Run
 
 if TYPE_CHECKING:
@@ -34,10 +37,13 @@ def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = Tru
     spent = spent_line(run) if full else None
     return [
         Heading(run.scenario),
-        Lines((f"run file: {_short(run.path)}", *([EVERY_CASE] if is_studied else []))),
+        Lines((f"run file: {short_path(run.path)}", *([EVERY_CASE] if is_studied else []))),
+        *simulated_tables(run),
         *tables_of(frame, is_studied, full),
+        *link_tables(run),
+        *calibration_tables(run),
         *([Lines((spent,))] if spent else []),
-        *([Lines((PATHS.format(_short(run.path)),))] if run.traces else []),
+        *([Lines((PATHS.format(short_path(run.path)),))] if run.traces else []),
     ]
 
 
@@ -51,6 +57,6 @@ def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> lis
     return [*own, *others]
 
 
-def _short(path: Path) -> Path:
+def short_path(path: Path) -> Path:
     """Relative to the working folder, where it lies below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

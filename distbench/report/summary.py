@@ -1,17 +1,23 @@
 """The first screen, a few lines a scenario, verdicts first: what ran, what was found, how sure that is, what next."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distbench.compare.passes import MIN_PASSES
 from distbench.laboratory.study_verdict import verdict_lines
+from distbench.links.link_text import link_lines
 from distbench.render.blocks import Block, Heading, Lines, shorten
+from distbench.render.screen import cells
 from distbench.render.units import counts_text
 from distbench.report import findings
+from distbench.report.calibrations import calibration_lines
 from distbench.report.contents import Contents
 from distbench.report.operators import operator_lines
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
+from distbench.report.sections import short_path
+from distbench.report.simulated_steps import simulated_lines
 from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Run
 from distbench.spec.mesh import format_mesh
@@ -19,53 +25,65 @@ from distbench.spec.mesh import format_mesh
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_REASON = 200
+MAX_REASON, MAX_RUNS = 200, 20
 # What a reader must not miss comes first: what failed, what differs beyond noise, everything else.
 FAILED, DIFFERS, OTHER = range(3)
 
 
-def summary(contents: Contents, report: str = "distbench report") -> list[Block]:
-    """The first screen; `report` is the command that shows these runs, for those that come next."""
+def summary(contents: Contents, report: str = "") -> list[Block]:
+    """The first screen; `report` is the command that shows these runs, for those that come next; empty: none do."""
     runs = contents.runs
     counted = Counter(case["status"] for run in runs for case in run.cases)
-    count = f"{len(runs)} scenario{'s' if len(runs) != 1 else ''}"
+    names = Counter(run.scenario for run in runs)
+    count = f"{len(names)} scenario{'s' if len(names) != 1 else ''}"
+    if len(names) < len(runs):
+        count = f"{len(runs)} runs of {count}"
     statuses = counts_text({status: counted[status] for status in STATUSES}) or "no case finished"
     cautions = (*dict.fromkeys(line for run in runs for line in cautions_of(run)), *busy_line(runs))
-    found = [_of_run(run, frame, contents) for run, frame in zip(runs, contents.frames, strict=True)]
+    found = [
+        (*_of_run(run, frame, contents, names[run.scenario] > 1), run)
+        for run, frame in zip(runs, contents.frames, strict=True)
+    ]
+    if len(names) < len(runs):
+        found.reverse()  # the latest run of a scenario first
     found.sort(key=lambda one: one[0])
+    sections = [lines for _, lines, _ in found]
+    most = MAX_RUNS if report else len(found)  # a page has them all
+    more = [f"... {len(found) - most} more"] if len(found) > most else []
     return [
         Heading(f"distbench: {count}: {statuses}", 1),
         Lines((*dict.fromkeys(map(machine_line, runs)), *cautions)),
-        Lines(tuple(line for _, lines in found for line in lines)),
-        Lines((*_too_few(found), _next(runs, report))),
+        Lines((*(line for lines in sections[:most] for line in lines), *more)),
+        Lines((*_too_few(sections), *(_next(runs, found[0][2].scenario, report) if report and found else []))),
     ]
 
 
-def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents) -> tuple[int, list[str]]:
-    """Where it stands in the order, and its lines."""
+def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents, with_file: bool) -> tuple[int, list[str]]:
+    """Where it stands in the order, and its lines; `with_file` names its file, where others are of its scenario."""
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
     lines += operator_lines(frame)
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
-    lines += findings.trace_lines(run)
-    differs = any(line.startswith(("best:", "worst:")) for line in lines)
+    lines += [*simulated_lines(run), *calibration_lines(run), *findings.trace_lines(run), *link_lines(run)]
+    differs = any(line.startswith(("best:", "worst:", "SLOW:")) for line in lines)
     rank = FAILED if failed else DIFFERS if differs else OTHER
-    return rank, [_head(run), *(f"  {line}" for line in (*failed, *lines))]
+    return rank, [_head(run, with_file), *(f"  {line}" for line in (*failed, *lines))]
 
 
-def _too_few(found: Sequence[tuple[int, list[str]]]) -> list[str]:
+def _too_few(sections: Sequence[Sequence[str]]) -> list[str]:
     """What to do where passes were too few for verdicts."""
-    count = sum(any(findings.NO_VERDICT in line for line in lines) for _, lines in found)
+    count = sum(any(findings.NO_VERDICT in line for line in lines) for lines in sections)
     told = f"in {count} scenario{'s' if count != 1 else ''} passes were too few to tell variants apart"
     return [f"{told}: measure without --quick, or with --passes {MIN_PASSES}"] if count else []
 
 
-def _head(run: Run) -> str:
+def _head(run: Run, with_file: bool) -> str:
     about, environment = run.about, run.about.environment
     device = "/".join(part for part in (environment.device or about.device, environment.backend) if part)
     ranks = f"{environment.world_size} ranks" if environment.world_size else ""
     mesh = "" if about.mesh is None else format_mesh(about.mesh)
-    where = ", ".join(filter(None, (mesh, device, ranks, f"label {about.label}" if about.label else "")))
+    label, file = f"label {about.label}" if about.label else "", run.path.name if with_file else ""
+    where = ", ".join(filter(None, (mesh, device, ranks, label, file)))
     counted = Counter(case["status"] for case in run.cases)
     statuses = counts_text({status: counted[status] for status in STATUSES}) or "no case finished"
     return f"{run.scenario} ({where}): {statuses}"
@@ -98,8 +116,20 @@ def _of_study(run: Run, contents: Contents) -> list[str]:
     return [*lines[:1], *lines[1:][-1:]] if run is study.runs[-1] else []
 
 
-def _next(runs: Sequence[Run], report: str) -> str:
-    """The commands to go on with."""
-    traced = [f"{report} --paths (what each path costs)"] if any(run.traces for run in runs) else []
-    own = f"{report} {runs[0].scenario} (its own tables)"
-    return f"next: {'; '.join([own, f'{report} --full (everything)', *traced, f'{report} --page FILE (to send on)'])}"
+def _next(runs: Sequence[Run], scenario: str, report: str) -> list[str]:
+    """The commands to go on with, one a line; an interrupted run comes first."""
+    cut_short = [run for run in runs if run.footer is None or run.footer.get("status") == "interrupted"]
+    resume = [f"distbench run --resume {shlex.quote(str(short_path(run.path)))}" for run in cut_short[:1]]
+    commands = {
+        f"{report} {scenario}": "its own tables",
+        f"{report} --full": "everything",
+        **({f"{report} --paths": "what each path costs"} if any(run.traces for run in runs) else {}),
+        f"{report} --page FILE": "to send on",
+    }
+    width = max(map(cells, commands))
+    rest = [f"  {command}  the cases that it lacks" for command in resume]
+    return [
+        "next:",
+        *rest,
+        *(f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()),
+    ]

@@ -1,9 +1,9 @@
 """`report --paths` and `--diff`: traced steps to tables, a timeline and a trace file, and one held against another."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from distbench.render.blocks import Block, Lines
+from distbench.render.blocks import Block, Heading, Lines
 from distbench.render.html import PageBlock, Verdict
 from distbench.render.plot_style import draw
 from distbench.report.contents import Contents
@@ -17,7 +17,7 @@ from distbench.traces.diff import difference
 from distbench.traces.diff_text import comparison_blocks
 from distbench.traces.path_tables import grouped_table, trace_blocks
 from distbench.traces.records import Trace
-from distbench.traces.select import chosen, one_trace
+from distbench.traces.select import Chosen, chosen, one_trace
 from distbench.traces.timeline import timeline_figures
 
 
@@ -36,7 +36,8 @@ def render_paths(
         named: run files and folders, each with or without `::PART` of a case's id; empty for the latest run.
         form: one of FORMS; "csv" and "json" give one row a collective, traced step and rank.
         plots: folder for each trace's timeline.
-        page: HTML file for the whole report on these runs, paths and timelines included.
+        page: HTML file for the whole report on these runs, paths and timelines included; where a PART is named, for
+            the paths and timelines of what it means alone.
         chrome: file for one trace as Chrome's trace events.
         by: columns of the rows to sum by, instead of the usual tables and rows; empty for these.
     """
@@ -45,7 +46,7 @@ def render_paths(
     data = frame_of_traces(traces, by)
     messages = [_write_chrome(chrome, traces)] if chrome else []
     written = draw(timeline_figures(traces), plots) if plots else []
-    messages += [write_page(page, page_blocks(Contents.of(found.runs, frame_of(found.runs))))] if page else []
+    messages += [write_page(page, _page(found))] if page else []
 
     def blocks() -> list[Block]:
         shown = [block for trace in traces for block in ([grouped_table(trace, by)] if by else trace_blocks(trace))]
@@ -54,6 +55,13 @@ def render_paths(
     if form in DATA_FORMS:
         messages += found.failed
     return rendered(form, lambda: data, blocks, found.warnings, written, messages)
+
+
+def _page(found: Chosen) -> Iterable[PageBlock]:
+    if not found.is_part:
+        return page_blocks(Contents.of(found.runs, frame_of(found.runs)))
+    title = f"distbench: traced steps of {', '.join(dict.fromkeys(trace.run.scenario for trace in found.traces))}"
+    return [Heading(title, 1), *(block for trace in found.traces for block in traced_blocks(trace))]
 
 
 def render_difference(one: Path, other: Path, form: str, page: Path | None = None) -> Rendered:

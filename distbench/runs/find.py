@@ -14,16 +14,20 @@ MAX_FILE_WARNINGS = 5
 T = TypeVar("T")
 
 
-def collect(named: tuple[Path, ...], out: Path) -> tuple[list[Run], list[str]]:
+def collect(named: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
     """The runs to report, oldest first, and sentences about files and lines that were left out.
 
     `named` are run files and folders of them; empty for the latest invocation under the results folder `out`. Names of
     scenarios among them leave the other scenarios out; where no file is named, each means its own latest invocation.
+    Without `out` nothing is looked for: `named` are paths alone.
     """
     warnings: list[str] = []
-    names = [str(name) for name in named if is_scenario_name(name)]
+    names = [] if out is None else [str(name) for name in named if is_scenario_name(name)]
     paths = [path for path in named if str(path) not in names]
-    runs = _of_scenarios(names, _read_named(paths, warnings)) if paths else _read_latest(out, warnings, names)
+    if paths or out is None:
+        runs = _of_scenarios(names, _read_named(paths, warnings))
+    else:
+        runs = _read_latest(out, warnings, names)
     runs.sort(key=lambda run: (run.about.started_at, run.path.name))
     return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
 
@@ -78,7 +82,8 @@ def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
         elif given.exists():
             read = [read_run(given)]
         else:
-            raise UserError(f"run {given} does not exist; give a run file or a folder of run files, such as results/")
+            none = f"run {given} does not exist: it is no file or folder here"
+            raise UserError(f"{none}; give a run file or a folder of run files, such as results/")
         runs.update({run.path.resolve(): run for run in read})
     return list(runs.values())
 

@@ -35,7 +35,11 @@ def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, .
     return tuple(Column(name, (*path, name), is_number) for name in names.split())
 
 
-HELD = ("parameters", "buffers", "optimizer", "batch", "gradients", "other")  # kinds of what a step holds at its peak
+# Kinds of what a step holds at its peak; those of the second line in simulated steps, in others they are "other".
+HELD = (
+    *("parameters", "buffers", "optimizer", "batch", "gradients", "other"),
+    *("activations", "backward", "fsdp"),
+)
 PARAMS, COUNTERS = ("case", "params"), ("counters",)
 BEFORE_TIMES = (*_columns("kind id", "case"), *_columns("status"))
 AFTER_TIMES = (
@@ -60,6 +64,8 @@ LAST = (
     *_columns("worst_grad", *COUNTERS),
     *_columns("result gradients forward_pays backward_pays", *COUNTERS),
     *_columns("num_implicit", *COUNTERS, is_number=True),
+    *_columns("compute_s exposed_s idle_s mfu hfu slowest_rank", *COUNTERS, is_number=True),
+    *_columns("simulated"),
     *_columns("stop_reason error"),
 )
 

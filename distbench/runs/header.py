@@ -15,6 +15,7 @@ MUST_AGREE = (
 # These may be the very thing that is compared.
 SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
 Number = int | float
+SIMULATED = "simulated"  # the field of a header, case or trace that nobody measured
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ class Header:
         device: as asked for; what was used is the environment's.
         settings: how samples were taken.
         profile: file of the machine's profile.
+        log_dir: folder of rank 0's logs.
         label: the user's own text for the run; None for none.
         started_at: seconds since the epoch, or 0 where the line does not say.
         facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
+        simulated: of a simulated run, on which hardware file's figures, with what assumed; empty for a measured one.
     """
 
     run_id: str | None = None
@@ -60,11 +63,13 @@ class Header:
     device: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     profile: str | None = None
+    log_dir: str | None = None
     label: str | None = None
     started_at: Number = 0.0
     variants: Any = None
     environment: Environment = Environment()
     facts: dict[str, Any] = field(default_factory=lambda: _facts({}, {}))
+    simulated: dict[str, Any] = field(default_factory=dict)
 
 
 def header_of(record: Mapping[str, Any]) -> Header:
@@ -72,7 +77,7 @@ def header_of(record: Mapping[str, Any]) -> Header:
     job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
     return Header(
         **{name: _of_type(record, name, str) for name in ("run_id", "invocation_id")},
-        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile")},
+        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile", "log_dir")},
         mesh=_of_type(job, "mesh", dict),
         settings=_mapping(job.get("settings")),
         label=_of_type(job, "label", str) or None,
@@ -80,6 +85,7 @@ def header_of(record: Mapping[str, Any]) -> Header:
         variants=job.get("variants"),
         environment=_environment(environment),
         facts=_facts(job, environment),
+        simulated=_mapping(record.get(SIMULATED)),
     )
 
 

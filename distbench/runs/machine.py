@@ -2,25 +2,30 @@
 
 import contextlib
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distbench.spec.devices import ACCELERATORS, DEVICES
+from distbench.runs.accelerator_facts import SMI, accelerator_facts, devices_told
+from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
 
 ALLOWED_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     *(variable for known in DEVICES.values() for variable in known.variables),
-    *("SLURM_JOB_ID", "SLURM_NNODES"),
+    *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
 )
-COMMAND_TIMEOUT_S = 10
+COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
+ROOT = Path("/")
 
 
 def host_facts() -> dict[str, Any]:
@@ -34,6 +39,7 @@ def host_facts() -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "variables": {name: os.environ[name] for name in ALLOWED_VARIABLES if name in os.environ},
         "load_at_start": load_average(),
+        **accelerator_facts(output_of),
         **git_state(),
     }
 
@@ -132,34 +138,89 @@ def _ticks_of_descendants() -> int:
 
 def git_state() -> dict[str, Any]:
     """Commit and dirtiness of the repository that the command was started in; None outside of one."""
-    commit = _output(["git", "rev-parse", "HEAD"])
+    commit = output_of(["git", "rev-parse", "HEAD"])
     if not commit:
         return {"git_commit": None, "git_dirty": None}
-    return {"git_commit": commit.strip(), "git_dirty": bool(_output(["git", "status", "--porcelain"]))}
+    return {"git_commit": commit.strip(), "git_dirty": bool(output_of(["git", "status", "--porcelain"]))}
+
+
+def devices_here() -> list[dict[str, Any]]:
+    """Clocks, heat and power of this host's devices now, and what holds them down; [] where nobody tells."""
+    return devices_told(output_of) if shutil.which(SMI) else []
 
 
 def accelerator_here() -> tuple[str, int]:
     """The first type of accelerator that this process may use, and how many; ("cpu", 0) without one."""
-    counts = {name: device_count(name) for name in ACCELERATORS}
-    return next(((name, count) for name, count in counts.items() if count), ("cpu", 0))
+    counts = ((name, device_count(name)) for name in ACCELERATORS if _is_brought(DEVICES[name]))
+    return next(((name, count) for name, count in counts if count), ("cpu", 0))
 
 
 def device_count(device: str) -> int:
-    """Accelerators of a type that this process may use, counted without importing torch."""
+    """Accelerators of a type that this process may use, counted without importing torch where that can be."""
     known = DEVICES[device]
-    visible = os.environ.get(known.visible)
-    if visible is not None:
-        return len([number for number in visible.split(",") if number.strip() not in ("", "-1")])
-    if shutil.which(known.lister[0]):
-        listed = _output(known.lister)
-        if listed is not None:
-            return len([line for line in listed.splitlines() if line.startswith(known.line)])
-    return len([path for path in Path("/dev").glob(f"{known.node}*") if path.name[len(known.node) :].isdecimal()])
+    here = _devices_of_host(known)
+    shown = [os.environ[name] for name in known.visible if name in os.environ]
+    if shown:
+        return min(num_visible(text, here) for text in shown)
+    if here is not None:
+        return here
+    code = f"import torch; print(torch.get_device_module({device!r}).device_count())"
+    told = output_of([sys.executable, "-c", code], TORCH_TIMEOUT_S)
+    return int(told) if told is not None and told.strip().isdecimal() else 0
 
 
-def _output(command: Sequence[str]) -> str | None:
+def num_visible(text: str, num_here: int | None) -> int:
+    """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: it is not known).
+
+    As CUDA and torch read it: what follows a number that is no device's is not seen, a number twice shows nothing; ids
+    (`GPU-...`, `MIG-...`) are taken as they are.
+    """
+    seen: list[str] = []
+    for part in (one.strip() for one in text.split(",")):
+        number = re.match(r"[+-]?\d+", part)
+        if not part or (number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here))):
+            break
+        name = str(int(number[0])) if number else part
+        if name in seen:
+            return 0
+        seen.append(name)
+    return len(seen)
+
+
+def _devices_of_host(known: DeviceType) -> int | None:
+    """Those that a command or the driver's files tell of; None where neither is known."""
+    for lister in known.listers:
+        if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
+            return len([line for line in listed.splitlines() if line.startswith(lister.line)])
+    found = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in known.files]
+    return next((len(paths) for paths in found if paths), 0) if known.files else None
+
+
+def _is_device(path: Path) -> bool:
+    """A device's file, or one that holds the number of one: AMD's driver gives a CPU none, that is 0."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        return not path.is_file() or path.read_text().strip() not in ("", "0")
+    except OSError:
+        return False
+
+
+def _is_brought(known: DeviceType) -> bool:
+    """Whether a torch for such a device can be here at all: asking torch itself takes seconds."""
+    if not known.brought_by:
+        return True
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return any(
+        version.endswith(one) if one.startswith("+") else importlib.util.find_spec(one) for one in known.brought_by
+    )
+
+
+def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
+    """What a command prints; None where it fails, or takes longer."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -15,6 +15,7 @@ from distbench.spec.errors import UserError
 
 # Folders whose launches belong together: one command made them, to be compared with each other.
 TOGETHER = ("ab", "self-test")
+LOGS, LAUNCHERS = "logs", ("slurm-", "torchrun-")
 GOING_ON_S = 86_400.0  # a run without a footer that was written to since may still be going on
 FOOTER = b'"type":"footer"'
 TAIL_BYTES = 1 << 16
@@ -77,14 +78,21 @@ def _runs_in(folder: Path) -> list[OldRun]:
             about = header_of(RecordReader(path, []).header())
             key = parts[:2] if parts[0] in TOGETHER else about.invocation_id or about.run_id or str(path)
             together.setdefault(key, []).append((path, about))
-    return [_run_of(key, some) for key, some in together.items()]
+    return [_run_of(key, some, folder) for key, some in together.items()]
 
 
-def _run_of(key: object, some: Sequence[tuple[Path, Header]]) -> OldRun:
+def _launch_folder(log_dir: str | None, folder: Path) -> Path | None:
+    """Where the ranks of another launcher's launch each have a folder of their own, if it lies in `folder`."""
+    launch = Path(log_dir or "").parent
+    inside = launch.parent == folder.resolve() / LOGS and launch.name.startswith(LAUNCHERS)
+    return folder / LOGS / launch.name if inside else None
+
+
+def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> OldRun:
     run_files = tuple(path for path, _ in some)
-    log_folders = tuple(
-        logs for path in run_files if (logs := path.parent / "logs" / path.stem).is_dir() and not logs.is_symlink()
-    )
+    beside = [path.parent / LOGS / path.stem for path in run_files]
+    launches = [one for _, about in some if (one := _launch_folder(about.log_dir, folder))]
+    log_folders = tuple(logs for logs in (*beside, *launches) if logs.is_dir() and not logs.is_symlink())
     written = [path for one in log_folders for path in one.rglob("*") if path.is_symlink() or path.is_file()]
     files = (*run_files, *written)
     names = dict.fromkeys(about.scenario or path.stem for path, about in some)

@@ -31,9 +31,20 @@ STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupport
 MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
 Record = dict[str, Any]
 
+
+def _is_alive(value: Any) -> bool:
+    """(what it is, whose, bytes)."""
+    return (
+        isinstance(value, list)
+        and len(value) == len(_ALIVE)
+        and all(kind.fits(one) for kind, one in zip(_ALIVE, value, strict=True))
+    )
+
+
+_ALIVE = (TEXT, TEXT, BYTES)
 HEADER: Kinds = {
     **dict.fromkeys(("run_id", "invocation_id"), TEXT),
-    **dict.fromkeys(("job", "environment"), RECORD),
+    **dict.fromkeys(("job", "environment", "simulated"), RECORD),
 }
 JOB: Kinds = {
     **dict.fromkeys(("scenario", "device", "profile", "label"), TEXT),
@@ -55,7 +66,10 @@ PARAMS: Kinds = {
     **dict.fromkeys(("scenario", "computes", "call"), TEXT),
     **dict.fromkeys(("size_bytes", "num_tokens", "batch_size"), BYTES),
     **dict.fromkeys(("shape", "mesh_shape"), list_of(COUNT)),
-    "flattened": list_of(TEXT),
+    **dict.fromkeys(("flattened", "hosts"), list_of(TEXT)),
+    **dict.fromkeys(("pairs", "groups"), list_of(list_of(COUNT))),
+    "ranks": list_of(COUNT),
+    "level": TEXT,
 }
 RESULT: Kinds = {
     "case": RECORD,
@@ -67,6 +81,7 @@ RESULT: Kinds = {
     "group_size": SIZE,
     **dict.fromkeys(("mesh_dim", "backend", "backend_op", "stop_reason", "error"), TEXT),
     "counters": RECORD,
+    "simulated": FLAG,
 }
 COUNTERS: Kinds = {
     **dict.fromkeys(("path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"), TEXT),
@@ -76,8 +91,22 @@ COUNTERS: Kinds = {
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
     **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),
-    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes"), BYTES),
+    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "baseline_bytes"), BYTES),
     "peak_by_kind": mapping_of(BYTES),
+    # Of a simulated step.
+    **dict.fromkeys(("compute_s", "exposed_s", "idle_s", "host_s"), DURATION),
+    **dict.fromkeys(("predicted_phases_s", "exposed_by_mesh_dim_s"), mapping_of(DURATION)),
+    **dict.fromkeys(("mfu", "hfu"), AMOUNT),
+    **dict.fromkeys(("slowest_rank", "num_retries"), COUNT),
+    "fits": FLAG,
+    "alive": Kind(
+        lambda value: isinstance(value, list) and all(map(_is_alive, value)),
+        "a list of (what, owner, bytes)",
+        {
+            "type": "array",
+            "items": {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": [kind.schema for kind in _ALIVE]},
+        },
+    ),
 }
 PASS: Kinds = {
     "case_id": NAME,
@@ -88,6 +117,7 @@ PASS: Kinds = {
     ),
     "samples_s": TIMES,
     "phases_s": mapping_of(DURATIONS),
+    "rank_median_s": DURATIONS,
     "stop_reason": TEXT,
     "status": one_of(STATUSES),
     "error": TEXT,
@@ -105,9 +135,9 @@ FOOTER: Kinds = {
 TRACE: Kinds = {
     "case_id": NAME,
     **dict.fromkeys(("error", "method", "exposed_reason"), TEXT),
-    "clock_shared": FLAG,
+    **dict.fromkeys(("clock_shared", "simulated"), FLAG),
     "steps_s": DURATIONS,
-    **dict.fromkeys(("overhead", "agreement", "memory", "phases"), RECORD),
+    **dict.fromkeys(("overhead", "agreement", "memory", "phases", "computing"), RECORD),
     **dict.fromkeys(("columns", "rows"), LIST),
 }
 IN_TRACE: dict[str, Kinds] = {
@@ -182,7 +212,12 @@ def _wrong_in_trace(record: Record) -> str | None:
     for name, kinds in IN_TRACE.items():
         if wrong := wrong_field(record.get(name) or {}, kinds, within=f"{name}."):
             return wrong
-    return _wrong_in_table(record, "") or _wrong_in_table(record["phases"], "phases.")
+    computing = record.get("computing")
+    return (
+        _wrong_in_table(record, "")
+        or _wrong_in_table(record["phases"], "phases.")
+        or (_wrong_in_table(computing, "computing.") if computing is not None else None)
+    )
 
 
 def _wrong_in_table(table: Record, within: str) -> str | None:

@@ -8,6 +8,7 @@ History of schema_version:
     1: first version.
     2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
        `batch_size`; its `num_tokens` only where the scenario gives them (before, always: batch x the next dimension).
+       Since then, read by all: a header, case or trace that says `simulated` is of `distbench simulate`.
 """
 
 import gc
@@ -47,7 +48,7 @@ class Case:
     """One thing measured; `params` tell it apart, as columns for a report."""
 
     id: str  # stable join key, kind/dtype[shape]/what/how
-    kind: str  # "collective", "redistribute", "calibrate", "operator", "step" or "call"
+    kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
     params: Record = field(default_factory=dict)
 
 
@@ -113,6 +114,11 @@ class Run:
     def about(self) -> Header:
         """The header, with a default in the place of whatever is missing or of another type."""
         return header_of(self.header)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing in it was measured."""
+        return bool(self.about.simulated)
 
     @property
     def scenario(self) -> str:
@@ -196,6 +202,8 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         if "error" in record:
             case.update(status=record["status"], error=record["error"])
             continue
+        if "rank_median_s" in record:
+            case.setdefault("ranks_by_pass", [case.get("rank_median_s") or []]).append(record["rank_median_s"])
         case["samples_s"] = [*(case.get("samples_s") or ()), *record["samples_s"]]
         phases = known if isinstance(known := case.get("phases_s"), dict) else {}
         case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}

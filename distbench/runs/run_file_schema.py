@@ -67,7 +67,7 @@ def _trace() -> Schema:
     tables = {"columns": NAMES, "rows": ROWS}
     parts = {name: _object(kinds) for name, kinds in IN_TRACE.items()}
     phases = {"type": "object", "properties": tables, "required": list(tables)}
-    return {**parts, **tables, "phases": phases}
+    return {**parts, **tables, "phases": phases, "computing": nullable(phases)}
 
 
 def _object(kinds: Kinds, needed: Sequence[str] = (), **inner: Schema) -> Schema:

@@ -52,6 +52,9 @@ def _read_file(path: Path, warnings: list[str]) -> list[Launch]:
     if kind == "baseline":
         return read_baseline(path)
     run = read_nccl_tests(path) if kind == "nccl-tests" else read_run(path)
+    if run.is_simulated:
+        instead = "distbench compare shows predicted times, gate --signature compares what it communicates"
+        raise UserError(f"{path} is a simulated run, which holds no measured time; {instead}")
     warnings += run.warnings
     return [launch_of(run)]
 

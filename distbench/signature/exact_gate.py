@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distbench.signature.difference import differences, incomparable
+from distbench.signature.run_signature import load_either
 from distbench.signature.signature_file import Signature, load
 from distbench.spec.errors import UserError
 from distbench.spec.writing import write_whole
@@ -45,11 +46,11 @@ class Compared:
 
 
 def compare(base: Path, new: Path) -> Compared:
-    """Two signature files, or two folders of `*.signature` files by name; UserError for anything else."""
+    """Two signature files or run files, or two folders of `*.signature` files by name; UserError for anything else."""
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
-        return _compared({new.name: (load(base), load(new))}, [])
+        return _compared({new.name: (load_either(base), load_either(new))}, [])
     files = {side: {path.name: path for path in sorted(side.glob(f"*{SUFFIX}"))} for side in (base, new)}
     if not files[base] and not files[new]:
         raise UserError(f"{base} and {new} hold no *{SUFFIX} file; write some with distbench signature -o")
@@ -82,7 +83,7 @@ def update(base: Path, new: Path) -> list[Path]:
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
     written = []
     for target, source in targets:
-        text = load(source).to_text()
+        text = load_either(source).to_text()
         try:
             if target.exists() and not target.is_file():
                 raise UserError(f"{target} cannot be written: it is no file; give another file")

@@ -66,6 +66,7 @@ class Signature:
         torch: torch's version; shown, never compared.
         cases: case id to how often each path is taken.
         peaks: case id to the predicted peak of all tensors alive, bytes; cases without a model have none.
+        has_peaks: whether peaks were predicted at all; a run file's are others.
     """
 
     scenario: str
@@ -73,6 +74,7 @@ class Signature:
     torch: str
     cases: Mapping[str, Mapping[Path, int]]
     peaks: Mapping[str, int] = field(default_factory=dict)
+    has_peaks: bool = True
 
     def to_text(self) -> str:
         """The file's content: cases and paths in an order that depends on nothing else."""

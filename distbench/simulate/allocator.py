@@ -2,7 +2,8 @@
 
 The rules are those of CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
 `expandable_segments:True`; a test holds each against hand-worked cases. Not modelled: `max_split_size_mb`,
-`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs.
+`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs; and that a segment which can grow
+also gives back pages in its middle before memory runs out.
 """
 
 import bisect
@@ -97,7 +98,13 @@ class CachingAllocator:
     def _best_fit(self, pool: Pool, size: int) -> _Piece | None:
         fitting = self._free.get(pool, [])
         place = bisect.bisect_left(fitting, (size, -1))
-        return self._by_address[fitting[place][1]] if place < len(fitting) else None
+        if place == len(fitting):
+            return None
+        found = self._by_address[fitting[place][1]]
+        if found is self._tails.get(pool) and place + 1 < len(fitting):
+            # The end of a segment that can grow counts as large as it can get: any other that fits is the better fit.
+            found = self._by_address[fitting[place + 1][1]]
+        return found
 
     def _segment(self, pool: Pool, size: int) -> _Piece:
         """A new segment, as `get_allocation_size` sizes it."""

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distbench.simulate.collective_time import collective_s
+from distbench.simulate.compiled import fused_bytes
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.operator_time import fused_bytes, operator_s
-from distbench.simulate.recording import Collective, EventRecorded, EventWaited, HostWaited, Operator, Recording
+from distbench.simulate.hardware.host_figures import HostFigures
+from distbench.simulate.host_time import on_host
+from distbench.simulate.operator_time import operator_s
+from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited, HostWaited, Operator, Recording
 
 
 class TimedEvent(NamedTuple):
@@ -72,6 +75,8 @@ class Parts:
 def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     """Run the recorded step on a clock."""
     events = recording.step
+    if hardware.host is not None:
+        return _replay_on_host(events, hardware.host)
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
     communicators: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
@@ -81,7 +86,7 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     launch_s, host_s = hardware["launch_s"], hardware["host_s"]
     for place, event in enumerate(events):
         if isinstance(event, Operator):
-            duration = operator_s(event, hardware, fused.get(place))
+            duration = operator_s(event, hardware, fused.get(place), recording.world_size)
             if duration <= 0:
                 continue
             now, host = now + host_s, host + host_s
@@ -103,22 +108,29 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
     return TimedStep(max([now, *streams.values()]), host, spans)
 
 
+def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
+    """One thing after another: on a CPU the host runs the operators itself, and waits for each collective."""
+    now = waited = 0.0
+    spans = []
+    for event in events:
+        if isinstance(event, Operator | Collective):
+            took = on_host(event, host)
+            start = now + took.host_s
+            now, waited = start + took.seconds, waited + took.host_s
+            if took.seconds > 0:
+                spans.append(TimedEvent(start, now, event))
+    return TimedStep(now, waited, spans)
+
+
 def parts_of(timed: TimedStep) -> Parts:
     """Where the time of a step went."""
     operators = [span for span in timed.spans if isinstance(span.what, Operator)]
     collectives = [span for span in timed.spans if isinstance(span.what, Collective)]
-    computing = _union((span.start_s, span.end_s) for span in operators)
-    computed = _Covered(computing)
+    computing = computing_of(timed)
     exposed: dict[Exposed, float] = defaultdict(float)
-    # Of several collectives at once, the one that began first is what is waited for.
-    until = 0.0
-    for span in sorted(collectives, key=lambda span: span.start_s):
-        start = max(span.start_s, until)
-        if span.end_s > start:
-            assert isinstance(span.what, Collective)
-            what, until = span.what, span.end_s
-            alone = span.end_s - start - computed.between(start, span.end_s)
-            exposed[Exposed(what.mesh_dim, what.kind, what.source, what.owner)] += max(alone, 0.0)
+    for span, alone_s in exposed_spans(timed):
+        assert isinstance(span.what, Collective)
+        exposed[Exposed(span.what.mesh_dim, span.what.kind, span.what.source, span.what.owner)] += alone_s
     compute_s = sum(end - start for start, end in computing)
     by_kind: dict[str, float] = defaultdict(float)
     for span in operators:
@@ -130,6 +142,26 @@ def parts_of(timed: TimedStep) -> Parts:
         communication[span.what.mesh_dim] += span.end_s - span.start_s
     idle_s = timed.step_s - compute_s - sum(exposed.values())
     return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication))
+
+
+def computing_of(timed: TimedStep) -> list[tuple[float, float]]:
+    """When some operator runs, s: ascending stretches that do not touch."""
+    return _union((span.start_s, span.end_s) for span in timed.spans if isinstance(span.what, Operator))
+
+
+def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
+    """The collectives in the order in which they began, and how long each is what the step waits for, s.
+
+    Of several at once, that is the one that began first.
+    """
+    computed, found, until = _Covered(computing_of(timed)), [], 0.0
+    for span in sorted((one for one in timed.spans if isinstance(one.what, Collective)), key=lambda one: one.start_s):
+        start, alone_s = max(span.start_s, until), 0.0
+        if span.end_s > start:
+            until = span.end_s
+            alone_s = max(span.end_s - start - computed.between(start, span.end_s), 0.0)
+        found.append((span, alone_s))
+    return found
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -17,6 +17,10 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
     if size == 1:
         return 0.0
     nodes = num_nodes(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
+    if collective.source == "cp" and collective.kind == "all_to_all":
+        # Ring attention passes a block to the next rank: each device sends to one other, which fewer links carry.
+        fixed = hardware["node_base_s" if nodes == 1 else "network_base_s"]
+        return fixed + collective.payload_bytes / hardware["peer_bytes_per_s" if nodes == 1 else "network_bytes_per_s"]
     turns = 2 if collective.kind == "all_reduce" else 1
     moved = turns * (size - 1) / size * collective.payload_bytes
     if collective.kind in ("broadcast", "send", "recv"):

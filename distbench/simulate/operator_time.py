@@ -1,96 +1,54 @@
-"""How long an operator takes on a hardware file's device; and which of them torch.compile would make one kernel."""
+"""How long an operator takes on a hardware file's device, which runs with others that are not equally fast."""
 
-from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from statistics import NormalDist
 
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.recording import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    MATMUL,
-    MEMORY,
-    Allocated,
-    Event,
-    EventRecorded,
-    EventWaited,
-    Freed,
-    HostWaited,
-    Operator,
-)
+from distbench.simulate.recording import ATTENTION, ATTENTION_BACKWARD, MATMUL, Operator
 
-# What may lie between two operators of one kernel.
-_BETWEEN = (Allocated, Freed, EventRecorded, EventWaited, HostWaited)
-DEFAULT_STREAM = 0
+FLOAT8 = "float8"
 
 
-def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None) -> float:
+def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None, world_size: int = 1) -> float:
     """Seconds that an operator runs: its floating point operations, or its bytes, whichever take longer.
 
     Args:
         fused: bytes of the one kernel that it became with others, 0 where another one stands for it; None for its own.
+        world_size: of the devices that wait for one another.
     """
     num_bytes = operator.num_bytes if fused is None else fused
     bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
     if operator.kind == MATMUL:
-        rate = hardware["matmul_bf16_flops" if operator.dtype in ("bf16", "f16") else "matmul_f32_flops"]
-        return max(operator.flops / rate, bytes_s)
-    if operator.kind == ATTENTION:
-        return operator.flops / hardware["attention_flops"]
-    if operator.kind == ATTENTION_BACKWARD:
-        return operator.flops / hardware["attention_backward_flops"]
+        return max(operator.flops / _matmul_rate(operator, hardware) * slowest(hardware, world_size), bytes_s)
+    if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
+        return operator.flops / _attention_rate(operator, hardware) * slowest(hardware, world_size)
     return bytes_s + hardware["operator_s"] if num_bytes else 0.0
 
 
-def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int, int]:
-    """What each run of memory-bound operators of compiled modules touches as one kernel, bytes.
+def slowest(hardware: Hardware, world_size: int) -> float:
+    """How much longer the slowest of so many devices computes than the mean one.
 
-    A run goes from one matmul, attention or collective to the next on the default stream. It reads what it did not
-    make, and writes what outlives it; what is made and freed within it never reaches memory.
-
-    Returns:
-        Place in `events` to bytes, for every operator of a run: all of them at its last one, 0 at the others.
+    All wait for it in every step, so a larger world is slower. Speeds are taken as normally distributed with the
+    hardware file's spread, and the largest of n as Blom's approximation has it (Statistical Estimates, 1958).
     """
-    if not compiled:
-        return {}
-    freed_at = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
-    found: dict[int, int] = {}
-    run: list[int] = []
-    for place, event in enumerate(events):
-        if isinstance(event, _BETWEEN):
-            continue
-        if _is_fusible(event, compiled):
-            run.append(place)
-            continue
-        _close(run, place, events, freed_at, found)
-        run = []
-    _close(run, len(events), events, freed_at, found)
-    return found
+    return 1 + hardware["device_spread"] * _largest_of(world_size)
 
 
-def _is_fusible(event: Event, compiled: Sequence[str]) -> bool:
-    return (
-        isinstance(event, Operator)
-        and event.kind == MEMORY
-        and event.stream == DEFAULT_STREAM
-        and any(f"{event.owner}.".startswith(f"{module}.") for module in compiled)
-    )
+@lru_cache(maxsize=64)
+def _largest_of(count: int) -> float:
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
-def _close(
-    run: Sequence[int], end: int, events: Sequence[Event], freed_at: Mapping[int, int], found: dict[int, int]
-) -> None:
-    made: set[int] = set()
-    reads: dict[int, int] = {}
-    writes: dict[int, int] = {}
-    for place in run:
-        operator = events[place]
-        assert isinstance(operator, Operator)
-        for block, num_bytes in operator.reads:
-            if block not in made:
-                reads[block] = max(reads.get(block, 0), num_bytes)
-        for block, num_bytes in operator.writes:
-            made.add(block)
-            writes[block] = max(writes.get(block, 0), num_bytes)
-        found[place] = 0
-    if run:
-        outliving = (num_bytes for block, num_bytes in writes.items() if freed_at.get(block, end + 1) > end)
-        found[run[-1]] = sum(reads.values()) + sum(outliving)
+def _matmul_rate(operator: Operator, hardware: Hardware) -> float:
+    if operator.dtype == FLOAT8:
+        return hardware["matmul_fp8_flops"]
+    return hardware["matmul_bf16_flops" if operator.dtype in ("bf16", "f16") else "matmul_f32_flops"]
+
+
+def _attention_rate(operator: Operator, hardware: Hardware) -> float:
+    """By shape: causal or not, forward or backward, and slower where sequences are short."""
+    queries, keys, is_causal = operator.attention or (0, 0, 1)
+    name = "attention_backward" if operator.kind == ATTENTION_BACKWARD else "attention"
+    rate = hardware[f"{name}_flops" if is_causal else f"{name}_full_flops"]
+    length = min(queries, keys)
+    return rate * length / (length + hardware["attention_half_length"]) if length else rate

@@ -1,5 +1,6 @@
 """Steps recorded in a child process, which runs torch; everything else about a simulation needs none."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import NamedTuple
 
 from distbench.ask_child import ask_child
 from distbench.simulate.recording import Recording
-from distbench.simulate.recording_file import load_recording
+from distbench.simulate.recording_file import load_recordings
 from distbench.spec import Job, UserError
 
 TIMEOUT_S = 1800.0
@@ -17,6 +18,7 @@ class Recorded(NamedTuple):
     """What came of recording a job's variants.
 
     Args:
+        recordings: of each variant those of its ranks, one after another.
         left_out: a variant's label to why it cannot be simulated.
     """
 
@@ -24,8 +26,13 @@ class Recorded(NamedTuple):
     left_out: dict[str, str]
 
 
-def record_steps(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Recorded]:
-    """A step of every variant of each job, as rank 0 runs it; jobs follow one another in one process.
+def record_steps(
+    jobs: Sequence[Job], timeout_s: float = TIMEOUT_S, ranks: Sequence[int] | None = (0,)
+) -> list[Recorded]:
+    """A step of every variant of each job, as some ranks run it; jobs follow one another in one process.
+
+    Args:
+        ranks: None for rank 0 and those whose step may differ from its: with other shards, say.
 
     Raises:
         UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model asks for
@@ -35,7 +42,7 @@ def record_steps(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Reco
     with tempfile.TemporaryDirectory() as folder:
         answer = ask_child(
             "distbench.worker.children.recordings",
-            (folder,),
+            (folder, json.dumps(ranks)),
             given=[job.to_record() for job in jobs],
             timeout_s=timeout_s,
             failure=f"no step of {names} was recorded: {{why}}; see whether distbench check passes it",
@@ -46,5 +53,5 @@ def record_steps(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[Reco
             files = [Path(one["file"]) for one in of_job if "file" in one]
             if not files:
                 raise UserError("; ".join(f"{label}: {reason}" for label, reason in left_out.items()))
-            found.append(Recorded([load_recording(file) for file in files], left_out))
+            found.append(Recorded([one for file in files for one in load_recordings(file)], left_out))
         return found

@@ -3,9 +3,9 @@
 docs/simulation.md says what each field means; `recording_file.py` writes and reads it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Of an operator: what its time depends on.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
@@ -29,6 +29,8 @@ class Head:
         microbatches: parts that a rank's batch is split into.
         phases: of the step, in order.
         compiled: names of the modules that the plan compiles; their operators are recorded as they run uncompiled.
+        rank: whose step it is.
+        case_id: of the case that a measured run of the same step has; `params` are that case's.
     """
 
     scenario: str
@@ -41,6 +43,14 @@ class Head:
     microbatches: int
     phases: tuple[str, ...]
     compiled: tuple[str, ...] = ()
+    rank: int = 0
+    case_id: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The scenario's name and, where there is one, the variant."""
+        return f"{self.scenario}/{self.variant}" if self.variant else self.scenario
 
 
 class StepBegun(NamedTuple):
@@ -61,6 +71,7 @@ class Operator(NamedTuple):
         reads, writes: (block, bytes) of each tensor.
         phase: "forward", "backward" or "optimizer".
         owner: the module's name; empty for the root, and where none is known.
+        attention: of attention, [queries, keys, whether it is causal (0 or 1)]; empty for others.
     """
 
     stream: int
@@ -73,14 +84,16 @@ class Operator(NamedTuple):
     writes: Touched
     phase: str
     owner: str
+    attention: Sequence[int] = ()
 
 
 class Collective(NamedTuple):
     """A collective on a stream; fields as `worker.tracing.attribution.Communication` has them.
 
     Args:
-        ranks: of the group of rank 0, as (count, stride) of nested loops, outermost first: [[4, 8], [8, 1]] is 0 to
-            31; a group that is not such loops lists its ranks as [[1, rank], ...].
+        ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,
+            8], [8, 1]] is 0 to 31; a group that is not such loops lists its ranks as [[1, rank], ...].
+        op: as torch calls it, such as "c10d._allgather_base_"; empty in recordings of version 1.
     """
 
     stream: int
@@ -96,6 +109,7 @@ class Collective(NamedTuple):
     redistribution: str
     explicit: bool | None
     ranks: Touched
+    op: str = ""
 
 
 class EventRecorded(NamedTuple):

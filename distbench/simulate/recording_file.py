@@ -1,9 +1,13 @@
-"""The file of a recording: JSON line by line, the first its `Head`, each further one an event.
+"""The file of a recording: JSON line by line, the first its `Head`, each further one an event; of several ranks, one
+recording after another.
 
-A reader of version N reads all older versions.
+History of recording_version; a reader of version N reads all older ones:
+    1: first version.
+    2: more ranks than rank 0, each with a head of its own and its `rank`; `case_id` and `params`; a collective's `op`.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -30,6 +34,7 @@ from distbench.spec.fields import (
     COUNT,
     FLAG,
     NAME,
+    RECORD,
     SIZE,
     TEXT,
     Kind,
@@ -44,8 +49,9 @@ from distbench.spec.fields import (
 from distbench.spec.reading import opened, parse_json
 from distbench.spec.writing import write_whole
 
-VERSION = 1
-MAX_LINES, MAX_LINE_BYTES = 5_000_000, 1 << 20
+VERSION = 2
+MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
+MAX_WORLD_SIZE = 65_536  # as --mesh has it
 # Event in a file to its type, and what each field may hold.
 _TOUCHED = Kind(
     lambda value: (
@@ -68,6 +74,7 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
             "num_bytes": BYTES,
             "reads": _TOUCHED,
             "writes": _TOUCHED,
+            "attention": list_of(COUNT),
         },
     ),
     "collective": (
@@ -76,11 +83,12 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
             **_COMMON,
             **dict.fromkeys(("source", "kind", "mesh_dim"), NAME),
             **dict.fromkeys(("owner", "redistribution"), TEXT),
-            "group_size": SIZE,
+            "group_size": Kind(lambda value: SIZE.fits(value) and value <= MAX_WORLD_SIZE, f"1 to {MAX_WORLD_SIZE}"),
             "payload_bytes": BYTES,
             "owner_known": FLAG,
             "explicit": or_none(FLAG),
             "ranks": _TOUCHED,
+            "op": TEXT,
         },
     ),
     "record": (EventRecorded, {**_STREAM, "event": COUNT}),
@@ -101,39 +109,72 @@ _HEAD: Kinds = {
     **dict.fromkeys(("num_parameters", "batch_size", "microbatches"), SIZE),
     "num_tokens": or_none(SIZE),
     **dict.fromkeys(("phases", "compiled"), list_of(TEXT)),
+    "rank": COUNT,
+    "case_id": TEXT,
+    "params": RECORD,
 }
+# Fields that older recordings lack, or that may be null.
+_OPTIONAL = ("num_tokens", "rank", "case_id", "params", "explicit", "op", "attention")
 
 
-def save_recording(recording: Recording, path: Path) -> None:
-    """Write it as JSON lines."""
-    head = {"recording_version": VERSION, **asdict(recording.head)}
-    lines = (json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events)
-    write_whole(path, "\n".join([json.dumps(head), *lines]) + "\n")
+def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
+    """Write those of one step's ranks as JSON lines."""
+    write_whole(path, "".join(line + "\n" for recording in recordings for line in _lines_of(recording)))
 
 
-def load_recording(path: Path) -> Recording:
-    """Read what `save_recording` wrote.
+def _lines_of(recording: Recording) -> Iterator[str]:
+    yield json.dumps({"recording_version": VERSION, **asdict(recording.head)})
+    yield from (json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events)
+
+
+def load_recordings(path: Path) -> list[Recording]:
+    """Read what `save_recordings` wrote: one recording a rank, of one step.
 
     Raises:
         UserError: the file cannot be read, is no recording, or a line of it is damaged.
     """
+    found: list[tuple[int, Head, list[Event]]] = []
     with opened(path, "recording") as file:
-        lines = _lines(file, path)
-        number, record = next(lines, (1, {}))
-        version = record.get("recording_version")
-        if type(version) is int and version > VERSION:
-            raise UserError(f"recording {path} is newer than this distbench; update distbench")
-        if version != VERSION:
-            raise UserError(f"{path} is no recording; write one with distbench simulate SCENARIO --save FILE")
-        events = []
-        if wrong := wrong_field(record, _HEAD, [name for name in _HEAD if name != "num_tokens"]):
-            raise _damaged(path, number, wrong)
-        given: dict[str, Any] = {one.name: record.get(one.name) for one in fields(Head)}
-        head = Head(**{**given, **{name: tuple(record[name]) for name in ("phases", "compiled")}})
-        for number, record in lines:
-            events.append(_event(record, path, number))
-    _require_order(events, path)
-    return Recording(head, events)
+        for number, record in _lines(file, path):
+            if found and "recording_version" not in record:
+                found[-1][2].append(_event(record, path, number))
+                continue
+            found.append((number, _head(record, path, number), []))
+            if len(found) > MAX_RANKS:
+                raise _damaged(path, number, f"more than {MAX_RANKS} ranks")
+    if not found:
+        raise UserError(f"{path} {_NO_RECORDING}")
+    first = found[0][1]
+    for number, head, events in found:
+        if (head.scenario, head.variant, head.mesh) != (first.scenario, first.variant, first.mesh):
+            raise _damaged(path, number, f"{head.label} is another step than {first.label}, a file holds one")
+        _require_order(events, path, number + 1)
+    return [Recording(head, events) for _, head, events in found]
+
+
+def load_recording(path: Path) -> Recording:
+    """The first rank's. Raises as `load_recordings`."""
+    return load_recordings(path)[0]
+
+
+_NO_RECORDING = "is no recording; write one with distbench simulate SCENARIO --save FILE"
+
+
+def _head(record: dict[str, Any], path: Path, number: int) -> Head:
+    version = record.get("recording_version")
+    if type(version) is int and version > VERSION:
+        raise UserError(f"recording {path} is newer than this distbench; update distbench")
+    if type(version) is not int or version < 1:
+        raise UserError(f"{path} {_NO_RECORDING}")
+    if wrong := wrong_field(record, _HEAD, [name for name in _HEAD if name not in _OPTIONAL]):
+        raise _damaged(path, number, wrong)
+    given = {one.name: record[one.name] for one in fields(Head) if record.get(one.name) is not None}
+    head = Head(**{"num_tokens": None, **given, **{name: tuple(record[name]) for name in ("phases", "compiled")}})
+    if math.prod(head.mesh.values()) > MAX_WORLD_SIZE:
+        raise _damaged(path, number, f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
+    if math.prod(head.mesh.values()) <= head.rank:
+        raise _damaged(path, number, f"rank is {head.rank}, not one of the mesh's")
+    return head
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -154,17 +195,26 @@ def _event(record: dict[str, Any], path: Path, number: int) -> Event:
     if found is None:
         raise _damaged(path, number, "it is no event of a recording")
     kind, kinds = found
-    needed = [name for name in kind._fields if name != "explicit"]
+    needed = [name for name in kind._fields if name not in _OPTIONAL]
     if wrong := wrong_field(record, kinds, needed):
         raise _damaged(path, number, wrong)
-    event: Event = kind(**{name: record.get(name) for name in kind._fields})
+    given = {name: record.get(name) for name in kind._fields}
+    given |= {name: default for name, default in kind._field_defaults.items() if given[name] is None}
+    event: Event = kind(**given)
+    if isinstance(event, Collective) and _num_ranks(event) != event.group_size:
+        raise _damaged(path, number, f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
     return event
 
 
-def _require_order(events: Sequence[Event], path: Path) -> None:
+def _num_ranks(event: Collective) -> int:
+    counts = [count for count, _ in event.ranks]
+    return len(counts) if counts and set(counts) == {1} else math.prod(counts)
+
+
+def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None:
     """A block is freed once, after it was allocated, and there is a step."""
     alive: set[int] = set()
-    for number, event in enumerate(events, start=2):
+    for number, event in enumerate(events, start=first_line):
         if isinstance(event, Allocated):
             if event.block in alive:
                 raise _damaged(path, number, f"block {event.block} is allocated already")

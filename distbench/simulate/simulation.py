@@ -1,14 +1,16 @@
 """A recording on a machine: its step's time and memory, and what was assumed for that."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
+from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.host_time import said_of_host
 from distbench.simulate.recording import Operator, Recording
 from distbench.spec.parallel import folded
 
@@ -41,7 +43,7 @@ class Simulation:
     @cached_property
     def memory(self) -> MemoryUse:
         """What it needs where memory has no end."""
-        return replay_memory(self.recording.events, expandable=self.expandable)
+        return replay_memory(compiled_memory(self.recording), expandable=self.expandable)
 
     @cached_property
     def memory_here(self) -> MemoryUse:
@@ -49,7 +51,7 @@ class Simulation:
         capacity = int(self.hardware["memory_bytes"])
         if self.memory.reserved_bytes <= capacity:
             return self.memory
-        return replay_memory(self.recording.events, expandable=self.expandable, capacity_bytes=capacity)
+        return replay_memory(compiled_memory(self.recording), expandable=self.expandable, capacity_bytes=capacity)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -92,6 +94,7 @@ class Simulation:
             "scenario": head.scenario,
             "variant": head.variant,
             "mesh": head.mesh,
+            "rank": head.rank,
             "hardware": self.hardware.name,
             "step_s": self.timed.step_s,
             "compute_s": parts.compute_s,
@@ -116,8 +119,15 @@ class Simulation:
                 ],
             },
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
-            "not_simulated": list(NOT_SIMULATED),
+            "extrapolated": self.hardware.extrapolated,
+            "not_simulated": list(self.not_simulated),
         }
+
+    @property
+    def not_simulated(self) -> tuple[str, ...]:
+        """What a reader must know of the figures beside what was assumed."""
+        host = self.hardware.host
+        return (*said_of_host(self.recording, host), *NOT_ON_HOST) if host is not None else NOT_SIMULATED
 
     @property
     def _possible(self) -> float:
@@ -136,8 +146,31 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
     return dict(found)
 
 
+def slowest(simulations: Sequence[Simulation]) -> Simulation:
+    """The rank whose step takes longest, the first of several, out of those of one step: others wait for it."""
+    return max(simulations, key=lambda one: one.timed.step_s)
+
+
+def fullest(simulations: Sequence[Simulation]) -> Simulation:
+    """The rank that reserves most memory."""
+    return max(simulations, key=lambda one: one.memory.reserved_bytes)
+
+
+def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:
+    """Put together what is of one step: the ranks of one variant."""
+    found: dict[str, list[Simulation]] = {}
+    for one in simulations:
+        found.setdefault(one.recording.head.label, []).append(one)
+    return list(found.values())
+
+
 NOT_SIMULATED = (
-    "rank 0 stands for all ranks: stragglers and uneven ranks are not simulated",
+    "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
     "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
+)
+NOT_ON_HOST = (
+    "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",
+    NOT_SIMULATED[0],
+    "memory is that of an accelerator's allocator: a CPU's has other rules",
 )

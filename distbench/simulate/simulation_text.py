@@ -6,7 +6,7 @@ from typing import NamedTuple
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, table_of
 from distbench.render.units import brief_time_text, size_text, time_text
 from distbench.simulate.clock import Exposed
-from distbench.simulate.simulation import NOT_SIMULATED, Simulation, by_mesh_dim
+from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 
 MAX_ROWS = 8
@@ -38,22 +38,38 @@ PARTS: TableColumns = (
 )
 
 
-def blocks_of(simulation: Simulation) -> list[Block]:
-    """Everything about one simulated step."""
-    head = simulation.recording.head
-    title = f"{head.scenario}{'/' + head.variant if head.variant else ''}, simulated on {simulation.hardware.name}"
+def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
+    """Everything about one simulated step, given as the ranks that were simulated: of the slowest one its time, of the
+    fullest one its memory."""
+    simulation, memory = slowest(ranks), fullest(ranks)
+    title = f"{simulation.recording.head.label}, simulated on {simulation.hardware.name}"
     return [
         Heading(title),
-        Lines(_sentences(simulation)),
+        Lines(_sentences(simulation, memory, ranks)),
+        *([_ranks(ranks)] if len(ranks) > 1 else []),
         _time(simulation),
         *_exposed(simulation.exposed_s, simulation.timed.step_s),
-        _memory(simulation),
+        _memory(memory),
         Lines(assumptions(simulation)),
     ]
 
 
-def _sentences(simulation: Simulation) -> tuple[str, ...]:
-    head, memory = simulation.recording.head, simulation.memory
+def _ranks(ranks: Sequence[Simulation]) -> Table:
+    """Ranks that differ, side by side."""
+    columns: TableColumns = (
+        ("rank", lambda one: f"{one.recording.head.rank:,}"),
+        ("step", lambda one: time_text(one.timed.step_s)),
+        ("compute", lambda one: time_text(one.parts.compute_s)),
+        ("exposed", lambda one: time_text(sum(one.parts.exposed_s.values()))),
+        ("reserved", lambda one: size_text(one.memory.reserved_bytes)),
+        ("alive", lambda one: size_text(one.memory.live_bytes)),
+    )
+    notes = ["a step takes what its slowest rank takes; all other ranks are like one of these"]
+    return table_of("ranks that differ", columns, ranks, notes)
+
+
+def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
+    head, memory = simulation.recording.head, full.memory
     unit = "tokens" if head.num_tokens else "samples"
     first = (
         f"step {brief_time_text(simulation.timed.step_s)}: {simulation.tokens_per_s:,.0f} {unit}/s a device, "
@@ -61,10 +77,15 @@ def _sentences(simulation: Simulation) -> tuple[str, ...]:
     )
     second = (
         f"memory: {size_text(memory.reserved_bytes)} reserved at the peak, {size_text(memory.live_bytes)} of it alive; "
-        f"{_fits(simulation)}"
+        f"{_fits(full)}"
     )
     where = f"mesh {format_mesh(head.mesh)} ({simulation.recording.world_size:,} devices, {_nodes(simulation)})"
-    return (first, second, f"{where}: {head.num_parameters / 1e9:.2f} G parameters, a batch of {head.batch_size:,}")
+    who: tuple[str, ...] = ()
+    if len(ranks) > 1 or head.rank:
+        listed = ", ".join(f"{one.recording.head.rank:,}" for one in ranks)
+        who = (f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full.recording.head.rank:,}",)
+    about = f"{where}: {head.num_parameters / 1e9:.2f} G parameters, a batch of {head.batch_size:,}"
+    return (first, second, about, *who)
 
 
 def _nodes(simulation: Simulation) -> str:
@@ -157,12 +178,15 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         if names := _listed(sorted(hardware.of_basis(basis))):
             said.append(f"{verb} in hardware file {hardware.name}: {names}")
+    if hardware.extrapolated:
+        taken = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
+        said.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
     if simulation.recording.head.compiled:
         said.append(
-            "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; memory is that "
-            "of the step uncompiled"
+            "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; what backward "
+            "does not need is not kept"
         )
-    return (*said, *NOT_SIMULATED)
+    return (*said, *simulation.not_simulated)
 
 
 def _listed(names: Sequence[str]) -> str:

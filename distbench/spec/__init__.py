@@ -10,6 +10,7 @@ from distbench.spec.scenario import (
     Collectives,
     DTensorOperator,
     Laboratory,
+    Links,
     Redistributions,
     Scenario,
     placement_pairs,
@@ -27,6 +28,7 @@ __all__ = [
     "Job",
     "Laboratory",
     "LargestDim",
+    "Links",
 ]
 __all__ += ["ParallelPlan", "Redistributions", "Scenario", "Settings", "ShardParam", "UserError", "find", "fit_mesh"]
 __all__ += ["format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario"]

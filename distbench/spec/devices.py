@@ -1,6 +1,17 @@
-"""The types of device that ranks compute on, without torch; what torch does with each is in worker/rank/device.py."""
+"""The types of device that ranks compute on, without torch; what torch does with each is in worker/rank/device.py.
+
+torch knows ROCm's devices by CUDA's name, and so do we: which of the two drives them, torch's build says.
+"""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lister:
+    """A command that lists this host's devices, each on a line that begins with `line`."""
+
+    command: tuple[str, ...]
+    line: str
 
 
 @dataclass(frozen=True)
@@ -8,22 +19,23 @@ class DeviceType:
     """One type of device.
 
     Args:
-        backend: moves its tensors.
+        backend: moves its tensors; torch's own word counts where it has one.
         waits_on_host: whether a collective ends where the host waits for it; elsewhere it ends on a stream.
         variables: environment variables that change what is measured, for the run file's header.
-        visible: environment variable that lists the devices a process may use.
-        lister: command that lists this host's devices, each on a line that begins with `line`.
-        line: see lister.
-        node: what the devices' files in /dev are called, their numbers apart, where there is no lister.
+        visible: environment variables that list the devices a process may use.
+        listers: what to ask how many there are, the first that is installed.
+        files: patterns of files, one a device, where there is no lister; a file that holds "0" is none.
+        brought_by: packages, or endings of torch's version, without one of which torch has no such device; without
+            `listers` and `files` torch itself is then asked how many there are.
     """
 
     backend: str
     waits_on_host: bool = False
     variables: tuple[str, ...] = ()
-    visible: str = ""
-    lister: tuple[str, ...] = ()
-    line: str = ""
-    node: str = ""
+    visible: tuple[str, ...] = ()
+    listers: tuple[Lister, ...] = ()
+    files: tuple[str, ...] = ()
+    brought_by: tuple[str, ...] = ()
 
 
 # By torch's name, which is also what --device takes.
@@ -32,27 +44,73 @@ DEVICES = {
     "cuda": DeviceType(
         "nccl",
         variables=(
-            *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME"),
-            *("NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-            *("NCCL_NTHREADS", "NCCL_BUFFSIZE", "TORCH_NCCL_AVOID_RECORD_STREAMS", "PYTORCH_CUDA_ALLOC_CONF"),
+            *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
+            *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+            *("NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"),
+            *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
+            *(
+                "NCCL_NET",
+                "NCCL_NET_PLUGIN",
+                "NCCL_NET_GDR_LEVEL",
+                "NCCL_CROSS_NIC",
+                "NCCL_TOPO_FILE",
+                "NCCL_PXN_DISABLE",
+            ),
+            *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NTHREADS"),
+            *("NCCL_BUFFSIZE", "NCCL_LAUNCH_MODE", "NCCL_DEBUG", "RCCL_MSCCL_ENABLE", "RCCL_MSCCLPP_ENABLE"),
+            *("TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"),
+            *("TORCH_NCCL_HIGH_PRIORITY", "TORCH_NCCL_USE_COMM_NONBLOCKING", "TORCH_NCCL_ENABLE_TIMING"),
+            *("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DESYNC_DEBUG"),
+            *("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "TORCH_NCCL_CUDA_EVENT_CACHE", "TORCH_NCCL_NAN_CHECK"),
+            *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
         ),
-        visible="CUDA_VISIBLE_DEVICES",
-        lister=("nvidia-smi", "--list-gpus"),
-        line="GPU ",
-        node="nvidia",
+        visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU "),),
+        # The driver of AMD's numbers CPUs too; those have no id.
+        files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
     ),
+    "xpu": DeviceType("xccl", variables=("ZE_AFFINITY_MASK", "CCL_ATL_TRANSPORT"), brought_by=("+xpu",)),
+    "npu": DeviceType(
+        "hccl",
+        variables=("ASCEND_RT_VISIBLE_DEVICES", "HCCL_BUFFSIZE", "PYTORCH_NPU_ALLOC_CONF"),
+        visible=("ASCEND_RT_VISIBLE_DEVICES",),
+        files=("dev/davinci[0-9]*",),
+        brought_by=("torch_npu",),
+    ),
+    "hpu": DeviceType("hccl", variables=("HABANA_VISIBLE_MODULES",), brought_by=("habana_frameworks",)),
+    "mtia": DeviceType("mtia", brought_by=("mtia",)),
 }
+# What switches something off that makes collectives fast, or makes every launch wait.
+SWITCHED_OFF = {
+    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING"), "1"),
+    **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"), "0"),
+    "NCCL_P2P_LEVEL": "LOC",
+}
+# Names one of torchrun's ways to bind ranks to the CPUs near their device: node, socket, exclusive, core-complex.
+NUMA_BINDING = "DISTBENCH_NUMA_BINDING"
 ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
+ANY_ACCELERATOR = f"{', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"  # for a sentence
 # Fields of a run file's header that hold the versions of what drives accelerators.
-DRIVER_FIELDS = ("nccl", "cuda")
-DEVICE_HELP = f"Default: {' or '.join(ACCELERATORS)} where there is a GPU, else cpu."
+DRIVER_FIELDS = ("nccl", "cuda", "hip", "driver")
+DEVICE_HELP = "Default: the accelerator that is here, else cpu."
 
 
-def backend_for(device: str) -> str:
+def known_device(name: str) -> DeviceType:
+    """The entry of a type of device; one that is not listed, as torch may have, is an accelerator like the others."""
+    return DEVICES.get(name) or DeviceType("")
+
+
+def is_accelerator(name: str) -> bool:
+    """Whether a type of device is another one than the host's."""
+    return name != "cpu"
+
+
+def backend_for(device: str, backend: str = "") -> str:
     """The default group's backend as torch takes it: tensors on the CPU move too."""
-    return DEVICES[device].backend if device == "cpu" else f"cpu:gloo,{device}:{DEVICES[device].backend}"
+    backend = backend or known_device(device).backend
+    return f"cpu:gloo,{device}:{backend}" if is_accelerator(device) else backend
 
 
 def device_of(backend: str) -> str:
-    """The type of device whose tensors a backend moves."""
+    """The type of device whose tensors a backend moves; the first of them where it moves those of several."""
     return next((name for name, one in DEVICES.items() if one.backend == backend), "cpu")

@@ -11,6 +11,7 @@ from typing import Any
 
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.plan_knobs import KNOBS, check_knob, is_knob
 from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 
@@ -165,7 +166,7 @@ def digest_of(file: Path) -> str:
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
     """All combinations of the axes, the user's choices (--set) first, the quick sizes for what the user left unset."""
     for name in chosen:
-        if name not in entry.params:
+        if name not in entry.params and not is_knob(name):
             raise UserError(
                 f"scenario {entry.name!r} has no axis or parameter {name!r} ({nearest(name, entry.params)})"
             )
@@ -195,7 +196,10 @@ def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, 
             raise UserError(f"--set {text!r} is not AXIS=VALUE; write for example --set rotate=alltoall")
         if name in chosen:
             raise UserError(f"--set {name} is given twice; give all its values at once: --set {name}=A,B")
-        chosen[name] = [_typed(name, value, params.get(name)) for value in values.split(",")]
+        default = KNOBS[name].example if is_knob(name) else params.get(name)
+        chosen[name] = [_typed(name, value, default) for value in values.split(",")]
+        for value in chosen[name] if name in KNOBS else ():
+            check_knob(name, value)
     return chosen
 
 

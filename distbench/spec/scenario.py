@@ -107,6 +107,19 @@ class DTensorOperator:
 
 
 @dataclass(frozen=True)
+class Links:
+    """Every pair of ranks, the groups of each mesh dim, and each rank's own speed: what names a slow rank or link.
+
+    Args:
+        size_bytes: of a large message; 0 for one that suits the device.
+        matmul_size: rows and columns of the product that each rank computes; 0 likewise.
+    """
+
+    size_bytes: int = 0
+    matmul_size: int = 0
+
+
+@dataclass(frozen=True)
 class Scenario:
     """What one variant of a scenario measures. Every part is optional.
 
@@ -133,9 +146,12 @@ class Scenario:
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
         operators: operators on DTensors, and what redistribution each one pays.
+        links: what is measured to find slow ranks and links.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
+        compute: operators on every rank at once, and collectives in groups of every size: how many sizes of each to
+            time, smallest first; 0 for none.
         num_tokens: tokens in a global batch, where it is of tokens, or `batch -> number`; rates are samples/s where it
             is None.
         tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
@@ -158,7 +174,9 @@ class Scenario:
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
     operators: tuple[DTensorOperator, ...] = ()
+    links: tuple[Links, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    compute: int = 0
     num_tokens: int | Callable[[Any], int] | None = None
     tolerance: float | None = None
 

@@ -16,7 +16,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.writing import write_whole
 from distbench.traces.records import Trace
 from distbench.traces.spans import lanes_of
-from distbench.traces.timeline import lanes
+from distbench.traces.timeline import COMPUTE, lanes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,12 +36,17 @@ def chrome_events(trace: Trace) -> list[Event]:
     starts = _starts(trace)
     events: list[Event] = []
     for rank in trace.ranks:
-        events += _named(rank, "process", 0, f"rank {rank}", rank)
+        events += _named(rank, "process", 0, f"rank {rank}{', simulated' if trace.is_simulated else ''}", rank)
         events += _named(rank, "thread", FIRST_THREAD, STEPS, FIRST_THREAD)
         phases = trace.phases[trace.phases["rank"] == rank]
         events += _phase_events(rank, phases, starts)
         rows = trace.rows[(trace.rows["rank"] == rank) & trace.rows["duration_s"].notna()]
         thread = FIRST_THREAD + 1
+        if trace.computing is not None:
+            events += _named(rank, "thread", thread, COMPUTE, thread)
+            stretches = trace.computing[trace.computing["rank"] == rank]
+            events += [{**event, "tid": thread} for event in _compute_events(rank, stretches, starts)]
+            thread += 1
         for mesh_dim in lanes(trace)[1:]:
             found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
             # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
@@ -89,6 +94,12 @@ def _phase_events(rank: int, phases: "pd.DataFrame", starts: dict[int, float]) -
         yield _complete(rank, f"step {step}", "step", *span, {"step": int(str(step))})
         for phase in found.to_dict("records"):
             yield _complete(rank, str(phase["phase"]), "phase", phase["start_s"] + at, phase["end_s"] + at, {})
+
+
+def _compute_events(rank: int, stretches: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
+    for one in stretches.to_dict("records"):
+        at = starts[int(one["step"])]
+        yield _complete(rank, COMPUTE, COMPUTE, one["start_s"] + at, one["end_s"] + at, {})
 
 
 def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:

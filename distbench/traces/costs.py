@@ -104,7 +104,10 @@ def busy_share(trace: Trace) -> float:
 
 
 def doubts(trace: Trace) -> list[str]:
-    """What does not fit together in the rows, as sentences; nothing where every collective is on all its ranks."""
+    """What does not fit together in the rows, as sentences; nothing where every collective is on all its ranks, and
+    where it is simulated, as a few ranks alone."""
+    if trace.is_simulated:
+        return []
     rows = trace.rows
     silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
     same = rows.groupby(["step", "group", "seq"], sort=False)

@@ -40,6 +40,7 @@ class StepChange:
 
 
 ONE_LAUNCH = "one launch a side"
+PREDICTED = "predicted, not measured"
 
 
 def names_of(one: Trace, other: Trace) -> tuple[str, str]:
@@ -62,12 +63,17 @@ def _params(trace: Trace) -> Record:
 
 
 def step_change(one: Trace, other: Trace) -> StepChange | None:
-    """From the cases' own timed samples, never the traced steps; None where a case has none that is right."""
+    """From the cases' own timed samples, never the traced steps; None where a case has none that is right.
+
+    A simulated step has its predicted time, and a ratio without an interval.
+    """
     cases = [trace.case or {} for trace in (one, other)]
-    samples = [case.get("samples_s") or () if case.get("status") == "ok" else () for case in cases]
+    samples = [_times_of(trace, case) for trace, case in zip((one, other), cases, strict=True)]
     if not all(samples):
         return None
     one_s, other_s = map(median, samples)
+    if one.is_simulated or other.is_simulated:
+        return StepChange(one_s, other_s, one_s / other_s, nan, nan, PREDICTED)
     if one.run.path != other.run.path:
         return StepChange(one_s, other_s, one_s / other_s, nan, nan, ONE_LAUNCH)
     counts = [case.get("passes") or () for case in cases]
@@ -78,10 +84,18 @@ def step_change(one: Trace, other: Trace) -> StepChange | None:
     return StepChange(one_s, other_s, center, low, high, found.verdict[0])
 
 
+def _times_of(trace: Trace, case: Record) -> Sequence[float]:
+    if case.get("status") != "ok":
+        return ()
+    predicted_s = (case.get("counters") or {}).get("predicted_s")
+    return [predicted_s] if trace.is_simulated and predicted_s else case.get("samples_s") or ()
+
+
 NAMES: tuple[Callable[[Trace], str], ...] = (
     _plan,
     lambda trace: str(_params(trace).get("variant") or ""),
     lambda trace: trace.run.scenario,
+    lambda trace: f"simulated on {trace.run.about.environment.device_name}" if trace.is_simulated else "measured",
     lambda trace: trace.case_id,
 )
 
@@ -115,18 +129,34 @@ def sizes(trace: Trace, record: dict[Any, Any], keys: Sequence[str]) -> list[int
 
 def cautions(one: Trace, other: Trace) -> list[str]:
     """What makes two traces hard to compare, as sentences."""
+    ranks, other_ranks = (_num_ranks(trace) for trace in (one, other))
     (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
     same_machine = machine == other_machine
     said = {
-        f"measured on different machines, {machine} and {other_machine}: compare no times": not same_machine,
-        "one launch a side: what differs between launches is not known, so times have no verdict; `distbench ab` or "
-        "`distbench gate` over launches in turn gives one": same_machine and run_id != other_id,
-        f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
-        f"{len(one.ranks)} ranks against {len(other.ranks)}; counts and bytes are of one rank": (
-            len(one.ranks) != len(other.ranks)
+        f"simulated is {_simulated_sides(one, other)}: times there are predictions": (
+            one.is_simulated or other.is_simulated
         ),
+        f"measured on different machines, {machine} and {other_machine}: compare no times": (
+            not same_machine and not (one.is_simulated or other.is_simulated)
+        ),
+        "one launch a side: what differs between launches is not known, so times have no verdict; `distbench ab` or "
+        "`distbench gate` over launches in turn gives one": (
+            same_machine and run_id != other_id and not one.is_simulated
+        ),
+        f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
+        f"{ranks} ranks against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
     }
     return [f"caution: {sentence}" for sentence, is_so in said.items() if is_so]
+
+
+def _simulated_sides(one: Trace, other: Trace) -> str:
+    return " and ".join(letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated)
+
+
+def _num_ranks(trace: Trace) -> int:
+    """Of the whole mesh, also where a few were simulated."""
+    world_size = trace.run.about.environment.world_size
+    return int(world_size) if trace.is_simulated and world_size else len(trace.ranks)
 
 
 def _shape(trace: Trace) -> str:

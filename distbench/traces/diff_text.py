@@ -8,7 +8,7 @@ from distbench.render.units import NOTHING, brief_time_text, known, size_text, t
 from distbench.runs.frame import Row
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
-from distbench.traces.diff import cautions, difference, names_of, sizes, step_change
+from distbench.traces.diff import PREDICTED, cautions, difference, names_of, sizes, step_change
 from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
 from distbench.traces.records import Trace
 
@@ -100,7 +100,10 @@ def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]
 
 def _side(trace: Trace) -> str:
     mesh = format_mesh(trace.run.about.mesh or {})
-    return f"{trace.run.scenario} on {mesh or 'an unknown mesh'}, case {trace.case_id}, {trace.run.path.name}"
+    simulated = f", simulated on {trace.run.about.environment.device_name}" if trace.is_simulated else ""
+    return (
+        f"{trace.run.scenario} on {mesh or 'an unknown mesh'}{simulated}, case {trace.case_id}, {trace.run.path.name}"
+    )
 
 
 def _side_column(heading: str, column: str, side: str, text: Callable[[float], str]) -> TableColumn:
@@ -125,8 +128,8 @@ def _paths_table(one: Trace, other: Trace) -> Table:
     notes = ["times here are of traced steps, the median of them and the mean over ranks"]
     if change := step_change(one, other):
         taken, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
-        medians = f"{taken} (A) against {other_taken} (B), the medians of the cases' samples"
-        notes.append(f"a step without tracing takes {medians}")
+        of = "predicted where simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
+        notes.append(f"a step without tracing takes {taken} (A) against {other_taken} (B), {of}")
     columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
     breaks = changes_in([row["phase"] for row in rows])
     return capped(table_of("by path, a rank and step", columns, rows, notes, breaks, LEAST), MAX_ROWS)

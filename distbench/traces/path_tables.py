@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.runs.frame import Row
+from distbench.runs.header import SIMULATED
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
 from distbench.traces.records import NOBODY, Trace
 
@@ -54,12 +55,14 @@ LEAST_OF_COSTS = ("wire", "straggler", "payload", "of step")
 
 def trace_blocks(trace: Trace) -> list[Block]:
     """One trace: what a step spends in short, by path, by owner, by redistribution, and what to think of it."""
-    blocks: list[Block] = [Heading(f"{trace.name}: which path costs what"), Lines(_opening(trace))]
+    simulated = ", simulated" if trace.is_simulated else ""
+    blocks: list[Block] = [Heading(f"{trace.name}: which path costs what{simulated}"), Lines(_opening(trace))]
     if not trace.rows.empty:
         blocks += [_paths_table(trace), _owners_table(trace), *_redistributions_table(trace)]
     record = trace.record
     # How far to trust the tables.
-    return [*blocks, Lines((overhead_text(record), *_agreement(record), *_memory(record), *doubts(trace)))]
+    trust = () if trace.is_simulated else (*_agreement(record), *_memory(record), *doubts(trace))
+    return [*blocks, Lines((overhead_text(record), *trust))]
 
 
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
@@ -76,6 +79,8 @@ def _opening(trace: Trace) -> tuple[str, ...]:
         return (case, "this step communicates nothing")
     (whole,) = costs(trace, ()).to_dict("records")
     spent = f"a traced step takes {brief_time_text(step_of(trace))} on {len(trace.ranks)} ranks"
+    if trace.is_simulated:
+        spent = f"a simulated step takes {brief_time_text(step_of(trace))}, {_ranks_text(trace)}"
     if known(busy := busy_share(trace)):
         spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
     if known(waited := whole["straggler_share"]):
@@ -83,7 +88,16 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     return case, spent
 
 
+def _ranks_text(trace: Trace) -> str:
+    """Which ranks were simulated, of how many."""
+    listed = ", ".join(map(str, trace.ranks))
+    return f"as rank{'s' if len(trace.ranks) > 1 else ''} {listed} of {trace.run.about.environment.world_size or '?'}"
+
+
 def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
+    if trace.is_simulated:
+        mean = "" if len(trace.ranks) == 1 or "rank" in keys else f", the mean over {len(trace.ranks)} simulated ranks"
+        return f"simulated, a rank and step{mean}"
     median = f"a rank and step: the median of {len(trace.steps)} traced steps"
     return median if "rank" in keys else f"{median}, the mean over {len(trace.ranks)} ranks"
 
@@ -104,7 +118,12 @@ def _paths_table(trace: Trace) -> Table:
     notes = [f"^ {kind} runs as {ran} on {backend}" for (kind, ran), backend in executed.items()]
     if trace.record.get("exposed_reason"):
         notes.append(f"no exposed share: {trace.record['exposed_reason']}")
-    notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
+    if trace.is_simulated:
+        notes.append(
+            "time is what the hardware file gives; no collective waits for another rank, so none has stragglers"
+        )
+    else:
+        notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
     if whole["share_of_step"] > busy_share(trace) + OVERLAP:
         notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
     columns = (
@@ -192,6 +211,8 @@ def _redistributions_table(trace: Trace) -> list[Table]:
 def overhead_text(record: dict[str, Any]) -> str:
     """By what the trace was taken and what that costs."""
     method = str(record.get("method") or "unknown")
+    if record.get(SIMULATED):
+        return f"by {method}: nothing here was measured; docs/simulation.md says how well that holds"
     overhead = record.get("overhead") or {}
     if not known(overhead.get("ratio")):
         return f"traced by {method}; what that adds to a step was not measured"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from distbench.runs.header import SIMULATED
 from distbench.runs.run_file import Record, Run
 from distbench.spec.parallel import folded
 
@@ -16,6 +17,7 @@ WHAT = ("phase", "kind", "op", "backend_op", "mesh_dim", "dtype", "payload_bytes
 WHOSE = ("owner", "owner_known", "source", "redistribution", "explicit")
 NEEDED = frozenset(("rank", "step", "group", "seq", "group_size", *WHAT, *WHOSE, *TIMES))
 PHASE_COLUMNS = frozenset(("rank", "step", "phase", "start_s", "end_s"))
+COMPUTING_COLUMNS = frozenset(("rank", "step", "start_s", "end_s"))
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,9 @@ class Trace:
     case: Record | None  # the measured case; None where the run file has none
     rows: "pd.DataFrame"  # one row a collective, traced step and rank: the record's columns and those of `rows_of`
     phases: "pd.DataFrame"  # one row a phase, traced step and rank: `start_s`, `end_s`
-    ranks: tuple[int, ...]  # every rank that took part
+    ranks: tuple[int, ...]  # every rank that took part; of a simulated step, those that were simulated
     steps: tuple[int, ...]
+    computing: "pd.DataFrame | None" = None  # when operators run: `rank`, `step`, `start_s`, `end_s`; None: not known
 
     @property
     def case_id(self) -> str:
@@ -39,6 +42,11 @@ class Trace:
     def name(self) -> str:
         """The case's id without its kind and shape: the scenario and, where there is one, the variant."""
         return self.case_id.split("/", 2)[-1]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nobody measured it."""
+        return self.record.get(SIMULATED) is True or self.run.is_simulated
 
     @property
     def is_timed(self) -> bool:
@@ -65,6 +73,8 @@ def _problem(record: Record) -> str | None:
     if record.get("error"):
         return str(record["error"])
     lacking = [*NEEDED.difference(record["columns"]), *PHASE_COLUMNS.difference(record["phases"]["columns"])]
+    if computing := record.get("computing"):
+        lacking += COMPUTING_COLUMNS.difference(computing["columns"])
     if lacking:
         return f"its record lacks {', '.join(sorted(lacking))}; trace it anew with this distbench"
     return None
@@ -74,10 +84,13 @@ def _trace(run: Run, record: Record) -> Trace:
     phases = _frame(record["phases"], ("start_s", "end_s"))
     rows = rows_of(record, phases)
     case = next((case for case in run.cases if case["case"]["id"] == record["case_id"]), None)
-    in_groups = {int(rank) for group in rows["group"].unique() for rank in str(group).split(",") if rank.isdigit()}
+    is_simulated = record.get(SIMULATED) is True or run.is_simulated
+    groups = () if is_simulated else rows["group"].unique()
+    in_groups = {int(rank) for group in groups for rank in str(group).split(",") if rank.isdigit()}
     ranks = {*rows["rank"].tolist(), *phases["rank"].tolist(), *in_groups}
     steps = {*rows["step"].tolist(), *phases["step"].tolist()}
-    return Trace(run, record, case, rows, phases, tuple(sorted(ranks)), tuple(sorted(steps)))
+    computing = _frame(table, ("start_s", "end_s")) if (table := record.get("computing")) else None
+    return Trace(run, record, case, rows, phases, tuple(sorted(ranks)), tuple(sorted(steps)), computing)
 
 
 def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
@@ -86,7 +99,7 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
     Added:
         duration_s: from issue to completion on this rank, waiting for the slowest rank included.
         straggler_s: duration minus the shortest of the group's ranks, matched by (step, group, seq): how long this
-            rank waited for others. nan where the collective is not timed on every rank of its group.
+            rank waited for others. nan where the collective is not timed on every rank of its group, or simulated.
         rank_step_s: how long the step took on this rank.
         share_of_step: duration over that.
         path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" where nobody is known.
@@ -94,7 +107,7 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
     rows = _frame(record, TIMES)
     rows["duration_s"] = rows["completed_s"] - rows["issued_s"]
     same = rows.groupby(["step", "group", "seq"], sort=False)["duration_s"]
-    is_whole = same.transform("count") == rows["group_size"]
+    is_whole = (same.transform("count") == rows["group_size"]) & (record.get(SIMULATED) is not True)
     rows["straggler_s"] = (rows["duration_s"] - same.transform("min")).where(is_whole)
     rows["rank_step_s"] = _rank_steps(rows, phases)
     rows["share_of_step"] = rows["duration_s"] / rows["rank_step_s"]

@@ -19,11 +19,12 @@ class Chosen:
 
     runs: list[Run]
     traces: list[Trace]
+    is_part: bool  # a PART was named
     warnings: list[str]  # on files and lines that were left out
     failed: list[str]  # one for each trace that failed or cannot be read
 
 
-def chosen(named: Sequence[Path], out: Path) -> Chosen:
+def chosen(named: Sequence[Path], out: Path | None) -> Chosen:
     """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
     asked = [_split(given) for given in named]
     runs, warnings = collect(tuple(path for path, _ in asked), out)
@@ -36,7 +37,7 @@ def chosen(named: Sequence[Path], out: Path) -> Chosen:
         if not any(_is_meant(trace, path, part) for trace in traces) and part:
             raise UserError(f"no traced case of {path} has {part!r} in its id; {_there_are(traces)}")
     kept = [trace for trace in traces if not asked or any(_is_meant(trace, path, part) for path, part in asked)]
-    return Chosen(runs, kept, warnings, failed)
+    return Chosen(runs, kept, any(part for _, part in asked), warnings, failed)
 
 
 def one_trace(given: Path) -> tuple[Trace, list[str]]:
@@ -44,7 +45,7 @@ def one_trace(given: Path) -> tuple[Trace, list[str]]:
 
     A PART that is the whole end of one case's id means that case, whatever else holds it.
     """
-    found = chosen((given,), Path())
+    found = chosen((given,), None)
     path, part = _split(given)
     traces = [trace for trace in found.traces if part and trace.case_id.endswith(f"/{part}")] or found.traces
     if len(traces) > 1:

@@ -64,7 +64,8 @@ def timeline(trace: Trace) -> "Figure":
     phases = trace.phases[trace.phases["step"] == step]
     scale, unit = time_scale(float(phases["end_s"].max() - phases["start_s"].min()))
     for panel, rank in zip(axes, ranks, strict=True):
-        _panel(panel, rows[rows["rank"] == rank], phases[phases["rank"] == rank], names, scale)
+        own = phases[phases["rank"] == rank]
+        _panel(panel, rows[rows["rank"] == rank], own, names, scale, _computing(trace, rank, step))
         panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", labelpad=8, fontweight="bold")
         panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
@@ -75,11 +76,28 @@ def timeline(trace: Trace) -> "Figure":
     return figure
 
 
-def _panel(axes: "Axes", rows: "pd.DataFrame", phases: "pd.DataFrame", names: Sequence[str], scale: float) -> None:
+def _computing(trace: Trace, rank: int, step: int) -> list[Stretch] | None:
+    """When a rank's operators run; None where that is not known."""
+    if trace.computing is None:
+        return None
+    own = trace.computing[(trace.computing["rank"] == rank) & (trace.computing["step"] == step)]
+    return list(zip(own["start_s"].tolist(), own["end_s"].tolist(), strict=True))
+
+
+def _panel(
+    axes: "Axes",
+    rows: "pd.DataFrame",
+    phases: "pd.DataFrame",
+    names: Sequence[str],
+    scale: float,
+    computing: Sequence[Stretch] | None,
+) -> None:
     timed = rows[rows["duration_s"].notna()]
     taken = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
     for phase in phases.to_dict("records"):
-        free = left_of((phase["start_s"], phase["end_s"]), taken)
+        whole = phase["start_s"], phase["end_s"]
+        # Where it is not known when operators run: whenever no collective does.
+        free = left_of(whole, taken) if computing is None else left_of(whole, left_of(whole, computing))
         _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
         said = f"{COMPUTE} in {phase['phase']}"
         hover(axes, [_spot(0, stretch, f"{said}\n{_span_text(stretch, scale)}", scale) for stretch in free])
@@ -136,7 +154,8 @@ def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, sc
 def _title(trace: Trace, step: int) -> str:
     times = trace.record.get("steps_s") or ()
     taken = times[step] if step < len(times) else step_of(trace)
-    return f"{trace.name}: where each rank's time goes in one step ({brief_time_text(taken)})"
+    simulated = "simulated, " if trace.is_simulated else ""
+    return f"{trace.name}: where each rank's time goes in one step ({simulated}{brief_time_text(taken)})"
 
 
 def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
@@ -160,6 +179,8 @@ def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
 
 def _caption(figure: "Figure", trace: Trace) -> None:
     said = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
+    if trace.is_simulated:
+        said = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
     if len(trace.ranks) > MAX_RANKS:
         said.append(f"ranks {trace.ranks[0]} to {trace.ranks[MAX_RANKS - 1]} of {len(trace.ranks)}")
     if not trace.record.get("clock_shared"):

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.spec import Job, UserError
+from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed
 from distbench.spec.job import LAUNCH_LOG
 from distbench.worker.rank.failure import report_failure
@@ -110,6 +111,10 @@ class Ranks:
             return pid
         try:
             os.environ.update(_variables(rank, self._num_ranks, port))
+            if mode := os.environ.get(NUMA_BINDING):
+                from distbench.worker.torch_internals import bind_to_numa_node
+
+                bind_to_numa_node(rank, mode)
             *how, program = self._program
             sys.argv = [program, str(job_file)]
             runpy.run_module(program, run_name="__main__") if how else runpy.run_path(program, run_name="__main__")

@@ -41,10 +41,14 @@ class PassPlan:
         num_cases: of the group.
         is_compared: whether a report will compare these cases with each other.
         group: its name: each has an order of its own.
+        max_passes: it takes at most so many; 0 for MAX_PASSES.
     """
 
-    def __init__(self, settings: Settings, num_cases: int, is_compared: bool, group: str = "") -> None:
+    def __init__(
+        self, settings: Settings, num_cases: int, is_compared: bool, group: str = "", max_passes: int = 0
+    ) -> None:
         self._settings, self._num_cases, self._group = settings, num_cases, group
+        self._max_passes = max_passes or MAX_PASSES
         self.is_automatic = settings.passes == 0 and is_compared
         self.num_passes = MIN_PASSES if self.is_automatic else max(settings.passes, 1)
 
@@ -80,7 +84,7 @@ class PassPlan:
         affordable = budget_s / max(pass_s, 1e-6)
         # What is taken beyond the budget, but is too little to compare anything, is taken for nothing.
         least = MIN_PASSES if stretch * affordable >= MIN_PASSES else min(max(int(stretch * affordable), 1), ENOUGH)
-        self.num_passes = min(max(int(affordable), least), MAX_PASSES)
+        self.num_passes = min(max(int(affordable), least), self._max_passes)
 
     def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
         """Whether there is another pass.
@@ -118,7 +122,9 @@ def groups_of(
     groups: dict[str, list[CaseSpec]] = {}
     for case_spec in case_specs:
         groups.setdefault(case_spec.group if sizes[case_spec.group] > 1 else "", []).append(case_spec)
-    found = [(PassPlan(settings, len(group), bool(name), name), group) for name, group in groups.items()]
+    found = [
+        (PassPlan(settings, len(group), bool(name), name, group[0].max_passes), group) for name, group in groups.items()
+    ]
     begun = [place for place, (_, group) in enumerate(found) if any(one.case.id in done for one in group)]
     last = max(begun, default=0)
     return [one for place, one in enumerate(found) if place >= last or any(each.case.id not in done for each in one[1])]

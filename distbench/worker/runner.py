@@ -24,7 +24,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.torch_internals import Forwarding, Unsupported
 from distbench.worker.tracing.trace import Tracing
-from distbench.worker.writing_rows import Rows
+from distbench.worker.writing_rows import RowWriter
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4
@@ -50,7 +50,7 @@ class Runner:
         context: RankContext,
         agreement: Agreement,
         settings: Settings,
-        rows: Rows,
+        rows: RowWriter,
         progress: ProgressWriter,
         stopwatch: Stopwatch,
         trace_paths: bool = False,
@@ -92,19 +92,18 @@ class Runner:
         self._num_begun += len(turns)
         self._turns, self._is_small, self._room = turns, True, Room(self._context)
         new = [turn for turn in turns if turn.id not in passes_done]
-        spent = Counter(self._stopwatch.spent_s)
-        started = time.monotonic()
+        spent, started = Counter(self._stopwatch.spent_s), time.monotonic()
         turns = [turn for turn in turns if turn.id in passes_done or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
         if plan.num_passes > 1:
             self._keeps_open = self._is_small or self._room.holds(turns)
         if new and plan.is_automatic:
-            first_s = time.monotonic() - started
             spent = Counter(self._stopwatch.spent_s) - spent
             opening_s = spent["set-up"] + spent["warm-up"]
-            pass_s = first_s - spent["checking"] - opening_s
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
-            pass_s += opening_s * (1 / REOPEN_EVERY if stay_open else 1)
+            pass_s = (
+                time.monotonic() - started - spent["checking"] - opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
+            )
             # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
@@ -216,10 +215,11 @@ class Runner:
             with self._stopwatch.on("warm-up"):
                 self._touch(turn, opened_case)
         if self._plan.is_automatic and turn.limits is not None:
-            taken = self._meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
+            meter = self._meter.started_on(opened_case.starts_on)
+            taken = meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
             self._unseen.append((turn, number, taken))
         else:
-            self._rows.note(turn.id, number, self._samples(turn, opened_case))
+            self._rows.note(turn.case_spec, number, self._samples(turn, opened_case))
         if opened_case.stays_open and self._keeps_open:
             opened_case.pause()
         else:
@@ -233,7 +233,7 @@ class Runner:
             found = self._meter.see([taken for _, _, taken in unseen], "passes")
             for (turn, number, _), samples in zip(unseen, found, strict=True):
                 self._count(turn, samples)
-                self._rows.note(turn.id, number, samples)
+                self._rows.note(turn.case_spec, number, samples)
 
     def _open(self, turn: Turn) -> OpenedCase:
         """A case opened and warmed up."""
@@ -241,7 +241,7 @@ class Runner:
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
             if turn.limits is None or not opened_case.stays_open:
-                turn.estimate_s = self._meter.warm_up(opened_case.call)
+                turn.estimate_s = self._meter.started_on(opened_case.starts_on).warm_up(opened_case.call)
                 turn.limits = turn.limits or self._plan.limits(turn.estimate_s, not opened_case.held_bytes)
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
@@ -257,7 +257,8 @@ class Runner:
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
-        samples = self._meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
+        meter = self._meter.started_on(opened_case.starts_on)
+        samples = meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
         if self._plan.is_automatic:
             samples.stop_reason = "passes"
         self._count(turn, samples)

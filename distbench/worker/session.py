@@ -25,21 +25,23 @@ from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.case_choice import MAX_NAMED, CaseChoice
-from distbench.spec.devices import DEVICES, backend_for
+from distbench.spec.devices import backend_for, is_accelerator
 from distbench.spec.job import Variant
+from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
+from distbench.worker.changed_plan import scenario_of
 from distbench.worker.pass_plan import groups_of
-from distbench.worker.rank.agreement import Agreement, Store, require_same
-from distbench.worker.rank.device import device_facts, select_device
+from distbench.worker.rank.agreement import Agreement, Store, presence_of, require_own_devices, require_same
+from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
 from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext, gather_objects
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
-from distbench.worker.writing_rows import Rows
+from distbench.worker.writing_rows import RowWriter
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
@@ -75,7 +77,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, dist.get_world_size())
-            rows = Rows(context, Path(job.run_file))
+            rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
                 progress.tell("none_chosen", num_cases=len(found), ids=[one.case.id for one in found[:MAX_NAMED]])
@@ -126,7 +128,7 @@ def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
         UserError: it raised, or returned something else.
     """
     with blamed("the scenario", function):
-        scenario = function(**variant)
+        scenario = scenario_of(function, variant)
     if not isinstance(scenario, Scenario):
         kind = type(scenario).__name__
         raise UserError(f"the scenario ({place_of(function)}) returns {kind}, it must return a Scenario")
@@ -152,13 +154,20 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
-    dist.init_process_group(backend_for(job.device), store=store, rank=rank, world_size=world_size, timeout=timeout)
+    backend = backend_of(job.device)
+    moves = backend_for(job.device, backend)
+    dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    presence = presence_of(Path(job.log_dir), store, rank, world_size)
     control = control_group(job.device, timeout)
     require_same(_must_agree(job), partial(gather_objects, control))
+    if is_accelerator(device.type):
+        require_own_devices(identity(device), partial(gather_objects, control))
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
-    backend, settings = DEVICES[job.device].backend, job.settings
+    settings = job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check)
     yield ConnectedRanks(context, store)
+    if presence is not None:
+        presence.leave()
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
@@ -189,7 +198,7 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
     On CPU it is the default group itself: a barrier on a group of its own leaves the timed group's threads cold, and
     made an all_gather right after it a third slower (4 ranks on 2 cores, 1 KB and 1 MB, interleaved).
     """
-    if device == "cpu":
+    if not is_accelerator(device):
         assert dist.group.WORLD is not None
         return dist.group.WORLD
     return dist.new_group(backend="gloo", timeout=timeout)
@@ -202,9 +211,14 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
         UserError: the scenario raised, returned something else, or its plan cannot work.
     """
     found: dict[str, CaseSpec] = {}
+    contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
-        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
-        for case_spec in cases_of(scenario, variant_label(job, variant), context):
+        made = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
+        mesh = mesh_of(variant, job.mesh)
+        if tuple(mesh.items()) not in contexts:
+            own = init_device_mesh(context.mesh.device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+            contexts[tuple(mesh.items())] = replace(context, mesh=own)
+        for case_spec in cases_of(made, variant_label(job, variant), contexts[tuple(mesh.items())]):
             found.setdefault(case_spec.case.id, case_spec)
     if not found:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
@@ -248,7 +262,7 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 def variant_label(job: Job, variant: Variant) -> str:
     """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
-    axes = ",".join(f"{name}={variant[name]}" for name in job.axes)
+    axes = ",".join(f"{name}={variant[name]}" for name in job.axes if name in variant)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 

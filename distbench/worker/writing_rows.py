@@ -7,12 +7,13 @@ from typing import Any
 from distbench.runs.run_file import CaseResult, append
 from distbench.spec.errors import StorageFailed
 from distbench.worker.rank.measure import Samples
+from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
 
 SAVE_EVERY_S = 1.0
 
 
-class Rows:
+class RowWriter:
     """One rank's end of the run file; ranks other than 0 write nothing.
 
     Raises:
@@ -40,9 +41,10 @@ class Rows:
         result.backend = self._context.backend
         self.save(result.to_record())
 
-    def note(self, case_id: str, number: int, samples: Samples) -> None:
+    def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
         """A further pass of a case, written later: between short ones there is no wait for the disk."""
-        self._passes.append({"type": "pass", "case_id": case_id, "number": number, **samples.to_record()})
+        taken = samples.to_record(of.keeps_ranks)
+        self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **taken})
 
     def save_passes(self, are_due: bool = True) -> None:
         """Append the passes noted since the last time; where they are not due, only once a second."""

@@ -1,10 +1,11 @@
 """A hardware file: JSON, every figure with its value, its basis and its source; checked when it is read."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distbench.simulate.hardware.host_figures import HostFigures, host_figures, wrong_in_host
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.fields import NAME, TEXT, Kind, Kinds, number_within, one_of, shown, wrong_field
 from distbench.spec.reading import read_json
@@ -35,6 +36,29 @@ FIGURES: Kinds = {
     "network_bytes_per_s": _BANDWIDTH,
     "network_base_s": _LATENCY,
     "network_hop_s": _LATENCY,
+    "peak_fp8_flops": _RATE,
+    "matmul_fp8_flops": _RATE,
+    "attention_full_flops": _RATE,
+    "attention_backward_full_flops": _RATE,
+    "attention_half_length": number_within(0, 1e6),
+    "peer_bytes_per_s": _BANDWIDTH,
+    "device_spread": number_within(0, 0.5),
+}
+# What may be left out: what is taken instead, in words and as a number.
+EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
+    "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
+    "matmul_fp8_flops": (
+        "the share of peak_fp8_flops that matmuls reach of peak_bf16_flops",
+        lambda known: known["peak_fp8_flops"] * known["matmul_bf16_flops"] / known["peak_bf16_flops"],
+    ),
+    "attention_full_flops": ("attention_flops", lambda known: known["attention_flops"]),
+    "attention_backward_full_flops": (
+        "attention_backward_flops",
+        lambda known: known["attention_backward_flops"],
+    ),
+    "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
+    "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
+    "device_spread": ("0: all devices equally fast", lambda _: 0.0),
 }
 _FIGURE: Kinds = {"basis": one_of(BASES), "source": NAME}
 
@@ -58,16 +82,25 @@ class Hardware:
     """A machine to simulate.
 
     Args:
-        figures: one for each of FIGURES, whose meanings are in docs/simulation.md.
+        figures: out of FIGURES, those of EXTRAPOLATED where they are known; their meanings are in docs/simulation.md.
+        host: where the host runs the operators itself, what they take there; None for an accelerator.
     """
 
     name: str
     summary: str
     figures: Mapping[str, Figure]
+    host: HostFigures | None = None
 
     def __getitem__(self, name: str) -> float:
-        """A figure's value."""
-        return self.figures[name].value
+        """A figure's value; what is taken instead where the file has none."""
+        return self.figures[name].value if name in self.figures else EXTRAPOLATED[name][1](self)
+
+    @property
+    def extrapolated(self) -> dict[str, str]:
+        """The figures that the file has not, and what is taken instead; a host's are no device's."""
+        if self.host is not None:
+            return {}
+        return {name: instead for name, (instead, _) in EXTRAPOLATED.items() if name not in self.figures}
 
     @property
     def devices_per_node(self) -> int:
@@ -96,11 +129,11 @@ def load_hardware(name: str) -> Hardware:
     elif path.suffix != ".json":
         known = nearest(name, shipped_hardware())
         raise UserError(f"--hardware {name!r} is unknown ({known}); give one of those, or a path to a .json file")
-    return _hardware(read_json(path, "hardware file"), f"hardware file {path}")
+    return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 
-def _hardware(record: Any, where: str) -> Hardware:
-    advice = "docs/simulation.md says what each figure is"
+def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says what each figure is") -> Hardware:
+    """The machine that a file's record describes; UserError, which names `where`, for what is wrong with it."""
     if not isinstance(record, dict):
         raise UserError(f"{where} cannot be used: it is {shown(record)}, not an object; {advice}")
     version = record.get("hardware_version")
@@ -112,15 +145,17 @@ def _hardware(record: Any, where: str) -> Hardware:
     if not wrong and not isinstance(figures, dict):
         wrong = f"figures is {shown(figures)}, not an object"
     wrong = wrong or _wrong_in_figures(figures)
+    host = record.get("host")
+    wrong = wrong or (wrong_in_host(host) if host is not None else None)
     if wrong:
         raise UserError(f"{where} cannot be used: {wrong}; {advice}")
     found = {name: Figure(figure["value"], figure["basis"], figure["source"]) for name, figure in figures.items()}
-    return Hardware(record["name"], record["summary"], found)
+    return Hardware(record["name"], record["summary"], found, host_figures(host) if host is not None else None)
 
 
 def _wrong_in_figures(figures: Any) -> str | None:
     for name in FIGURES:
-        if name not in figures:
+        if name not in figures and name not in EXTRAPOLATED:
             return f"figures.{name} is missing"
     for name, figure in figures.items():
         if name not in FIGURES:
@@ -130,6 +165,7 @@ def _wrong_in_figures(figures: Any) -> str | None:
         kinds = {**_FIGURE, "value": FIGURES[name]}
         if wrong := wrong_field(figure, kinds, ("value", "basis", "source"), f"figures.{name}."):
             return wrong
-    if figures["matmul_bf16_flops"]["value"] > figures["peak_bf16_flops"]["value"]:
-        return "figures.matmul_bf16_flops is above figures.peak_bf16_flops, which nothing reaches"
+    for reached, peak in (("matmul_bf16_flops", "peak_bf16_flops"), ("matmul_fp8_flops", "peak_fp8_flops")):
+        if reached in figures and peak in figures and figures[reached]["value"] > figures[peak]["value"]:
+            return f"figures.{reached} is above figures.{peak}, which nothing reaches"
     return None

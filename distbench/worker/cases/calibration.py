@@ -12,11 +12,12 @@ from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
 from distbench.planning import Exchange, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError
-from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, check_planners, open_pair, opened
+from distbench.spec.devices import is_accelerator
+from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, open_pair, opened
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.planners import PlannedRedistribution, executed_as
+from distbench.worker.redistribute.planners import PlannedRedistribution, check_planners, executed_as
 from distbench.worker.redistribute.tensor_layout import Pair
 from distbench.worker.torch_internals import partition
 
@@ -63,7 +64,7 @@ def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, 
         before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
         for op, sides in STEPS.items():
             # Only on CPU does DTensor run anything else than the native one.
-            if op != NATIVE_ALL_TO_ALL or context.device.type == "cpu":
+            if op != NATIVE_ALL_TO_ALL or not is_accelerator(context.device.type):
                 for source, target in sides:
                     yield op, mesh_dim, Pair.of(before + source + after, before + target + after, shape)
     for source, target in exchange_sides(len(context.mesh_dims)):

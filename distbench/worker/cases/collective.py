@@ -132,7 +132,7 @@ def _open(op: str, dtype: str, mesh_dim: str, sizes: Sizes, context: RankContext
         "mesh_dim": mesh_dim,
         "backend_op": BACKEND_OPS.get((context.backend, op), op),
     }
-    yield OpenedCase(lambda _: operation(output, mine, group), check, fields=fields)
+    yield OpenedCase(lambda _: operation(output, mine, group), check, fields=fields, starts_on=group)
 
 
 def _difference(got: torch.Tensor, wanted: torch.Tensor, op: str, group_size: int) -> str | None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from distbench.runs.run_file import Case
 from distbench.spec import Scenario, UserError
+from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.plans.batch import Batch, batch_of, tensors_of
@@ -36,16 +37,21 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     """
     if scenario.build_model is None:
         return
-    name, _, axes = label.partition("/")
+    _, _, axes = label.partition("/")
     if scenario.make_batch is None:
         raise UserError(f"{label}: {NEEDS_A_BATCH}")
     built = blueprint(scenario.build_model, context.seed)
     batch = batch_of(scenario)
-    num_tokens = _num_tokens(scenario, batch, label)
     if found := problems(built.model, batch, scenario.step_plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *found]))
-    inputs = batch.first
+    yield CaseSpec(step_case(scenario, label, built, batch), partial(_open, scenario, context), group="steps")
+
+
+def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
+    """What a variant's step is called, and its parameters; nothing depends on the ranks that run it."""
+    name, _, axes = label.partition("/")
+    inputs, num_tokens = batch.first, _num_tokens(scenario, batch, label)
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
     params = {
         "scenario": name,
@@ -56,7 +62,7 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, batch),
     }
-    yield CaseSpec(Case(f"step/{where}/{label}", "step", params), partial(_open, scenario, context), group="steps")
+    return Case(f"step/{where}/{label}", "step", params)
 
 
 def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
@@ -83,9 +89,11 @@ def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
 
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext) -> Iterator[OpenedCase]:
-    empty_allocator(context.device)
+    held_before = empty_allocator(context.device)
     step = TrainingStep(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
+    if is_accelerator(context.device.type):
+        counters["baseline_bytes"] = held_before
 
     is_restarted = True
 

@@ -1,13 +1,17 @@
 """Whether a parallel step computes what one device computes: how far off it may be, and the sentence where it is."""
 
+import contextlib
 import math
+import os
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from distbench.spec import Scenario
+from distbench.spec.devices import is_accelerator
 from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.plans.training_step import TrainingStep
@@ -20,7 +24,22 @@ TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Right plans came to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
+# Read by the libraries themselves, so that nothing in this process takes it back.
+FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(torch.float32).eps
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of f32 in f32: what a check allows is of that, and vendors' images switch TF32 on in several ways."""
+    matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @dataclass(frozen=True)
@@ -144,6 +163,10 @@ class StepCheck:
 
     def __call__(self) -> str | None:
         """What is wrong with the step, as a sentence; None where nothing is."""
+        with full_precision():
+            return self._checked()
+
+    def _checked(self) -> str | None:
         step, context = self._step, self._context
         is_full = context.check == "full"
         step.restart()
@@ -170,6 +193,11 @@ class StepCheck:
             return Allowance(named, named, "the scenario's tolerance", True, None, self._step.gradient_scale)
         lowest = lowest_precision(model, fsdp)
         of_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
+        if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
+            because = f"as {FORCED}=1 rounds every product to TF32"
+            return Allowance(
+                LOW_PRECISION_TOLERANCE, LOW_PRECISION_TOLERANCE, because, False, None, self._step.gradient_scale
+            )
         reduction = reduction_rounding(model, fsdp, self._context)
         because = f"as for every {dtype_name(lowest)} step"
         return Allowance(TOLERANCE, of_loss, because, False, None, self._step.gradient_scale, reduction)

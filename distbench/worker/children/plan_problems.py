@@ -13,6 +13,7 @@ from typing import Any
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
+from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.cases.step import NEEDS_A_BATCH
 from distbench.worker.children.answer import answer_jobs, rank_0_of
 from distbench.worker.children.fake_step import rehearse
@@ -45,7 +46,7 @@ def _of_variant(
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = declared(function, variant)
-        with fake_ranks(job.mesh) as mesh:
+        with fake_ranks(mesh_of(variant, job.mesh)) as mesh:
             answer = _answer(scenario, rank_0_of(mesh, job, job.device))
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from distbench.spec import CompilePlan
+from distbench.spec.devices import is_accelerator
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.torch_internals import Skipped
 
@@ -51,7 +52,7 @@ def why_not(backend: str, device: torch.device) -> str | None:
     """What a compile backend lacks on this machine; None when it can work."""
     if backend in TRACING_ONLY:
         return None
-    if device.type != "cpu":
+    if is_accelerator(device.type):
         return None if find_spec("triton") else "triton is not installed"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if not any(shutil.which(name) for name in names):

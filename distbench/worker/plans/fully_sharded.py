@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim
-from distbench.spec.devices import ACCELERATORS
+from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching, matching_modules
 from distbench.worker.rank.rank_context import RankContext
@@ -34,9 +34,10 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     """`fully_shard` every unit, deepest first, then the root; Skipped for CPU offload where the device is the CPU."""
     from torch.distributed.fsdp import fully_shard
 
-    if plan.offload is not None and context.device.type == "cpu":
-        wanted = " or ".join(ACCELERATORS)
-        raise Skipped(f"CPU offload: the shards of a CPU run are in host memory already; use --device {wanted}")
+    if plan.offload is not None and not is_accelerator(context.device.type):
+        raise Skipped(
+            f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
+        )
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
     kept = _kept_whole(model, plan)
@@ -136,9 +137,17 @@ def _divide_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(plan.gradient_divide_factor)
-            if context.backend != "nccl":
-                # Any other factor than the group's size is a reduction that only NCCL has; others sum, then divide.
-                module.set_force_sum_reduction_for_comms(True)
+    sum_then_divide(model, context)
+
+
+def sum_then_divide(model: nn.Module, context: RankContext) -> None:
+    """What FSDP needs to divide gradients by another factor than the group's size: a reduction that does so only NCCL
+    has."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules() if context.backend != "nccl" else ():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:

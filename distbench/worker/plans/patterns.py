@@ -61,9 +61,9 @@ def own_plan(model: nn.Module) -> dict[str, str]:
 
 def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
     """Pattern to style, or its name; the model's own for "auto", nothing for a callable plan. Raises as `own_plan`."""
-    if plan.tp is None or callable(plan.tp):
-        return {}
-    return own_plan(model) if plan.tp == AUTO else plan.tp
+    if isinstance(plan.tp, str):
+        return own_plan(model)
+    return plan.tp if isinstance(plan.tp, Mapping) else {}
 
 
 def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Any]]:

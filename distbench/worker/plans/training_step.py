@@ -9,7 +9,7 @@ from torch import nn
 
 from distbench.spec import CpPlan, Scenario, UserError
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
-from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size
+from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size, sum_then_divide
 from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values, materialise
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
@@ -80,6 +80,8 @@ class TrainingStep:
         self._context, self._scenario = context, scenario
         self.built = built = built or blueprint(scenario.build_model, context.seed)
         self.model, self.sharded = parallelize(built.model, plan, context, scenario.parallelize)
+        if scenario.gradient_divide_factor is not None:
+            sum_then_divide(self.model, context)
         offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
         give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
@@ -101,10 +103,11 @@ class TrainingStep:
             with blamed("after_materialize", hook):
                 hook(self.model, self._context.mesh)
             self._own = {name: local_part(tensor).clone() for name, tensor in self.model.named_parameters()}
+        function = self._scenario.after_materialize or self._scenario.parallelize
+        if function is None:
+            return
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         if lacking := [name for name, tensor in named if tensor.is_meta]:
-            function = self._scenario.after_materialize or self._scenario.parallelize or self._scenario.build_model
-            assert function is not None
             what = f"parameter {lacking[0]} of the parallel model is still on the meta device"
             raise UserError(f"{what} ({place_of(function)}); leave it to distbench, which gives every one memory")
 

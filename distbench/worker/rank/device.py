@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,138 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
-from distbench.spec.devices import ACCELERATORS, DEVICES
+from distbench.spec import UserError
+from distbench.spec.devices import ACCELERATORS, DEVICES, is_accelerator, known_device
 
+POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
+# Filling that much takes a device longer than its host to enqueue a collective, and leaves nothing of it in a cache:
+# the largest known one has 256 MiB (AMD's MI300).
+DELAY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A type of device other than the CPU, as torch has it: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
+
+    Its own module is asked, not `torch.accelerator`: that knows one type a build, has no events, and cannot wait for
+    one that is written in Python. Which one torch would take, it says itself (`Accelerator.current`).
+    """
+
+    type: str
+
+    @classmethod
+    def current(cls) -> "Accelerator | None":
+        """What `torch.accelerator` reports; None where torch has none that works."""
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return None if found is None else cls(found.type)
+
+    @property
+    def module(self) -> Any:
+        """torch's own module of it; UserError where this torch has none."""
+        try:
+            return torch.get_device_module(self.type)
+        except RuntimeError as error:
+            raise UserError(f"--device {self.type}: {self._missing()}") from error
+
+    @property
+    def platform(self) -> str:
+        """What drives it: its type, but "rocm" where torch was built for that."""
+        return "rocm" if self.type == "cuda" and torch.version.hip else self.type
+
+    @property
+    def backend(self) -> str:
+        """What moves its tensors between ranks by torch's own table, or by ours where torch's package is not loaded."""
+        told = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
+        ours = known_device(self.type).backend
+        # Once torch's fake backend is imported, it stands there for a device whose package is not.
+        return (ours or told) if told in ("", "fake") else told
+
+    @property
+    def version(self) -> str | None:
+        """Of what drives it, as torch was built for it."""
+        return getattr(torch.version, "hip" if self.platform == "rocm" else self.type, None)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether torch can use one."""
+        try:
+            return bool(self.module.is_available())
+        except UserError:
+            return False
+
+    @property
+    def num_devices(self) -> int:
+        """How many this process may use."""
+        return int(self.module.device_count()) if self.is_available else 0
+
+    def device(self, local_rank: int) -> torch.device:
+        """The device of a host's rank, the current one from now on.
+
+        A launcher may show each rank one device alone, which then is number 0 for all of them.
+
+        Raises:
+            UserError: there is none, or none for that rank.
+        """
+        if not (count := self.num_devices):
+            raise UserError(f"--device {self.type}: {self._missing()}")
+        if 1 < count <= local_rank:
+            which = f"this rank is number {local_rank} on its host (LOCAL_RANK)"
+            what = f"{which} and may use {count} {self.type.upper()} devices"
+            raise UserError(f"{what}; show each rank one device, or all ranks of a host all of theirs")
+        device = torch.device(self.type, local_rank if count > 1 else 0)
+        self.module.set_device(device)
+        return device
+
+    def event(self) -> Any:
+        """One that can be timed."""
+        return self.module.Event(enable_timing=True)
+
+    def _missing(self) -> str:
+        advice = (
+            f"install a torch built for {self.type.upper()} and its driver, or use --device cpu; see `distbench doctor`"
+        )
+        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}"
 
 
 def select_device(device_type: str) -> torch.device:
-    """This rank's device, the current one from now on."""
-    if device_type == "cpu":
-        return torch.device("cpu")
-    device = torch.device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
-    torch.get_device_module(device).set_device(device)
-    return device
+    """This rank's device, the current one from now on; UserError where it has none."""
+    if not is_accelerator(device_type):
+        return torch.device(device_type)
+    return Accelerator(device_type).device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def identity(device: torch.device) -> str | None:
+    """What tells a device from others of its host, whatever its number here; None where torch knows no such thing."""
+    if not is_accelerator(device.type):
+        return None
+    properties = getattr(Accelerator(device.type).module, "get_device_properties", None)
+    found = getattr(properties(device), "uuid", None) if properties else None
+    return None if found is None else str(found)
+
+
+def backend_of(device_type: str) -> str:
+    """What moves tensors of a type of device."""
+    return Accelerator(device_type).backend if is_accelerator(device_type) else DEVICES[device_type].backend
 
 
 def synchronize(device: torch.device) -> None:
     """Return when the device is idle."""
-    if device.type != "cpu":
-        torch.get_device_module(device).synchronize(device)
+    if is_accelerator(device.type):
+        Accelerator(device.type).module.synchronize(device)
+
+
+def ends_within(device: torch.device, seconds: float) -> bool:
+    """Whether what was issued to the current stream ends in so many seconds; never waits longer."""
+    if not is_accelerator(device.type):
+        return True
+    event, deadline = Accelerator(device.type).event(), time.monotonic() + seconds
+    event.record()
+    while not event.query():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 class HostClock:
@@ -57,12 +172,12 @@ class EventClock:
     shared_between_ranks = False
 
     def __init__(self, device: torch.device) -> None:
-        self._make_event = torch.get_device_module(device).Event
+        self._make_event = Accelerator(device.type).event
         self._events: list[Any] = []
 
     def stamp(self) -> None:
         """Record an event on the current stream."""
-        event = self._make_event(enable_timing=True)
+        event = self._make_event()
         event.record()
         self._events.append(event)
 
@@ -80,17 +195,25 @@ Clock = HostClock | EventClock
 
 def clock_of(device: torch.device) -> Clock:
     """What samples on this device are read from."""
-    return HostClock() if DEVICES[device.type].waits_on_host else EventClock(device)
+    return HostClock() if known_device(device.type).waits_on_host else EventClock(device)
 
 
-def empty_allocator(device: torch.device) -> None:
-    """Give back all that earlier cases left behind, so that what the next one takes is its own."""
+def delay(device: torch.device, times: int) -> None:
+    """Keep the device busy for a while, on its current stream, and its caches full of something else."""
+    for _ in range(times):
+        torch.empty(DELAY_BYTES, dtype=torch.uint8, device=device).zero_()
+
+
+def empty_allocator(device: torch.device) -> int:
+    """Give back all that earlier cases left behind, so that what the next one takes is its own; bytes that are left."""
     gc.collect()
-    if device.type != "cpu":
-        module = torch.get_device_module(device)
-        module.synchronize(device)
-        module.empty_cache()
-        module.reset_peak_memory_stats(device)
+    if not is_accelerator(device.type):
+        return 0
+    module = Accelerator(device.type).module
+    module.synchronize(device)
+    module.empty_cache()
+    module.reset_peak_memory_stats(device)
+    return int(module.memory_allocated(device))
 
 
 def allocator_peak(
@@ -101,7 +224,7 @@ def allocator_peak(
     `peak_reserved_bytes` is what it has reserved for that, since `empty_allocator`. The call stamps the end of each
     phase; memory is handed out as work is issued, so nothing waits.
     """
-    module = torch.get_device_module(device)
+    module = Accelerator(device.type).module
     peaks: list[int] = []
     reserved = [module.max_memory_reserved(device)]
 
@@ -118,45 +241,58 @@ def allocator_peak(
 
 def free_bytes(device: torch.device) -> int:
     """Memory that this rank could still take, where the ranks of a host share what is free."""
-    if device.type != "cpu":
-        return int(torch.get_device_module(device).mem_get_info(device)[0])
+    if is_accelerator(device.type):
+        return int(Accelerator(device.type).module.mem_get_info(device)[0])
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
 
 def random_states(device: torch.device) -> list[torch.Tensor]:
     """Of the generators that a model on this device draws from by default."""
-    own = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
+    own = [Accelerator(device.type).module.get_rng_state(device)] if is_accelerator(device.type) else []
     return [torch.get_rng_state(), *own]
 
 
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
-    """What to profile: the host, as kernels' metadata are taken from operators there, and the device."""
-    return [ProfilerActivity.CPU, getattr(ProfilerActivity, device.type.upper())]
+    """What to profile: the host, as launches and kernels' metadata are taken from there, and the device."""
+    own = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
+    return [ProfilerActivity.CPU, own]
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """The header's fields about the device and what drives it; versions of accelerators that torch lacks are None."""
-    used = torch.get_device_module(device) if device.type != "cpu" else None
+    """The header's fields about the device and what drives it; None for what torch was not built for."""
+    used = Accelerator(device.type) if is_accelerator(device.type) else None
+    is_nccl = used is not None and used.backend == DEVICES["cuda"].backend
     return {
-        **{name: getattr(torch.version, name, None) for name in ACCELERATORS},
-        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()) if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()) if is_nccl else None,
         "device": device.type,
-        "device_name": used.get_device_name(device) if used else None,
-        "num_devices": used.device_count() if used else 0,
+        "device_name": used.module.get_device_name(device) if used else None,
+        "num_devices": used.num_devices if used else 0,
     }
 
 
 def accelerator_checks() -> list[dict[str, Any]]:
-    """For `distbench doctor`: whether torch sees each type of accelerator, and has its backend."""
+    """For `distbench doctor`: CUDA, and whatever else torch has devices of, each with its backend."""
     found = []
     for name in ACCELERATORS:
-        module, backend, shown = torch.get_device_module(name), DEVICES[name].backend, name.upper()
+        used = Accelerator(name)
+        if name != "cuda" and not used.is_available:
+            continue
+        backend, shown = used.backend, used.platform.upper()
         devices, has_backend = f"no {shown} device", dist.is_available() and dist.is_backend_available(backend)
-        if ok := bool(module.is_available()):
-            version = getattr(torch.version, name)
-            devices = f"{module.device_count()} x {module.get_device_name(0)}, {shown} {version}"
+        if ok := used.is_available:
+            devices = f"{used.num_devices} x {used.module.get_device_name(0)}, {shown} {used.version}"
         advice = f"to measure GPUs, install a torch built for {shown} and its driver"
         found.append({"name": shown, "ok": ok, "found": devices, "advice": advice})
-        found.append({"name": backend.upper(), "ok": has_backend, "found": f"{shown} backend", "advice": advice})
+        told = f"{shown} backend{_nccl_version() if has_backend and backend == 'nccl' else ''}"
+        found.append({"name": backend.upper(), "ok": has_backend, "found": told, "advice": advice})
     return found
+
+
+def _nccl_version() -> str:
+    try:
+        return f", version {'.'.join(str(part) for part in torch.cuda.nccl.version())}"
+    except (AttributeError, RuntimeError):  # ROCm's has none in some builds
+        return ""

@@ -1,10 +1,14 @@
 """Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample.
 
-Every rank runs the same number of iterations, because every rank decides from the same gathered stamps.
+Every rank runs the same number of iterations, because every rank decides from the same gathered stamps. On accelerators
+a barrier of the hosts is not enough: how far apart they leave it, and how long each takes to launch, would be in each
+sample. There, calls that communicate start behind a collective of their devices (`DeviceStart`).
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,12 +16,15 @@ import torch.distributed as dist
 
 from distbench.compare.medians import median, median_ci_ranks
 from distbench.spec import Settings
-from distbench.worker.rank.device import Clock, synchronize
+from distbench.worker.rank.device import Clock, EventClock, delay, synchronize
 
 Stamp = Callable[[], None]
 Call = Callable[[Stamp], object]
 BATCH_S = 0.05
 BATCH_MIN, BATCH_MAX = 5, 200
+# On accelerators three iterations are few for clocks to rise, channels to open and heuristics to settle.
+WARM_UP_S, WARM_UP_MAX = 0.1, 200
+MAX_DELAYS = 64
 
 
 @dataclass
@@ -30,7 +37,8 @@ class Samples:
         rank_median_s: each rank's median.
         stop_reason: "steady", "max_samples" or "max_case_s"; "passes" where a pass plan said how many.
         entry_skew_s: median time between the first and the last rank's start; None where clocks are not shared.
-        isolated_s: median time from the last rank in to the last rank out; None where clocks are not shared.
+        isolated_s: median time from the last rank in to the last rank out; where clocks are not shared, of the rank
+            that took least, which is the last one in.
     """
 
     samples_s: list[float]
@@ -40,9 +48,10 @@ class Samples:
     entry_skew_s: float | None = None
     isolated_s: float | None = None
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self, with_ranks: bool = False) -> dict[str, Any]:
         """The fields of a further pass's line in the run file."""
-        return {name: getattr(self, name) for name in ("samples_s", "phases_s", "stop_reason")}
+        names = ("samples_s", "phases_s", "stop_reason", *(("rank_median_s",) if with_ranks else ()))
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -58,12 +67,12 @@ class RankGroup:
 
     def __init__(self, control: dist.ProcessGroup | None, device: torch.device) -> None:
         self._group = control
-        self._device = device
+        self.device = device
         self.world_size = dist.get_world_size(control)
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this and the device is idle."""
-        synchronize(self._device)
+        synchronize(self.device)
         dist.barrier(self._group)
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:
@@ -71,6 +80,41 @@ class RankGroup:
         gathered = [torch.empty_like(stamps) for _ in range(self.world_size)]
         dist.all_gather(gathered, stamps, group=self._group)
         return torch.stack(gathered)
+
+
+class DeviceStart:
+    """Has the devices of a group start a call together, when each host has launched all of it.
+
+    A fill keeps the device busy meanwhile, as many times as the launch before took; then one element is reduced over
+    the group, and what follows begins within some microseconds on all of its devices. Caches then hold nothing of the
+    call's buffers.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._element = torch.zeros(1, device=device)
+        self._delay_s = _delay_s(device)
+        self.num_delays = 1
+
+    def __call__(self) -> None:
+        """Enqueue the start; the host does not wait."""
+        delay(self._device, self.num_delays)
+        dist.all_reduce(self._element, group=self._group)
+
+    def took(self, launch_s: float) -> None:
+        """The host took that long to launch the start and the call, seconds: the next time the device waits twice as
+        long."""
+        self.num_delays = min(max(math.ceil(2 * launch_s / self._delay_s), 1), MAX_DELAYS)
+
+
+def _delay_s(device: torch.device) -> float:
+    """Seconds that a device takes for one delay; the second of two, as the first one also makes room for it."""
+    clock = EventClock(device)
+    delay(device, 1)
+    clock.stamp()
+    delay(device, 1)
+    clock.stamp()
+    return max(clock.read()[-1], 1e-6)
 
 
 @dataclass(frozen=True)
@@ -83,6 +127,7 @@ class Meter:
         settings: when to stop.
         shared_clock: whether all ranks' moments are on one time line.
         on_batch: called on every rank after each batch with the number of samples so far.
+        start: has the ranks' devices start together, after the ranks have.
     """
 
     ranks: RankGroup
@@ -90,10 +135,29 @@ class Meter:
     settings: Settings
     shared_clock: bool
     on_batch: Callable[[int], None] = lambda count: None
+    start: DeviceStart | None = None
+    _starts: dict[Any, DeviceStart] = field(default_factory=dict)
+
+    def started_on(self, group: dist.ProcessGroup | None) -> "Meter":
+        """The meter for a call that communicates over a group (None: it starts as its hosts do): on accelerators each
+        sample starts on the devices of that group."""
+        if group is None or not isinstance(self.clock, EventClock):
+            return self
+        if group not in self._starts:
+            self._starts[group] = DeviceStart(group, self.ranks.device)
+        return replace(self, start=self._starts[group])
 
     def warm_up(self, call: Call, iterations: int | None = None) -> float:
-        """Run warm-up iterations of this very call; seconds that an iteration takes on the slowest rank."""
+        """Run warm-up iterations of this very call; seconds that an iteration takes on the slowest rank.
+
+        On accelerators, where nobody says how many, for at least WARM_UP_S.
+        """
         stamps = self._iterate(call, iterations or self.settings.warmup_iterations)
+        if iterations is None and isinstance(self.clock, EventClock):
+            slowest = _durations(stamps).max(dim=0).values
+            more = int((WARM_UP_S - float(slowest.sum())) / max(float(slowest[-1]), 1e-7))
+            if more > 0:
+                stamps = self._iterate(call, min(more, WARM_UP_MAX))
         return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
     def touch(self, call: Call) -> None:
@@ -152,10 +216,15 @@ class Meter:
         self.clock.read()  # a case that raised may have left moments behind
         for _ in range(count):
             self.ranks.wait_for_all()
+            launching = time.monotonic()
+            if self.start is not None:
+                self.start()
             stamp()
             for _ in repeats:
                 call(stamp)
             stamp()
+            if self.start is not None:
+                self.start.took(time.monotonic() - launching)
             rows.append(self.clock.read())
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -179,6 +248,8 @@ class Meter:
             last_in = starts.max(dim=0).values
             result.entry_skew_s = median((last_in - starts.min(dim=0).values).tolist())
             result.isolated_s = median((ends.max(dim=0).values - last_in).tolist())
+        elif self.start is not None:
+            result.isolated_s = median(durations.min(dim=0).values.tolist())
         return result
 
 

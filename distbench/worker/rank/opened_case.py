@@ -33,6 +33,7 @@ class OpenedCase:
             iteration warms it up; None: as much as its parameters do.
         pause: called before other cases run while it is kept open.
         resume: called before it runs again.
+        starts_on: the group over which its devices start each sample together; None: as the hosts do.
     """
 
     call: Call
@@ -45,6 +46,7 @@ class OpenedCase:
     held_bytes: int | None = None
     pause: Callable[[], None] = lambda: None
     resume: Callable[[], None] = lambda: None
+    starts_on: Any = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,15 @@ class CaseSpec:
 
     Args:
         group: cases of one group are compared with each other, so they take turns; "" for one compared with none.
+        max_passes: its group takes at most so many; 0 for no limit of its own.
+        keeps_ranks: whether a further pass's line says each rank's median too.
     """
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
     group: str = ""
+    max_passes: int = 0
+    keeps_ranks: bool = False
 
 
 def first_difference(got: Any, expected: Any) -> str | None:

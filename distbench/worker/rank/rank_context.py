@@ -8,7 +8,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.costmodel.profile import Profile
+from distbench.worker.rank.device import ends_within
 
+GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
 # Mesh dims whose ranks have different parts of the batch.
 BATCH_DIMS = ("dp_replicate", "dp_shard")
 
@@ -67,10 +69,13 @@ class RankContext:
         return bool(flags.item())
 
     def group_works(self, mesh_dim: str) -> bool:
-        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations."""
+        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations.
+
+        On an accelerator a collective that another rank has left never ends, and neither would the wait for it.
+        """
         ones = torch.ones(1, device=self.device)
         dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
-        return ones.item() == self.size(mesh_dim)
+        return ends_within(self.device, GROUP_WORKS_S) and ones.item() == self.size(mesh_dim)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, in rank order. Never inside timed iterations."""

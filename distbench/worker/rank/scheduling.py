@@ -2,6 +2,8 @@
 
 import os
 
+from distbench.spec.devices import is_accelerator
+
 THREADS_PER_RANK = 2  # a rank's own and gloo's
 POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
 
@@ -15,7 +17,7 @@ def calm_scheduler(device: str) -> None:
     compute on an accelerator are left alone.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if device != "cpu" or not hasattr(os, "SCHED_BATCH") or policy_name() != "other":
+    if is_accelerator(device) or not hasattr(os, "SCHED_BATCH") or policy_name() != "other":
         return
     if local_ranks > 1 and local_ranks * THREADS_PER_RANK > len(os.sched_getaffinity(0)):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

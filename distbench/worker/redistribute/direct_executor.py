@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from distbench.planning.direct_exchange import Exchange, overlap, plan_direct, volume
 from distbench.planning.states import Box, State
+from distbench.spec.devices import is_accelerator
 from distbench.worker.redistribute.exchanged_pieces import Piece, Pieces, part_of_box, shape_of
 
 REDUCTIONS: dict[str | None, Callable[..., object]] = {
@@ -110,7 +111,7 @@ class _Run:
     def _moving(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
         if not self.exchange.transfers:
             return [], []
-        if local.device.type == "cpu":
+        if not is_accelerator(local.device.type):
             return self.pieces.messages(local, output)
         return self.pieces.all_to_all(local), []
 

@@ -48,6 +48,14 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str]:
     return 0, MEMORY
 
 
+def shape_of_attention(func: Any, args: Any, kwargs: Any) -> list[int]:
+    """Queries, keys, and 1 where it is causal; nothing of other operators."""
+    if not any(is_attention(func)):
+        return []
+    given = arguments_of(func, args, kwargs)
+    return [given["query"].shape[-2], given["key"].shape[-2], int(given.get("is_causal", False))]
+
+
 def workspace_bytes(func: Any, args: Any, kwargs: Any) -> int:
     """What attention's backward allocates for itself while it runs; 0 for other operators."""
     if not is_attention(func)[1]:

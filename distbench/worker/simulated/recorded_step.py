@@ -1,8 +1,8 @@
-"""A variant's step, its plan applied as for a measured one, recorded on the simulated device as rank 0 runs it."""
+"""A variant's step, its plan applied as for a measured one, recorded on the simulated device as one rank runs it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import nn
 
 from distbench.simulate.recording import Head, Recording
 from distbench.spec import Scenario, UserError
+from distbench.worker.cases.step import step_case
 from distbench.worker.plans.batch import batch_of, tensors_of
 from distbench.worker.plans.materialise import allocate, blueprint
 from distbench.worker.plans.patterns import matching_modules
@@ -18,16 +19,44 @@ from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.simulated.differing_ranks import differing_ranks
 from distbench.worker.simulated.operator_costs import tensors_in
 from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
-from distbench.worker.torch_internals import ShapesOnly, Unsupported, fake_ranks, meshes_with_values
+from distbench.worker.torch_internals import (
+    ShapesOnly,
+    Unsupported,
+    chunks_when_asked_for,
+    fake_ranks,
+    meshes_with_values,
+)
 from distbench.worker.tracing.attribution import tracked_collectives
 
 SEED = 0
+TESTED = "2.13"  # torch
 
 
-def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int]) -> Recording:
+class RecordedRank(NamedTuple):
+    """One rank's step.
+
+    Args:
+        differing: ranks whose step may be another one, with shards of other sizes or another part of the sequence.
+    """
+
+    recording: Recording
+    differing: tuple[int, ...]
+
+
+def recorded_ranks(
+    scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], ranks: Sequence[int] | None
+) -> list[Recording]:
+    """The second step of some ranks, None for rank 0 and all that differ from it. Raises as `recorded`."""
+    first = recorded(scenario, name, variant, mesh, ranks[0] if ranks else 0)
+    others = first.differing if ranks is None else ranks[1:]
+    return [first.recording, *(recorded(scenario, name, variant, mesh, rank).recording for rank in others)]
+
+
+def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], rank: int = 0) -> RecordedRank:
     """The second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
 
     Raises:
@@ -43,9 +72,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
     assert scenario.build_model is not None and scenario.make_batch is not None
     device = simulate_device()
-    with fake_ranks(mesh, DEVICE_TYPE) as devices:
+    with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
         assert dist.group.WORLD is not None
-        context = RankContext(0, device, devices, "nccl", dist.group.WORLD, SEED)
+        context = RankContext(rank, device, devices, "nccl", dist.group.WORLD, SEED)
         built = blueprint(scenario.build_model, SEED)
         shapes = ShapesOnly()
         with shapes.on():
@@ -53,16 +82,18 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         if found := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(found))
         compiled = tuple(matching_modules(compile_plan.modules, built.model)) if compile_plan else ()
+        case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
         recorder = Recorder()
         try:
             step = _built(scenario, context, built, shapes, recorder)
-            phases = step.phases
+            phases, differing = step.phases, differing_ranks(step, batch.first, context)
             _run(step, context, shapes, recorder)
         except (UserError, Unsupported) as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
-            raise UserError(f"it cannot be simulated, its step raises {one_line(error)}") from error
+            reason = f"its step raises {one_line(error)}{untested(torch.__version__)}"
+            raise UserError(f"it cannot be simulated, {reason}") from error
     head = Head(
         scenario=name,
         variant=variant,
@@ -74,8 +105,18 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),
         compiled=compiled,
+        rank=rank,
+        case_id=case.id,
+        params=case.params,
     )
-    return Recording(head, recorder.events)
+    return RecordedRank(Recording(head, recorder.events), differing)
+
+
+def untested(version: str) -> str:
+    """What to think of an error under a torch that no simulation was tried with; empty for the one that was."""
+    if version.startswith(f"{TESTED}."):
+        return ""
+    return f" (simulating was tried with torch {TESTED} alone, this is {version}: it may be torch's names that differ)"
 
 
 def _built(
@@ -86,7 +127,7 @@ def _built(
     def give_memory(model: nn.Module, context: RankContext, _: object, device: torch.device | None) -> None:
         allocate(model, context, device)
 
-    with shapes.on(), recorder.on(), meshes_with_values():
+    with shapes.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
         return TrainingStep(scenario, context, built, give_memory)
 
 

@@ -27,6 +27,8 @@ from distbench.worker.torch_internals import (
 )
 from distbench.worker.tracing.attribution import CollectiveTracker, IssueContext
 
+# DTensor's all-to-all returns what has arrived: its caller waits for nothing.
+WAITS_ITSELF = "shard_dim_alltoall"
 # What Adam asks for: how many steps it has taken, which no time depends on.
 STEPS_TAKEN = 2.0
 
@@ -163,6 +165,7 @@ class Recorder:
                 writes=writes,
                 phase=issued_in.phase,
                 owner=self._owner(issued_in),
+                attention=costs.shape_of_attention(func, args, kwargs),
             )
         )
 
@@ -190,6 +193,8 @@ class Recorder:
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
         else:
             self._issue_aside(issued, call.ranks, made)
+            if func.overloadpacket.__name__ == WAITS_ITSELF:
+                STREAMS.current.wait_event(self._pending.pop(id(made[0].untyped_storage())))
         return out
 
     def _issue_aside(self, issued: Collective, ranks: tuple[int, ...], made: Sequence[torch.Tensor]) -> None:
@@ -266,8 +271,12 @@ def _held(issued_in: IssueContext | None) -> str:
 
 
 def nested_ranks(ranks: Sequence[int]) -> Touched:
-    """Sorted ranks that begin at 0 as loops (count, stride), outermost first; [(1, rank), ...] where they are none."""
-    ordered = sorted(ranks)
+    """Ranks, counted from the lowest, as loops (count, stride), outermost first; [(1, rank), ...] where they are none.
+
+    Groups along a mesh dim are alike on all ranks but for where they begin.
+    """
+    lowest = min(ranks)
+    ordered = [rank - lowest for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
     left = ordered
     while len(left) > 1:

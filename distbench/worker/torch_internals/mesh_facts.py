@@ -75,10 +75,10 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 
 @contextlib.contextmanager
-def _fake_group(world_size: int, backend: str = "fake") -> Iterator[None]:
+def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group(backend, store=FakeStore(), rank=0, world_size=world_size)
+    dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:
@@ -107,8 +107,8 @@ def nothing_sent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def fake_ranks(mesh: Mapping[str, int], device: str = "cpu") -> Iterator[DeviceMesh]:
-    """A device mesh over torch's fake process group; this is rank 0, and what it sends goes nowhere.
+def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
+    """A device mesh over torch's fake process group; this is the given rank, and what it sends goes nowhere.
 
     One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
     """
@@ -116,7 +116,7 @@ def fake_ranks(mesh: Mapping[str, int], device: str = "cpu") -> Iterator[DeviceM
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     try:
-        with _fake_group(math.prod(mesh.values()), "fake" if device == "cpu" else f"cpu:fake,{device}:fake"):
+        with _fake_group(math.prod(mesh.values()), "fake" if device == "cpu" else f"cpu:fake,{device}:fake", rank):
             yield init_device_mesh(device, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
         # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from distbench.spec import UserError
+from distbench.spec.devices import NUMA_BINDING
+
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
 SPEC = "torch.distributed.tensor._dtensor_spec"
@@ -58,7 +61,10 @@ class Probe:
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
 PYTHON_DEVICE = "_setup_privateuseone_for_python_backend"
 SPECS = "src_spec, dst_spec"
+SHARDING = "torch.distributed.tensor._sharding_prop"
+FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
+BINDING = "ranks bound to NUMA nodes"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
@@ -112,10 +118,11 @@ NEEDED = (
     ("process groups that forward", C10D, "_world.pg_map"),
     ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
     ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
-    ("communication labels", "torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam._get_grad_inner_tensor"),
+    ("communication labels", FSDP_PARAM, "FSDPParam._get_grad_inner_tensor"),
     ("communication labels", "torch.distributed.tensor._api", f"{LOCAL})"),
     ("communication labels", "torch.distributed.tensor._dispatch", f"{LOCAL})"),
     ("communication labels", REDISTRIBUTE, f"{LOCAL})"),
+    (BINDING, "torch.numa.binding", "_maybe_apply_numa_binding_to_current_process(gpu_index, numa_options)"),
     ("predicted peak memory", MEMORY, "MemTracker.track_external"),
     ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
     ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
@@ -143,7 +150,9 @@ NEEDED = (
     ("simulated device", "torch", "ops.aten._scaled_dot_product_flash_attention"),
     ("simulated device", FAKE, "unset_fake_temporarily"),
     ("simulated device", "torch.distributed.fsdp._fully_shard._fully_shard", "_get_post_forward_mesh_info"),
-    ("simulated device", "torch.distributed.tensor._sharding_prop", "ShardingPropagator._propagate_tensor_meta"),
+    ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta"),
+    ("simulated device", SHARDING, "ShardingPropagator._propagate_tensor_meta_non_cached"),
+    ("chunks of parameters", FSDP_PARAM, "_chunk_with_empty(tensor, num_chunks, dim)"),
     *(("simulated device", DIST, f"Backend.{name}") for name in ("backend_capability", "default_device_backend_map")),
     ("fake process group", "torch.testing._internal.distributed.fake_pg", "FakeStore"),
     ("fake process group", "torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
@@ -232,3 +241,20 @@ def import_compiler() -> None:
     for name in COMPILER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def bind_to_numa_node(local_rank: int, mode: str) -> None:
+    """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does.
+
+    Raises:
+        UserError: no mode of torch's.
+        Unsupported: this torch binds in another way, or not at all.
+    """
+    require(BINDING)
+    from torch.numa import binding
+
+    modes = [known.value for known in binding.AffinityMode]
+    if mode not in modes:
+        raise UserError(f"{NUMA_BINDING}={mode} is no way to bind ranks; use {', '.join(modes)}, or unset it")
+    options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+    binding._maybe_apply_numa_binding_to_current_process(gpu_index=local_rank, numa_options=options)

@@ -123,10 +123,17 @@ def meshes_with_values() -> Iterator[None]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp._fully_shard import _fully_shard
 
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+
     def with_values(plain: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             with unset_fake_temporarily():
-                return plain(*args, **kwargs)
+                done = plain(*args, **kwargs)
+            # FSDP2 makes a mesh a parameter, and each lists all ranks: 650 KB at 16,384 of them.
+            ranks = getattr(args[0], "_flatten_rank_map", None) if args else None
+            if isinstance(ranks, tuple):
+                args[0]._flatten_rank_map = shared.setdefault(ranks, ranks)
+            return done
 
         return run
 
@@ -141,6 +148,33 @@ def meshes_with_values() -> Iterator[None]:
         # FSDP2 makes the smaller mesh that it reshards to out of a view of another one's ranks.
         smaller = "_get_post_forward_mesh_info"
         undo.enter_context(replaced(_fully_shard, smaller, with_values(getattr(_fully_shard, smaller))))
+        yield
+
+
+class _Chunks:
+    """What FSDP2 takes a parameter's chunks for, each made when it is asked for: thousands of ranks have as many."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._length = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        start = number * self._length
+        length = min(self._tensor.size(self._dim) - start, self._length)
+        return self._tensor.narrow(self._dim, start, length) if length > 0 else self._tensor.new_empty(0)
+
+
+@contextlib.contextmanager
+def chunks_when_asked_for() -> Iterator[None]:
+    """Have FSDP2 make those chunks of a parameter that it looks at, instead of one a rank; nothing else changes."""
+    try:
+        require("chunks of parameters")
+    except Unsupported:  # it is slower then, and says the same
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    with replaced(_fsdp_param, "_chunk_with_empty", _Chunks):
         yield
 
 

@@ -7,6 +7,7 @@ it to the loss; and in the optimizer's phase all is the optimizer's.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -201,12 +202,17 @@ def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
 
 
 class RunningModules:
-    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to."""
+    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to.
+
+    Each thread numbers its nodes itself. Where checkpointing computes a forward again on autograd's thread, as on
+    accelerators, nodes of backward still have the numbers of the first one: of the thread that this was made on.
+    """
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self._model = model
         self._stack: list[tuple[str, int]] = []
         self._spans: list[tuple[int, int, str]] = []
+        self._thread = threading.get_ident()
 
     @property
     def has_run(self) -> bool:
@@ -232,7 +238,8 @@ class RunningModules:
     def leave(self, *_: object) -> None:
         """The innermost module's forward ends."""
         name, start = self._stack.pop()
-        self._spans.append((start, next_autograd_position(), name))
+        if threading.get_ident() == self._thread:
+            self._spans.append((start, next_autograd_position(), name))
 
     @property
     def running(self) -> str | None:

@@ -1,11 +1,13 @@
-"""One step under torch's profiler on CUDA: when each of its collectives ran on the device. It is never timed itself."""
+"""One step under torch's profiler: when each of its collectives ran on the accelerator. It is never timed itself."""
 
 import contextlib
 import json
+import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,12 @@ from distbench.worker.rank.device import profiler_activities, synchronize
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.attribution import Communication
-from distbench.worker.tracing.kernels import PHASE, collectives_among, differing_bytes, matched, phases_among
+from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
+from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched
 from distbench.worker.tracing.trace_rows import Traced, TracedRow
+
+BETWEEN_EVENTS = re.compile(r"[\s,]*")
+ALIVE_EVERY = 20_000  # events; some tenths of a second
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,16 @@ class ProfiledStep:
     reason: str | None
 
 
-def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Communication]) -> ProfiledStep:
-    """Run a step under the profiler on CUDA, all ranks together; `rows` are what another run of it communicated."""
+def profiled_step(
+    step: TrainingStep,
+    context: RankContext,
+    rows: Sequence[Communication],
+    on_progress: Callable[[], None] = lambda: None,
+) -> ProfiledStep:
+    """Run a step under the profiler, all ranks together; `rows` are what another run of it communicated.
+
+    `on_progress` is called now and then: reading a large trace takes minutes.
+    """
     names = iter(step.phases)
     with profile(activities=profiler_activities(context.device)) as profiler, contextlib.ExitStack() as phase:
 
@@ -52,7 +66,13 @@ def profiled_step(step: TrainingStep, context: RankContext, rows: Sequence[Commu
         step(next_phase)
         cpu_s = time.process_time() - before
         synchronize(context.device)
-    return step_of_events(_events(profiler), step.phases, cpu_s, rows, ranks_by_group_name())
+    on_progress()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        on_progress()
+        events = list(events_in(file, on_progress))
+    return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
 
 
 def step_of_events(
@@ -64,23 +84,45 @@ def step_of_events(
 ) -> ProfiledStep:
     """A profiled step's events (of a Chrome trace) as a traced step; `rows` are its collectives in the order of
     issue, `group_names` has ranks as `Communication.group` has them."""
-    kernels = collectives_among(events)
+    launches = HostCalls(events)
+    kernels = collectives_among(events, launches)
     ran, reason = matched(rows, kernels, group_names)
     found = [
         TracedRow(what, one.begun_s, one.ended_s, one.exposed_s) if one else TracedRow(what)
         for what, one in zip(rows, ran, strict=True)
     ]
-    spans = phases_among(events)
-    if [name for name, _, _ in spans] != list(phases):
-        reason = reason or f"the device ran phases {[name for name, _, _ in spans]}, not {list(phases)}"
+    seen = phases_among(events, launches)
+    if [phase.name for phase in seen] != list(phases):
+        reason = reason or f"the device ran phases {[phase.name for phase in seen]}, not {list(phases)}"
         return ProfiledStep(Traced(0.0, [], cpu_s, [TracedRow(what) for what in rows]), [reason], reason)
-    traced = Traced(spans[0][1], [ended for _, _, ended in spans], cpu_s, found)
-    return ProfiledStep(traced, [reason] if reason else differing_bytes(rows, ran), reason)
+    # What forward launched for later may end after what backward launched first.
+    ends = [*accumulate((phase.ended_s for phase in seen), max)]
+    traced = Traced(min(phase.begun_s for phase in seen), ends, cpu_s, found)
+    if reason:
+        return ProfiledStep(traced, [reason], reason)
+    unnamed = sum(one.kind == UNNAMED for one in kernels)
+    untold = [f"{unnamed} kernels communicate and do not say what; they hide nothing"] if unnamed else []
+    lost, num_events = unlinked(events, launches)
+    if lost:
+        untold.append(f"{lost} of {num_events} kernels and copies have no launch in the trace; they are in no phase")
+    return ProfiledStep(traced, [*differing_bytes(rows, ran), *untold], None)
 
 
-def _events(profiler: Any) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(file))
-        trace: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return list(trace["traceEvents"])
+def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace, one after another: parsed at once, a large one would keep this rank from saying
+    that it is alive."""
+    text, decoder = file.read_text(encoding="utf-8"), json.JSONDecoder()
+    at = text.index("[", text.index('"traceEvents"')) + 1
+    number = 0
+    while text[at := _next_event(text, at)] != "]":
+        event, at = decoder.raw_decode(text, at)
+        yield event
+        number += 1
+        if number % ALIVE_EVERY == 0:
+            on_progress()
+
+
+def _next_event(text: str, at: int) -> int:
+    match = BETWEEN_EVENTS.match(text, at)
+    assert match is not None
+    return match.end()

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.profiler import record_function
 
-from distbench.spec.devices import DEVICES
+from distbench.spec.devices import known_device
 from distbench.worker.plans.batch import tensors_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import allocator_peak
@@ -44,7 +44,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
     own: dict[str, Any] = {}
     reason = None
     try:
-        if DEVICES[context.device.type].waits_on_host:
+        if known_device(context.device.type).waits_on_host:
             own = measured_step_peak(step).to_counters()
         else:
             own = allocator_peak(context.device, step, step.phases)

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from distbench.compare.medians import median
-from distbench.spec.devices import DEVICES
+from distbench.spec.devices import known_device
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -55,8 +55,8 @@ class StepTrace:
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
         """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory."""
-        if not DEVICES[self.context.device.type].waits_on_host:
-            return self._profiled(counters)
+        if not known_device(self.context.device.type).waits_on_host:
+            return self._profiled(tracing, counters)
         forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
         tracing.on_progress()
         overhead = _overhead(self.bare, forwarded, self.context, tracing)
@@ -93,13 +93,13 @@ class StepTrace:
         found = differences(forwarded, dispatched)
         return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
 
-    def _profiled(self, counters: dict[str, Any]) -> dict[str, Any]:
-        """On CUDA: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
+    def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
+        """On accelerators: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
         rows = self.dispatched()
         bare_cpu, steps = [], []
         for _ in range(NUM_STEPS):
             bare_cpu.append(_run(self.bare, self.context))
-            steps.append(profiled_step(self.bare, self.context, rows))
+            steps.append(profiled_step(self.bare, self.context, rows, tracing.on_progress))
         reasons = self.context.gather(next((step.reason for step in steps if step.reason), None))
         why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
         return {

@@ -14,14 +14,13 @@ from torch.distributed.tensor import DTensor, Replicate
 from distbench.runs.run_file import Case
 from distbench.spec import DTensorOperator, ParallelPlan, Scenario, UserError
 from distbench.spec.planner_names import TORCH_PLANNERS
-from distbench.worker.cases.redistributed_pair import check_planners, dtensor_under
 from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.failure import blamed, one_line
 from distbench.worker.rank.measure import Stamp, no_stamp
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.expected_shards import own_shard, parse_placement
-from distbench.worker.redistribute.planners import Switch, planning_by
+from distbench.worker.redistribute.expected_shards import dtensor_under, own_shard, parse_placement
+from distbench.worker.redistribute.planners import Switch, check_planners, planning_by
 from distbench.worker.redistribute.tensor_layout import Layout
 from distbench.worker.torch_internals import OwnPlans, Skipped
 from distbench.worker.tracing.attribution import Communication, communications_of

@@ -1,0 +1,116 @@
+"""Predicted against measured steps on this machine: sixteen plans of two models over four ranks.
+
+`distbench calibrate` writes a hardware file, every plan is recorded and replayed on it, and all of them are measured
+taking turns in one launch. One factor is fitted, on a step that is none of these. Kept in `build/simulated_here`: what
+is there is not measured again.
+"""
+
+import dataclasses
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.claims import Claim, Row
+from benchmarks.simulated_here_plans import PLANS
+from distbench.launch import Request, jobs_of
+from distbench.runs.run_file import read_run
+from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.simulate.record_steps import record_steps
+from distbench.simulate.simulation import Simulation
+from distbench.spec import Job
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "build" / "simulated_here"
+FILE = Path(__file__).with_name("simulated_here_plans.py")
+PASSES, BUDGET_S = 4, 60
+WANTED_ERROR, WANTED_RANKS, FIRST = 0.12, 0.85, 3
+# Above it, what a plan's time is predicted to be made of is printed with it.
+OFF = 0.12
+IS_LONG = True
+CLAIMS = (
+    Claim(
+        f"predicted against measured step time of {len(PLANS)} plans of two models on this machine, calibrated: median "
+        "error; Spearman; place of the best measured plan among the predicted, of either model",
+        "{:.0%}; {:.2f}; {:.0f}, {:.0f}",
+        "at most 12 %; at least 0.85; first 3",
+        ("median error", "Spearman", "place*"),
+    ),
+)
+
+
+def main() -> list[Row]:
+    """Rows for the benchmark table; each plan goes to stderr."""
+    from scipy.stats import spearmanr
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    hardware = FOLDER / "hardware.json"
+    if not hardware.exists():
+        runs = str(FOLDER / "calibrated")
+        _distbench("calibrate", "--only", "hardware", "--hardware-out", str(hardware), "--out", runs, "--device", "cpu")
+    times = measured()
+    simulations = simulated(hardware)
+    for name, simulation in sorted(simulations.items(), key=lambda item: times[item[0]]):
+        predicted_s = simulation.timed.step_s
+        error = predicted_s / times[name] - 1
+        print(
+            f"  {name:<18} measured {times[name] * 1e3:7.1f} ms, predicted {predicted_s * 1e3:7.1f} ms ({error:+.0%})"
+            f"{': ' + made_of(simulation) if abs(error) > OFF else ''}",
+            file=sys.stderr,
+        )
+    names = list(PLANS)
+    predicted = {name: simulation.timed.step_s for name, simulation in simulations.items()}
+    errors = [abs(predicted[name] / times[name] - 1) for name in names]
+    ranks = float(spearmanr([predicted[name] for name in names], [times[name] for name in names]).statistic)
+    rows: list[Row] = [("median error", statistics.median(errors), WANTED_ERROR), ("Spearman", ranks, -WANTED_RANKS)]
+    for model in dict.fromkeys(plan.model for plan in PLANS.values()):
+        of_model = [name for name in names if PLANS[name].model == model]
+        best = min(of_model, key=times.__getitem__)
+        place = 1 + sorted(of_model, key=predicted.__getitem__).index(best)
+        rows.append((f"place of the best plan, {model}", float(place), float(FIRST)))
+    return rows
+
+
+def simulated(hardware: Path) -> dict[str, Simulation]:
+    """Every plan, recorded and replayed."""
+    machine = load_hardware(str(hardware))
+    found = record_steps([_job(name) for name in PLANS])
+    return {name: Simulation(recorded.recordings[0], machine) for name, recorded in zip(PLANS, found, strict=True)}
+
+
+def _job(name: str) -> Job:
+    request = Request((f"{FILE}::planned",), (f"plan={name}",), device="cpu", shapes_only=True)
+    (job,) = jobs_of(request, None)
+    return dataclasses.replace(job, mesh=PLANS[name].mesh)
+
+
+def measured() -> Mapping[str, float]:
+    """Median seconds of each plan over the passes of one launch."""
+    out = FOLDER / "measured"
+    if not any(out.rglob("*.jsonl")):
+        passes = ("--passes", str(PASSES), "--budget", str(BUDGET_S))
+        _distbench("run", f"{FILE}::measured", *passes, "--out", str(out), "--device", "cpu")
+    (file,) = out.rglob("*.jsonl")
+    found: dict[str, float] = {}
+    for case in read_run(file).cases:
+        found[case["case"]["params"]["call"]] = statistics.median(case["samples_s"])
+    return found
+
+
+def made_of(simulation: Simulation) -> str:
+    """What a predicted step is made of, ms."""
+    parts = simulation.parts
+    of_kinds = {**parts.by_kind_s, **{f"over {dim}": seconds for dim, seconds in parts.communication_s.items()}}
+    said = ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in of_kinds.items())
+    return f"{said}, host {simulation.timed.host_s * 1e3:.0f}"
+
+
+def _distbench(*arguments: str) -> None:
+    command = [sys.executable, "-m", "distbench", *arguments, "--quiet"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    for name, value, allowed in main():
+        print(f"{name}: {value:g} (allowed {allowed:g})")

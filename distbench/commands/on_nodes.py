@@ -1,0 +1,130 @@
+"""`distbench run --nodes`: the options that say on which nodes, and the command without them."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from distbench.commands.say import say
+from distbench.spec.errors import UserError
+
+# The launchers by name, as distbench/nodes has them: `--help` must not pay for importing it.
+LAUNCHERS = ("torchrun", "slurm", "torchx")
+# Options of run that say where; True: they take a value.
+WHERE = {"--nodes": True, "--launcher": True, "--ranks-per-node": True, "--launcher-args": True, "--print": False}
+WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args", "only_print")
+ARGUMENTS = f"{__name__}.arguments"
+MAX_NODES = 100_000
+
+
+class KeepsArguments(click.Command):
+    """A command that can be given again elsewhere: its words are kept in the context."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words, then read them."""
+        ctx.meta[ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where."""
+    for add in reversed(
+        (
+            click.option("--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Run on N nodes."),
+            click.option("--launcher", type=click.Choice(LAUNCHERS), help="[slurm where it is, else torchrun]"),
+            click.option(
+                "--ranks-per-node", type=click.IntRange(1), metavar="M", help="[devices here, or from --mesh]"
+            ),
+            click.option("--launcher-args", default="", metavar="WORDS", help="Further words for the launcher."),
+            click.option("--print", "only_print", is_flag=True, help="Show what would be launched on the nodes."),
+        )
+    ):
+        command = add(command)
+    return command
+
+
+def run_on_nodes(
+    scenarios: tuple[str, ...], mesh: Mapping[str, int] | None, is_joined: bool, asked: Mapping[str, Any]
+) -> int:
+    """Launch the command of this context on nodes, or only print how; the exit code.
+
+    Raises:
+        UserError: ranks that cannot be counted or do not fit the mesh, or a launcher that is not here.
+    """
+    from distbench import nodes
+
+    if is_joined:
+        raise UserError("--nodes launches ranks, and this process is one already; leave it out under a launcher")
+    num_nodes, launcher = asked["nodes"] or 1, asked["launcher"] or nodes.launcher_here()
+    device, ranks_per_node = _ranks_per_node(scenarios, mesh, num_nodes, asked)
+    launch = nodes.NodeLaunch(
+        arguments=without_where(click.get_current_context().meta[ARGUMENTS]),
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
+        device=device,
+        out=Path(asked["out"]),
+        name=_name(scenarios),
+        extra=_words(asked["launcher_args"]),
+    )
+    if asked["only_print"]:
+        texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_script, "torchx": nodes.torchx_line}
+        say(texts[launcher](launch).rstrip("\n"))
+        return 0
+    if launcher == "slurm":
+        return nodes.run_by_slurm(launch, lambda text: say(text, err=True))
+    return (nodes.run_by_torchrun if launcher == "torchrun" else nodes.run_by_torchx)(launch)
+
+
+def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A command's words without those that say where it runs."""
+    kept, skip = [], False
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if skip:
+            skip = False
+        elif name in WHERE:
+            skip = WHERE[name] and not value
+        else:
+            kept.append(word)
+    return tuple(kept)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UserError(f"--launcher-args {text!r} is not closed ({error}); quote it as for a shell") from error
+
+
+def _name(scenarios: tuple[str, ...]) -> str:
+    from distbench.runs.machine import slug
+
+    return "distbench-" + slug(Path(scenarios[0].rpartition("::")[2]).stem if len(scenarios) == 1 else "run")
+
+
+def _ranks_per_node(
+    scenarios: tuple[str, ...], mesh: Mapping[str, int] | None, num_nodes: int, asked: Mapping[str, Any]
+) -> tuple[str, int]:
+    """Type of device, and ranks on each node: as asked, from the mesh, or as many as there are devices here."""
+    from distbench.runs.machine import accelerator_here
+    from distbench.spec import find, format_mesh
+    from distbench.spec.mesh import mesh_size
+
+    here, num_devices = accelerator_here()
+    device = asked["device"] or here
+    sizes = [mesh] if mesh else [entry.mesh for target in scenarios for entry in find(target)]
+    given, wanted = asked["ranks_per_node"], {mesh_size(size) for size in sizes}
+    if given is None and not mesh and device != "cpu" and num_devices:
+        given = num_devices
+    if given is None:
+        total = max(wanted)
+        if len(wanted) > 1 or total % num_nodes:
+            what = f"{format_mesh(sizes[0])} has {total} ranks, which {num_nodes} nodes do not share evenly"
+            raise UserError(f"{what if len(wanted) == 1 else 'scenarios of several sizes'}; say --ranks-per-node")
+        given = total // num_nodes
+    if mesh and mesh_size(mesh) != num_nodes * given:
+        what = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {num_nodes} nodes of {given} have"
+        raise UserError(f"{what} {num_nodes * given}; give sizes that multiply to that")
+    return device, given

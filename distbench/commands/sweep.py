@@ -1,0 +1,97 @@
+"""`distbench sweep`: which plan to use on so many devices."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distbench.commands.completion import scenario_names
+from distbench.commands.files import make_folder
+from distbench.commands.finite import FiniteRange
+from distbench.commands.say import say
+from distbench.commands.width import width_option
+
+if TYPE_CHECKING:
+    from distbench.sweep.sweep_text import Found
+
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("scenario", shell_complete=scenario_names)
+@click.option("--world", type=int, metavar="N", help="Devices (ranks) in all. Default: those of the scenario's mesh.")
+@click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this one.")
+@click.option("--memory", metavar="AMOUNT", help="Memory of a device, such as 80GB. Default: the hardware file's.")
+@click.option(
+    "--budget", default="10min", show_default=True, metavar="TIME", help="How long it may take, such as 5min."
+)
+@click.option(
+    "--plans", "max_plans", type=click.IntRange(1, 10_000), default=80, show_default=True, help="Tried at most."
+)
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter; A,B tries each.")
+@click.option("--mesh", metavar="DIM=N,...", help="The mesh of --around-my-plan. Default: the scenario's own.")
+@click.option("--around-my-plan", is_flag=True, help="Try one change at a time of the plan as written.")
+@click.option(
+    "--price", type=FiniteRange(0, 1e6, min_open=True), metavar="AMOUNT", help="Of a device and hour: adds costs."
+)
+@click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
+@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --out.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder. [results/sweep/SCENARIO-WORLD]")
+@click.option("--page", type=click.Path(path_type=Path), metavar="FILE", help="Write all of it as an HTML page.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", help="What to print. [table]"
+)
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@width_option
+@click.pass_context
+def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, out: Path | None, **asked: Any) -> None:
+    """Say which plan to use for SCENARIO on so many devices: mesh, resharding, checkpointing, micro-batches and more.
+
+    With --hardware, plans are predicted by recording and replaying their step, and no rank is started; without, they
+    are measured in turn on this machine. It ends with a recommendation, a picture of time against memory, and the plan
+    as code. What is known is kept where it is interrupted, and --resume goes on.
+
+    \b
+    Examples:
+      distbench sweep llama3_8b --world 64 --hardware h100
+      distbench sweep llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
+      distbench sweep llama_2d --world 4
+      distbench sweep bench.py::mine --hardware h200 --around-my-plan
+    """
+    from distbench.sweep.run_sweep import AskedSweep, run_sweep
+
+    request = AskedSweep.of(scenario, out, **asked)
+    make_folder(request.out, "--out")
+    found, interrupted = run_sweep(request, lambda line: say(line, err=True))
+    _write(found, request.out, page)
+    if form == "json":
+        click.echo(json.dumps(found.to_record(), indent=1))
+    else:
+        from distbench.render.terminal import shown
+        from distbench.sweep.sweep_text import blocks_of
+
+        say(shown(blocks_of(found), form))
+    ctx.exit(INTERRUPTED if interrupted else 0)
+
+
+def _write(found: "Found", out: Path, page: Path | None) -> None:
+    """The plans as data, the picture, and the page where one is asked for."""
+    from distbench.commands.files import write
+    from distbench.render import plot_style
+    from distbench.sweep.sweep_plot import pareto_figures
+
+    write(out / "plans.json", json.dumps(found.to_record(), indent=1))
+    files = plot_style.draw(pareto_figures(found.title, found.plans, found.best, found.capacity_bytes), out)
+    if files:
+        say(f"picture: {files[0]}", err=True)
+    if page is not None:
+        from distbench.render.html import Picture, page_of
+        from distbench.sweep.sweep_text import blocks_of
+
+        head, *rest = blocks_of(found)
+        with plot_style.styled():
+            figures = pareto_figures(found.title, found.plans, found.best, found.capacity_bytes)
+            pictures = [Picture(figure) for _, figure in figures]
+            write(page, page_of(found.title, [head, *pictures, *rest]))
+        say(f"page: {page}", err=True)

@@ -1,0 +1,128 @@
+"""The links of one run: what each rank, pair and group took, pass by pass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from distbench.compare.intervals import Floats
+from distbench.runs.run_file import Run
+from distbench.spec import UserError
+
+LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
+# Messages up to this size, in bytes, tell latency.
+SMALL_BYTES = 4096
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Things that ought to take equally long.
+
+    Args:
+        quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
+        level: of pairs: where their ranks are; of groups: their mesh dim.
+        members: the ranks of each: two of a pair, one that computes.
+        times_s: seconds, shape (passes, members).
+        size_bytes: of a message; 0 for what sends none.
+    """
+
+    quantity: str
+    level: str
+    members: tuple[Ranks, ...]
+    times_s: Floats
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LinkRun:
+    """A run's measured links.
+
+    Args:
+        hosts: each rank's host, in rank order.
+        alike: what was measured.
+    """
+
+    hosts: tuple[str, ...]
+    alike: tuple[Alike, ...]
+
+
+def link_run_of(run: Run) -> LinkRun | None:
+    """The links that a run measured; None where it measured none, or too little of them is there to compare."""
+    cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
+    known = [(case["case"]["params"], _by_pass(case)) for case in cases]
+    whole = [(params, times) for params, times in known if times is not None and params.get("hosts")]
+    if not whole:
+        return None
+    hosts = tuple(map(str, whole[0][0]["hosts"]))
+    num_passes = min(len(times) for _, times in whole)
+    taken: dict[tuple[str, str, int], list[tuple[Ranks, Floats]]] = {}
+    for params, times in whole:
+        for key, members, column in _columns(params, times[:num_passes], hosts):
+            taken.setdefault(key, []).append((members, column))
+    alike = []
+    for (quantity, level, size_bytes), columns in taken.items():
+        columns.sort(key=lambda column: column[0])
+        times_s = np.column_stack([column for _, column in columns])
+        alike.append(Alike(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
+    return LinkRun(hosts, tuple(alike))
+
+
+def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
+    """What each took over what the same took in an earlier run: these ought to be alike even where links are not.
+
+    What only one of the runs has is left out.
+
+    Raises:
+        UserError: the runs have other ranks on their hosts, or nothing in common.
+    """
+    places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
+    if places[0] != places[1]:
+        what = f"{len(links.hosts)} ranks on {len(set(links.hosts))} hosts, the earlier run {len(earlier.hosts)} on"
+        raise UserError(f"this run has {what} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
+    known = {(one.quantity, one.level, one.size_bytes, one.members): one for one in earlier.alike}
+    alike = []
+    for one in links.alike:
+        if before := known.get((one.quantity, one.level, one.size_bytes, one.members)):
+            center_s = np.exp(np.log(np.maximum(before.times_s, 1e-9)).mean(axis=0))
+            alike.append(replace(one, times_s=one.times_s / center_s))
+    if not alike:
+        raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
+    return LinkRun(links.hosts, tuple(alike))
+
+
+def _by_pass(case: Mapping[str, Any]) -> Floats | None:
+    """Each rank's median of each pass, seconds, shape (passes, ranks)."""
+    rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
+    num_ranks = len(rows[0])
+    if not num_ranks or any(len(row) != num_ranks for row in rows):
+        return None
+    return np.array(rows, dtype=np.float64)
+
+
+def _columns(
+    params: Mapping[str, Any], times: Floats, hosts: Sequence[str]
+) -> list[tuple[tuple[str, str, int], Ranks, Floats]]:
+    """What of a case is compared with what: its place, the ranks, and their seconds by pass."""
+    size_bytes, num_ranks = int(params.get("size_bytes") or 0), times.shape[1]
+    if params.get("op") == "matmul":
+        ranks = [rank for rank in params.get("ranks") or () if rank < num_ranks]
+        return [((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in ranks]
+    if params.get("op") == "send_recv":
+        quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
+        together = [tuple(pair) for pair in params.get("pairs") or () if len(pair) == 2 and max(pair) < num_ranks]
+        levels = [str(params.get("level") or level_of(pair, hosts)) for pair in together]
+    else:
+        quantity = GROUPS
+        together = [tuple(group) for group in params.get("groups") or () if group and max(group) < num_ranks]
+        levels = [str(params.get("mesh_dim") or "")] * len(together)
+    return [
+        ((quantity, level, size_bytes), members, times[:, list(members)].max(axis=1))
+        for members, level in zip(together, levels, strict=True)
+    ]
+
+
+def level_of(pair: Sequence[int], hosts: Sequence[str]) -> str:
+    """Where a pair's ranks are, for rounds of several levels."""
+    return "within a host" if hosts[pair[0]] == hosts[pair[1]] else "across hosts"

@@ -1,0 +1,159 @@
+"""What a run says about its links: the verdict in sentences, the ranking, and a matrix of bandwidths."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from distbench.links.link_measurements import (
+    BANDWIDTH,
+    COMPUTE,
+    GROUPS,
+    LATENCY,
+    Alike,
+    LinkRun,
+    link_run_of,
+    relative_to,
+)
+from distbench.links.outliers import HOST, LINK, RANK, LinkVerdict, Outlier, verdict_of
+from distbench.render.blocks import Table, table_of
+from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
+from distbench.runs.run_file import Run
+from distbench.spec import UserError
+
+MAX_NAMED, MAX_MATRIX = 4, 16
+MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
+SLOW_IN = {
+    LATENCY: "small messages",
+    BANDWIDTH: "large messages",
+    GROUPS: "all_reduce",
+    COMPUTE: "computing",
+}
+
+
+def name_of(one: Outlier, links: LinkRun) -> str:
+    """`rank 5 (on b)`, `host b`, `link 2-7 (a and b)`; hosts only where there are several."""
+    where = f" (on {one.host})" if len(set(links.hosts)) > 1 else ""
+    if one.kind == HOST:
+        return f"host {one.host}"
+    ranks = "-".join(map(str, one.ranks)) if one.kind in (RANK, LINK) else ",".join(map(str, one.ranks))
+    return f"{one.kind} {ranks}{where}"
+
+
+def link_lines(run: Run, earlier: Run | None = None) -> Iterator[str]:
+    """The verdict for the first screen, or on what has changed since an earlier run; nothing where no links were
+    measured.
+
+    Raises:
+        UserError: the earlier run measured other links, or none.
+    """
+    if (links := link_run_of(run)) is None:
+        return
+    links = _since(links, earlier) if earlier else links
+    verdict = verdict_of(links)
+    if verdict.why_not:
+        yield verdict.why_not
+        return
+    named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
+    more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
+    yield f"SLOW: {'; '.join(named)}{more}" if named else _nothing(verdict)
+    if named:
+        yield _found_from(verdict)
+
+
+def _since(links: LinkRun, earlier: Run) -> LinkRun:
+    if (before := link_run_of(earlier)) is None:
+        raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
+    return relative_to(links, before)
+
+
+def has_outliers(run: Run, earlier: Run | None = None) -> bool:
+    """Whether anything is slower than its like, or has become so since an earlier run."""
+    if (links := link_run_of(run)) is None:
+        return False
+    return bool(verdict_of(_since(links, earlier) if earlier else links).outliers)
+
+
+def sentence_of(one: Outlier, links: LinkRun) -> str:
+    """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
+    times = ratio_text(one.slowdown, one.low, one.high)
+    level = f" {one.level}" if one.level and one.kind != HOST else ""
+    return f"{name_of(one, links)} takes {times} times as long as its like in {SLOW_IN[one.quantity]}{level}"
+
+
+def _nothing(verdict: LinkVerdict) -> str:
+    return f"no rank or link stands out among {verdict.num_compared} compared; {_found_from(verdict)}"
+
+
+def _found_from(verdict: LinkVerdict) -> str:
+    within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
+    found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
+    if not found:
+        return (
+            f"{verdict.num_passes} passes on this busy machine could have told nothing; measure again, with more passes"
+        )
+    return f"{verdict.num_passes} passes: what takes {', '.join(found)} would have been found"
+
+
+def link_tables(run: Run) -> list[Table]:
+    """The ranking, and what each pair reached."""
+    if (links := link_run_of(run)) is None:
+        return []
+    verdict = verdict_of(links)
+    return [_ranking(verdict, links), *_matrices(links, verdict)]
+
+
+def _ranking(verdict: LinkVerdict, links: LinkRun) -> Table:
+    columns = [
+        ("<what", lambda one: name_of(one, links)),
+        ("<slow in", lambda one: SLOW_IN[one.quantity]),
+        ("<where", lambda one: one.level or "-"),
+        ("time over its like's", lambda one: ratio_text(one.slowdown, one.low, one.high)),
+    ]
+    notes = [verdict.why_not or (_found_from(verdict) if verdict.outliers else _nothing(verdict))]
+    return table_of("Slower than its like", columns, verdict.outliers, notes)
+
+
+def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
+    """Each pair's median, rank by rank, where they fit a screen; what stands out has a mark."""
+    if len(links.hosts) > MAX_MATRIX:
+        return
+    for quantity, what in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
+        pairs = pair_values(links, quantity)
+        if not pairs:
+            continue
+        slow = slow_pairs(verdict, quantity)
+        rows = []
+        for rank, host in enumerate(links.hosts):
+            cells = [_cell(pairs, rank, other, quantity, slow) for other in range(len(links.hosts))]
+            rows.append((f"{rank} ({host})" if len(set(links.hosts)) > 1 else str(rank), *cells))
+        columns = ("<rank", *map(str, range(len(links.hosts))))
+        yield Table(what, columns, rows, ["!: slower than its like" if slow else "none is slower than its like"])
+
+
+def _cell(pairs: dict[tuple[int, int], float], rank: int, other: int, quantity: str, slow: set[tuple[int, int]]) -> str:
+    pair = (min(rank, other), max(rank, other))
+    if pair not in pairs:
+        return "-"
+    text = bandwidth_text(pairs[pair]).strip() if quantity == BANDWIDTH else brief_time_text(pairs[pair])
+    return f"{text}!" if pair in slow else text
+
+
+def pair_values(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
+    """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds."""
+    found: dict[tuple[int, int], float] = {}
+    for alike in links.alike:
+        if alike.quantity == quantity:
+            found.update(zip(((a, b) for a, b in alike.members), _values(alike), strict=True))
+    return found
+
+
+def _values(alike: Alike) -> Sequence[float]:
+    medians = np.median(alike.times_s, axis=0)
+    values: list[float] = (alike.size_bytes / medians / 1e9 if alike.quantity == BANDWIDTH else medians).tolist()
+    return values
+
+
+def slow_pairs(verdict: LinkVerdict, quantity: str) -> set[tuple[int, int]]:
+    """Links that are outliers themselves."""
+    of = [one for one in verdict.outliers if one.kind == LINK and one.quantity == quantity]
+    return {(one.ranks[0], one.ranks[1]) for one in of}

@@ -1,0 +1,78 @@
+"""One `distbench run` on many nodes, and the words of its command."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distbench.spec import UserError
+
+LAUNCHERS = ("torchrun", "slurm", "torchx")
+
+
+@dataclass(frozen=True)
+class NodeLaunch:
+    """What is to be launched, and on how many nodes.
+
+    Args:
+        arguments: the words after `distbench run`, without those that say where it runs.
+        num_nodes, ranks_per_node: both at least 1; the mesh multiplies to their product.
+        device: type of device that each rank takes one of.
+        out: results folder, which all nodes share.
+        name: for the job, from what is measured.
+        extra: further words for the launcher.
+    """
+
+    arguments: tuple[str, ...]
+    num_nodes: int
+    ranks_per_node: int
+    device: str
+    out: Path
+    name: str
+    extra: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """What each rank runs: this Python, and the command."""
+        return [sys.executable, "-m", "distbench", "run", *self.arguments]
+
+
+def launcher_here() -> str:
+    """Slurm where its commands are, else torchrun."""
+    return "slurm" if shutil.which("sbatch") else "torchrun"
+
+
+def require_program(name: str, launcher: str, advice: str) -> None:
+    """Refuse a launcher whose program is not here.
+
+    Raises:
+        UserError: `name` is not on the path.
+    """
+    if not shutil.which(name):
+        others = ", ".join(one for one in LAUNCHERS if one != launcher)
+        raise UserError(f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {others}")
+
+
+def run_here(command: Sequence[str], environment: dict[str, str] | None = None) -> int:
+    """Run a launcher to its end with this terminal as its own; its exit code, 130 after Ctrl-C.
+
+    Raises:
+        UserError: it cannot be started.
+    """
+    try:
+        process = subprocess.Popen(list(command), env=environment)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started ({error}); see `--print` for the command") from error
+    try:
+        return _code(process.wait())
+    except KeyboardInterrupt:
+        # The launcher got the terminal's Ctrl-C as well, but not another process's SIGTERM.
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _code(returned: int) -> int:
+    return returned if returned >= 0 else 128 - returned

@@ -1,0 +1,191 @@
+"""Slurm: a batch job that is written, submitted and followed; or srun, inside of an allocation."""
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
+from distbench.spec import UserError
+
+# Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
+LOOK_S, LATER_LOOK_S, LATER_S = 1.0, 5.0, 60.0
+COMMAND_TIMEOUT_S = 60
+FIRST_PORT, NUM_PORTS = 20_000, 20_000
+# Slurm's words for a job that is not over, of squeue(1), JOB STATE CODES.
+UNDER_WAY = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "REQUEUED", "STAGE_OUT"}
+WHY = {
+    "TIMEOUT": "its time limit was over; give it more with --launcher-args '--time=MINUTES'",
+    "NODE_FAIL": "a node was lost; Slurm's own log says which (scontrol show job {job_id})",
+    "CANCELLED": "it was cancelled",
+    "OUT_OF_MEMORY": "a node had no memory left",
+    "PREEMPTED": "another job took its nodes",
+}
+COMPLETED = "COMPLETED"
+# Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
+# for in vain.
+PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job.
+
+    Args:
+        word: Slurm's own, such as RUNNING; "" where it does not know the job any more.
+        exit_code: of the script, once it has ended.
+        reason: why it waits, or why it ended, in Slurm's words.
+    """
+
+    word: str
+    exit_code: int = 0
+    reason: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, however."""
+        return self.word not in UNDER_WAY
+
+
+def slurm_script(asked: NodeLaunch) -> str:
+    """The batch file. Each rank is a task of one srun; ranks meet at the first node's address, since its name need not
+    resolve on all."""
+    options = [
+        f"--job-name={asked.name}",
+        # What was measured before a node was lost is in the run file: nobody wants all of it again, hours later.
+        "--no-requeue",
+        f"--nodes={asked.num_nodes}",
+        f"--ntasks-per-node={asked.ranks_per_node}",
+        *([f"--gpus-per-node={asked.ranks_per_node}"] if asked.device != "cpu" else []),
+        *([shlex.join(asked.extra)] if asked.extra else []),
+    ]
+    head = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    address = "export MASTER_ADDR=$(scontrol show node \"$head\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {option}" for option in options),
+            head,
+            address,
+            f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))",
+            shlex.join(["srun", *PATIENT, *asked.command]),
+            "",
+        ]
+    )
+
+
+def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
+    """Run in the allocation that this shell has, or submit a job and follow it to its end; the exit code.
+
+    Raises:
+        UserError: Slurm is not here, or does not take the job.
+    """
+    if "SLURM_JOB_ID" in os.environ:
+        require_program("srun", "slurm", "start this where Slurm's commands are")
+        return run_here(srun_words(asked), {**os.environ, **_meeting_of(os.environ)})
+    require_program("sbatch", "slurm", "start this on a login node")
+    folder = (asked.out / "slurm").resolve()
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{asked.name}"
+    script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        script.write_text(slurm_script(asked))
+    except OSError as error:
+        raise UserError(f"{script} cannot be written ({error}); give another --out") from error
+    job_id = _submit(script, log)
+    say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
+    try:
+        state = _follow(job_id, log, say)
+    except KeyboardInterrupt:
+        _ask("scancel", job_id)
+        say(f"Slurm job {job_id} is cancelled; what it measured is in {asked.out}")
+        raise
+    return _end(job_id, state, asked.out, say)
+
+
+def srun_words(asked: NodeLaunch) -> list[str]:
+    """srun within an allocation; `--overlap`, since the shell that asks may be a step itself."""
+    where = [f"--nodes={asked.num_nodes}", f"--ntasks={asked.num_nodes * asked.ranks_per_node}"]
+    where.append(f"--ntasks-per-node={asked.ranks_per_node}")
+    return ["srun", "--overlap", *PATIENT, *where, *asked.extra, *asked.command]
+
+
+def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where ranks of this allocation meet."""
+    hosts = _ask("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
+    about = dict(part.split("=", 1) for part in _ask("scontrol", "show", "node", *hosts[:1])[1].split() if "=" in part)
+    port = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % NUM_PORTS
+    found = {"MASTER_ADDR": about["NodeAddr"]} if about.get("NodeAddr") else {}
+    return {**found, "MASTER_PORT": str(port)}
+
+
+def _ask(*command: str) -> tuple[int, str, str]:
+    """One of Slurm's commands: its exit code, output and complaint. Never raises."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, "", str(error)
+    return done.returncode, done.stdout, done.stderr.strip()
+
+
+def _submit(script: Path, log: Path) -> str:
+    code, output, complaint = _ask("sbatch", "--parsable", f"--output={log}", str(script))
+    if code:
+        why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}"
+        raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
+    return output.strip().partition(";")[0]
+
+
+def state_of(job_id: str) -> JobState:
+    """A job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
+    code, output, complaint = _ask("scontrol", "show", "job", "--oneliner", job_id)
+    if code:
+        return JobState("" if "Invalid job id" in complaint else "PENDING", reason=complaint)
+    fields = dict(part.split("=", 1) for part in output.split() if "=" in part)
+    status, _, number = fields.get("ExitCode", "0:0").partition(":")
+    exit_code = int(status) if status.isdigit() else 1
+    signalled = int(number) if number.isdigit() else 0
+    return JobState(
+        fields.get("JobState", ""), exit_code or (128 + signalled if signalled else 0), fields.get("Reason", "")
+    )
+
+
+def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
+    """Show a job's output until it is over."""
+    began, shown, waits = time.monotonic(), 0, ""
+    while True:
+        state = state_of(job_id)
+        shown = _show(log, shown, say)
+        if state.is_over:
+            return state
+        if state.word == "PENDING" and state.reason not in (waits, "None"):
+            waits = state.reason
+            say(f"Slurm job {job_id} waits: {waits}")
+        time.sleep(LOOK_S if time.monotonic() - began < LATER_S else LATER_LOOK_S)
+
+
+def _show(log: Path, shown: int, say: Callable[[str], None]) -> int:
+    """Print the lines that are complete since `shown` bytes; how many bytes that makes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(shown)
+            news = file.read()
+    except OSError:
+        return shown
+    whole = news[: news.rfind(b"\n") + 1]
+    if whole:
+        say(whole.decode(errors="replace").rstrip("\n"))
+    return shown + len(whole)
+
+
+def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) -> int:
+    if state.word in (COMPLETED, "FAILED", ""):
+        if not state.word:
+            say(f"Slurm does not know job {job_id} any more; see {out} for what it measured")
+        return state.exit_code
+    why = WHY.get(state.word, f"{state.word}, {state.reason}").format(job_id=job_id)
+    say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")
+    return state.exit_code or 1

@@ -1,0 +1,50 @@
+"""TorchX, which reaches Kubernetes, AWS Batch, Docker and others: its component dist.ddp runs torchrun on each node."""
+
+import shlex
+
+from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
+
+SPLIT = "--"
+
+
+def torchx_words(asked: NodeLaunch) -> list[str]:
+    """`torchx run ...`: of the further words, those before `--` are for `torchx run`, those after it for dist.ddp.
+
+    Source: TorchX 0.7, `torchx run --help` and the component dist.ddp.
+    """
+    words = list(asked.extra)
+    at = words.index(SPLIT) if SPLIT in words else len(words)
+    of_run, of_component = words[:at], words[at + 1 :]
+    counts = ["-j", f"{asked.num_nodes}x{asked.ranks_per_node}", "--name", asked.name]
+    if asked.device != "cpu" and "--gpu" not in of_component:
+        counts += ["--gpu", str(asked.ranks_per_node)]
+    _python, _m, module, *arguments = asked.command
+    return [
+        "torchx",
+        "run",
+        "--wait",
+        "--log",
+        *of_run,
+        "dist.ddp",
+        *counts,
+        *of_component,
+        "-m",
+        module,
+        "--",
+        *arguments,
+    ]
+
+
+def torchx_line(asked: NodeLaunch) -> str:
+    """For a shell."""
+    return shlex.join(torchx_words(asked))
+
+
+def run_by_torchx(asked: NodeLaunch) -> int:
+    """Submit, follow the log to the end; torchx's exit code.
+
+    Raises:
+        UserError: torchx is not here.
+    """
+    require_program("torchx", "torchx", "install it (pip install torchx)")
+    return run_here(torchx_words(asked))

@@ -1,0 +1,263 @@
+"""Simulated steps as a run file: what reads measured runs reads it. Each row says `simulated`, none has a sample."""
+
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from distbench.runs.header import SIMULATED
+from distbench.runs.machine import slug
+from distbench.runs.run_file import SCHEMA_VERSION, Record, append, busbw_factor
+from distbench.simulate.clock import computing_of, exposed_spans
+from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.recording import Collective, Head, Operator
+from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
+from distbench.spec.errors import UserError
+from distbench.spec.fields import DAY_S
+
+# Of the three rows that a trace consists of; `traces.records` reads them.
+COLUMNS = (
+    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
+    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
+    *("issued_s", "completed_s", "exposed_s"),
+)
+PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
+COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
+# Shorter pauses of the operators than this share of a step are not drawn.
+LEAST_PAUSE = 1e-4
+MAX_ALIVE = 24
+
+
+def write_simulated_run(
+    simulations: Sequence[Simulation], out: Path, environment: Mapping[str, Any], started_at: float, label: str = ""
+) -> Path:
+    """Write the steps of one scenario on one machine below a results folder; the run file.
+
+    Args:
+        environment: what is known of where it was simulated: commit, Python.
+        started_at: when the command began, seconds since the epoch.
+
+    Raises:
+        UserError: the folder cannot be written, or a step takes longer than a run file can say.
+    """
+    longest_s = max(one.timed.step_s for one in simulations)
+    if longest_s > DAY_S:
+        raise UserError(
+            f"a step would take {longest_s:.3g} s, more than a day; look at the hardware file, or at --mesh"
+        )
+    hardware, head = simulations[0].hardware, simulations[0].recording.head
+    begun = datetime.fromtimestamp(started_at, UTC).strftime("%Y%m%dT%H%M%SZ")
+    commit = str(environment.get("git_commit") or "nogit")[:8]
+    run_id = f"{begun}-{commit}-{slug(head.scenario)}-{secrets.token_hex(2)}"
+    path = out / slug(_machine(hardware)) / f"{run_id}.jsonl"
+    records = [_header(simulations, run_id, environment, started_at, label), *_steps(simulations)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append(path, *records, _footer(records, started_at))
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+    return path
+
+
+def _machine(hardware: Hardware) -> str:
+    return f"{SIMULATED}-{hardware.name}"
+
+
+def _header(
+    simulations: Sequence[Simulation], run_id: str, environment: Mapping[str, Any], started_at: float, label: str
+) -> Record:
+    hardware, recording = simulations[0].hardware, simulations[0].recording
+    head = recording.head
+    return {
+        "type": "run",
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "invocation_id": run_id,
+        SIMULATED: {
+            "hardware": {"name": hardware.name, "summary": hardware.summary, "figures": _figures(hardware)},
+            "expandable_segments": simulations[0].expandable,
+            "ranks": sorted({one.recording.head.rank for one in simulations}),
+            **{basis: sorted(hardware.of_basis(basis)) for basis in ("guess", "fitted")},
+            "not_simulated": list(simulations[0].not_simulated),
+        },
+        "job": {
+            "scenario": head.scenario,
+            "mesh": head.mesh,
+            "device": SIMULATED,
+            "settings": {},
+            "variants": [step[0].recording.head.variant for step in steps_of(simulations)],
+            "started_at": started_at,
+            "label": label,
+        },
+        "environment": {
+            **{name: environment.get(name) for name in ("git_commit", "git_dirty", "python", "platform")},
+            "machine": _machine(hardware),
+            "device": SIMULATED,
+            "device_name": hardware.name,
+            "num_devices": min(hardware.devices_per_node, recording.world_size),
+            "memory_bytes": int(hardware["memory_bytes"]),
+            "world_size": recording.world_size,
+            "num_hosts": -(-recording.world_size // hardware.devices_per_node),
+            "torch": head.torch,
+        },
+    }
+
+
+def _figures(hardware: Hardware) -> Record:
+    return {name: asdict(figure) for name, figure in hardware.figures.items()}
+
+
+def _steps(simulations: Sequence[Simulation]) -> list[Record]:
+    """A case and a trace for each variant."""
+    of_steps = steps_of(simulations)
+    return [*map(_case, of_steps), *map(_trace, of_steps)]
+
+
+def _case(ranks: Sequence[Simulation]) -> Record:
+    step, memory = slowest(ranks), fullest(ranks)
+    head, parts, used = step.recording.head, step.parts, memory.memory
+    by_kind: Counter[str] = Counter()
+    for (held, _), num_bytes in memory.alive.items():
+        by_kind[held] += num_bytes
+    alive = sorted(memory.alive.items(), key=lambda item: -item[1])
+    fits = memory.memory_here.out_of_memory is None
+    return {
+        "type": "case",
+        SIMULATED: True,
+        "case": {"id": case_id(head), "kind": "step", "params": _params(head)},
+        "status": "ok",
+        "samples_s": [],
+        "group_size": step.recording.world_size,
+        "mesh_dim": "x".join(head.mesh),
+        "counters": {
+            "predicted_s": step.timed.step_s,
+            "predicted_phases_s": _phases(step),
+            "compute_s": parts.compute_s,
+            "exposed_s": sum(parts.exposed_s.values()),
+            "exposed_by_mesh_dim_s": by_mesh_dim(parts.exposed_s),
+            "idle_s": max(parts.idle_s, 0.0),
+            "host_s": step.timed.host_s,
+            "mfu": step.model_share,
+            "hfu": step.hardware_share,
+            "slowest_rank": head.rank,
+            "peak_bytes": used.live_bytes,
+            "peak_reserved_bytes": used.reserved_bytes,
+            "peak_by_kind": dict(by_kind),
+            "alive": [[held, owner, num_bytes] for (held, owner), num_bytes in alive[:MAX_ALIVE]],
+            "fits": fits,
+            "num_retries": memory.memory_here.num_retries,
+        },
+        "error": None,
+    }
+
+
+def case_id(head: Head) -> str:
+    """That of a measured run's case; recordings of version 1 do not say."""
+    return head.case_id or f"step/{head.label}"
+
+
+def _params(head: Head) -> Record:
+    tokens = {} if head.num_tokens is None else {"num_tokens": head.num_tokens}
+    known = {"scenario": head.scenario, "variant": head.variant, "batch_size": head.batch_size, **tokens}
+    return {**known, **head.params}
+
+
+def _phases(step: Simulation) -> dict[str, float]:
+    """Seconds of each phase: until its last operator on the default stream has ended, and the next one's begins."""
+    found: dict[str, float] = defaultdict(float)
+    for phase, start, end in _phase_spans(step):
+        found[phase] += end - start
+    return dict(found)
+
+
+def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
+    """(phase, start, end) one after another; together the step. Those of several micro-batches are in turn."""
+    found: list[tuple[str, float, float]] = []
+    own = [span for span in step.timed.spans if isinstance(span.what, Operator) and span.what.stream == 0]
+    begun = 0.0
+    for span, following in zip(own, [*own[1:], None], strict=True):
+        if following is None or following.what.phase != span.what.phase:
+            end = step.timed.step_s if following is None else span.end_s
+            found.append((span.what.phase, begun, end))
+            begun = end
+    return found
+
+
+def _trace(ranks: Sequence[Simulation]) -> Record:
+    """As `worker.tracing` has it, of the ranks that were simulated."""
+    phases = [[_rank(one), 0, *span] for one in ranks for span in _phase_spans(one)]
+    computing = [[_rank(one), 0, *stretch] for one in ranks for stretch in _computing(one)]
+    return {
+        "type": "trace",
+        SIMULATED: True,
+        "case_id": case_id(ranks[0].recording.head),
+        "method": f"a simulation on {ranks[0].hardware.name}",
+        "clock_shared": True,
+        "num_steps": 1,
+        "steps_s": [slowest(ranks).timed.step_s],
+        "phases": {"columns": PHASE_COLUMNS, "rows": phases},
+        "computing": {"columns": COMPUTING_COLUMNS, "rows": computing},
+        "columns": COLUMNS,
+        "rows": [row for one in ranks for row in _rows(one)],
+    }
+
+
+def _rank(step: Simulation) -> int:
+    return step.recording.head.rank
+
+
+def _computing(step: Simulation) -> list[tuple[float, float]]:
+    """When operators run; short pauses between them are left out."""
+    found: list[tuple[float, float]] = []
+    for start, end in computing_of(step.timed):
+        if found and start - found[-1][1] < LEAST_PAUSE * step.timed.step_s:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((start, end))
+    return found
+
+
+def _rows(step: Simulation) -> list[list[Any]]:
+    """One a collective, in the order of issue."""
+    exposed_s = {id(span): seconds for span, seconds in exposed_spans(step.timed)}
+    seen: Counter[str] = Counter()
+    rows = []
+    for span in step.timed.spans:
+        if not isinstance(span.what, Collective):
+            continue
+        group = "+".join(f"{count}x{stride}" for count, stride in span.what.ranks)
+        values = {
+            **span.what._asdict(),
+            "op": span.what.op or span.what.kind,
+            "rank": _rank(step),
+            "step": 0,
+            "group": group,
+            "seq": seen[group],
+            "backend_op": span.what.kind,
+            "wire_bytes": _wire_bytes(span.what),
+            "issued_s": span.start_s,
+            "completed_s": span.end_s,
+            "exposed_s": exposed_s[id(span)],
+        }
+        seen[group] += 1
+        rows.append([values[name] for name in COLUMNS])
+    return rows
+
+
+def _wire_bytes(what: Collective) -> int | None:
+    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of."""
+    try:
+        return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
+    except ValueError:
+        return None
+
+
+def _footer(records: Sequence[Record], started_at: float) -> Record:
+    cases = sum(record["type"] == "case" for record in records)
+    wall_s = max(time.time() - started_at, 0.0)
+    footer = {"type": "footer", "status": "complete", "finished_at": time.time(), "wall_s": wall_s}
+    return {**footer, "num_by_status": {"ok": cases}}

@@ -1,0 +1,200 @@
+"""What a sweep may try: meshes of the world's ranks, and changes to the plan, as plain data."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from distbench.spec.mesh import MESH_DIMS, Mesh, mesh_size
+from distbench.spec.plan_knobs import MESH, PREFIX, brief_mesh
+
+# Mesh dims whose ranks have different parts of the batch.
+BATCH_DIMS = ("dp_replicate", "dp_shard")
+MICROBATCHES = (1, 2, 4, 8)
+AHEAD = 2  # units that are gathered before they are needed
+AS_WRITTEN = "as written"
+Choices = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan on one mesh.
+
+    Args:
+        sizes: mesh dims with their sizes, outermost first.
+        choices: what is not as the scenario has it, by name: its own parameters, and changes to the plan.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    choices: Choices = ()
+
+    @property
+    def mesh(self) -> Mesh:
+        """Mesh dim to size."""
+        return dict(self.sizes)
+
+    @property
+    def mesh_text(self) -> str:
+        """`dp_shard=8,tp=8`: mesh dims of one rank left out."""
+        return ",".join(f"{name}={size}" for name, size in self.sizes if size > 1) or f"{self.sizes[0][0]}=1"
+
+    @property
+    def changes_text(self) -> str:
+        """`checkpoint=full, microbatches=2`, or AS_WRITTEN."""
+        return ", ".join(f"{name.removeprefix(PREFIX)}={value}" for name, value in self.choices) or AS_WRITTEN
+
+    @property
+    def text(self) -> str:
+        """Both."""
+        return f"{self.mesh_text}; {self.changes_text}" if self.choices else self.mesh_text
+
+    def with_choice(self, name: str, value: Any) -> "Candidate":
+        """The same with one more change, or with one made otherwise."""
+        return replace(self, choices=tuple(sorted({**dict(self.choices), name: value}.items())))
+
+    def variant(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters of the scenario's variant, those of its base that are not changed included."""
+        return {**base, **dict(self.choices), MESH: brief_mesh(self.mesh)}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every candidate of a sweep.
+
+    Args:
+        declared: the scenario's own mesh, whose mesh dims are always there.
+        mesh_dims: those that the plan uses.
+        world: ranks.
+        facts: of the plan and the model, as the child process answers them.
+        axes: the scenario's own parameters that take several values, the first of each being as written.
+        pinned: names that the user has chosen: they are not changed.
+    """
+
+    declared: Mapping[str, int]
+    mesh_dims: Sequence[str]
+    world: int
+    facts: Mapping[str, Any]
+    axes: Mapping[str, Sequence[Any]]
+    pinned: frozenset[str] = frozenset()
+
+    @cached_property
+    def meshes(self) -> list[Candidate]:
+        """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
+        links first."""
+        names = [*self.declared, *(name for name in MESH_DIMS if name in self.mesh_dims and name not in self.declared)]
+        found = []
+        for sizes in factorizations(self.world, len(names)):
+            mesh = dict(zip(names, sizes, strict=True))
+            kept = tuple((name, size) for name, size in mesh.items() if size > 1 or name in self.declared)
+            if self._splits(mesh, self.facts["microbatches"]):
+                found.append(Candidate(kept))
+        return sorted(found, key=lambda one: (one.mesh.get("tp", 1) * one.mesh.get("cp", 1), _replicas(one.mesh)))
+
+    def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
+        """What may be changed in a candidate: name to all values, the one as written first."""
+        mesh, facts = candidate.mesh, self.facts
+        found: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
+        written = facts["microbatches"]
+        found["plan.microbatches"] = [written, *(n for n in MICROBATCHES if n != written and self._splits(mesh, n))]
+        if facts["checkpointable"]:
+            is_whole = facts["checkpoint"] and not facts["is_selective"]
+            others = [*(["none"] if facts["checkpoint"] else []), *([] if is_whole else ["full"])]
+            found["plan.checkpoint"] = [AS_WRITTEN, *others]
+        if (fsdp := facts["fsdp"]) is not None:
+            found |= self._of_fsdp(fsdp)
+        if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
+            found["plan.rotate"] = [cp["rotate"], *({"allgather", "alltoall"} - {cp["rotate"]})]
+            found["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
+        return {
+            name: values
+            for name, values in found.items()
+            if len(values) > 1 and name not in self.pinned and not self._is_axis(name)
+        }
+
+    def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidates that differ from one by one change."""
+        chosen = dict(candidate.choices)
+        for name, values in self.alternatives(candidate).items():
+            now = chosen.get(name, values[0])
+            for value in values:
+                if value != now:
+                    without = Candidate(candidate.sizes, tuple(one for one in candidate.choices if one[0] != name))
+                    yield without if value == values[0] else without.with_choice(name, value)
+
+    def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
+        """The candidates whose mesh differs by one factor that another mesh dim has taken over."""
+        sizes = candidate.mesh
+        found = []
+        for other in self.meshes:
+            names = set(sizes) | set(other.mesh)
+            ratios = [other.mesh.get(name, 1) / sizes.get(name, 1) for name in names]
+            if sum(ratio != 1 for ratio in ratios) == 2:
+                found.append((max(ratios), replace(other, choices=candidate.choices)))
+        least = min((ratio for ratio, _ in found), default=1.0)
+        return [other for ratio, other in found if ratio == least]
+
+    def _of_fsdp(self, fsdp: Mapping[str, Any]) -> dict[str, list[Any]]:
+        reshards = fsdp["reshard_after_forward"]
+        found: dict[str, list[Any]] = {
+            "plan.reshard_after_forward": [reshards, True] if reshards is False else [reshards, False]
+        }
+        if not fsdp["prefetch"]:
+            found["plan.prefetch"] = [None, AHEAD]
+        if not fsdp["mixed_precision"]:
+            found["plan.mixed_precision"] = ["none", "bf16"]
+        return found
+
+    def _is_axis(self, name: str) -> bool:
+        """Whether a change to the plan is what an axis of the scenario's own changes."""
+        return name.startswith(PREFIX) and name.removeprefix(PREFIX) in self.axes
+
+    def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
+        parts = math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
+        return self.facts["batch_size"] % parts == 0
+
+
+def _replicas(mesh: Mapping[str, int]) -> int:
+    return mesh.get("dp_replicate", 1)
+
+
+def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Every ordered way to write a number as a product of `count` factors from 1."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in (divisor for divisor in range(1, number + 1) if number % divisor == 0):
+        yield from ((first, *rest) for rest in factorizations(number // first, count - 1))
+
+
+def count_of(space: Space) -> int:
+    """How many candidates there are in all."""
+    return sum(
+        math.prod(len(values) for values in space.alternatives(candidate).values()) for candidate in space.meshes
+    )
+
+
+def all_of(space: Space) -> Iterator[Candidate]:
+    """Every candidate, mesh by mesh, as written first."""
+    for candidate in space.meshes:
+        options = space.alternatives(candidate)
+        for values in itertools.product(*options.values()):
+            changes = zip(options.items(), values, strict=True)
+            yield replace(
+                candidate, choices=tuple(sorted((name, value) for (name, known), value in changes if value != known[0]))
+            )
+
+
+def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
+    """What a rank holds at least when the optimizer steps: its shards of parameters, gradients and optimizer state,
+    were every parameter sharded over all mesh dims that shard any."""
+    shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
+    return int(facts["parameter_bytes"] * (2 + facts["optimizer_share"]) / shards)
+
+
+def as_written_on(space: Space, mesh: Mapping[str, int]) -> Candidate | None:
+    """The candidate of that mesh and no change; None where the batch cannot be split over it."""
+    sizes = {name: size for name, size in mesh.items() if size > 1}
+    found = (one for one in space.meshes if {name: n for name, n in one.mesh.items() if n > 1} == sizes)
+    return next(found, None) if mesh_size(mesh) == space.world else None

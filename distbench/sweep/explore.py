@@ -1,0 +1,183 @@
+"""Which candidates are predicted, and in which order: every mesh as written, then changes of the best, one a time."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.recording_file import load_recording
+from distbench.spec.errors import UserError
+from distbench.sweep.candidates import Candidate, Space, lower_bound_bytes
+from distbench.sweep.prediction import FEW, Prediction, layers_of, predicted, require_same_work
+from distbench.sweep.sweep_child import Question, SweepChild
+
+NUM_EXPANDED = 3  # of the best, whose changes are tried
+NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all
+AT_ONCE = 8
+SEARCH_SHARE = 0.6  # of the budget; the rest is for recording all layers
+
+
+@dataclass
+class Explored:
+    """What a sweep knows.
+
+    Args:
+        left_out: candidate to why there is no prediction.
+        refused: meshes that even a lower bound of memory rules out, with that bound in bytes.
+        stopped: why not all that could have been tried was; empty where the search ended by itself.
+        num_legal: candidates in all.
+        written: the plan as the scenario has it, where changes are held against that.
+    """
+
+    found: dict[Candidate, Prediction] = field(default_factory=dict)
+    left_out: dict[Candidate, str] = field(default_factory=dict)
+    refused: dict[Candidate, int] = field(default_factory=dict)
+    stopped: str = ""
+    num_legal: int = 0
+    written: Candidate | None = None
+
+    @property
+    def ranked(self) -> list[Prediction]:
+        """What fits or may fit, the fastest first; then what does not, the smallest first."""
+        return sorted(self.found.values(), key=rank_of)
+
+
+def rank_of(prediction: Prediction) -> tuple[bool, float]:
+    """What predictions are sorted by."""
+    is_out = prediction.fits is False
+    return is_out, prediction.reserved_bytes if is_out else 1 / prediction.tokens_per_s
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is tried: candidates, and seconds."""
+
+    max_plans: int
+    budget_s: float
+    started_s: float = field(default_factory=time.monotonic)
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Of a share of the budget."""
+        return share * self.budget_s - (time.monotonic() - self.started_s)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Candidates to predictions, by the child process.
+
+    Args:
+        base: all parameters of the scenario, as the user chose them.
+        tell: is called as questions are put and answered: (asked, answered).
+    """
+
+    recorder: SweepChild
+    base: dict[str, Any]
+    hardware: Hardware
+    tell: Callable[[int, int], None]
+
+    @property
+    def layers(self) -> str | None:
+        """The parameter of the number of layers, where few of them are recorded."""
+        return layers_of(self.base)
+
+    def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
+        """(candidate, prediction or why there is none) as answers come."""
+        layers = self.layers
+        few: list[dict[str, Any]] = [{}] if whole or layers is None else [{layers: count} for count in FEW]
+        questions = [
+            Question("record", [{**one.variant(self.base), **count} for count in few], one.mesh) for one in candidates
+        ]
+        self.tell(len(questions), 0)
+        for place, answer in self.recorder.ask(questions):
+            self.tell(0, 1)
+            yield candidates[place], self._outcome(candidates[place], answer, [*few[0].values()])
+
+    def _outcome(self, candidate: Candidate, answer: dict[str, Any], few: Sequence[int]) -> Prediction | str:
+        if "left_out" in answer:
+            return str(answer["left_out"])
+        recordings = [load_recording(Path(file)) for file in answer["answers"]]
+        if not few:
+            return predicted(candidate, [(0, recordings[0])], 0, self.hardware)
+        return predicted(
+            candidate, list(zip(FEW, recordings, strict=True)), int(self.base[str(self.layers)]), self.hardware
+        )
+
+
+def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explored) -> None:
+    """Fill `explored`; what is known stays there when this is interrupted."""
+    capacity = predictor.hardware["memory_bytes"]
+    bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
+    explored.refused |= {candidate: bound for candidate, bound in bounds.items() if bound > capacity}
+    waiting = [candidate for candidate in space.meshes if candidate not in explored.refused]
+    expanded: set[Candidate] = set()
+    while True:
+        if not waiting:
+            best = next((one for one in _leaders(explored) if one.candidate not in expanded), None)
+            if best is None:
+                break
+            expanded.add(best.candidate)
+            tried = {*explored.found, *explored.left_out}
+            waiting = [one for one in space.neighbours(best.candidate) if one not in tried]
+            continue
+        if len(explored.found) + len(explored.left_out) >= limits.max_plans:
+            explored.stopped = f"{limits.max_plans} plans were tried (--plans)"
+            break
+        if limits.left_s(SEARCH_SHARE) < 0 and explored.found:
+            explored.stopped = "the time for recording was used up (--budget)"
+            break
+        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        take_in(explored, predictor.outcomes(now))
+
+
+def take_in(explored: Explored, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
+    """Keep what was found; what computes something else than the first is left out."""
+    for candidate, outcome in outcomes:
+        if isinstance(outcome, str):
+            explored.left_out[candidate] = outcome
+            continue
+        first = next(iter(explored.found.values()), outcome)
+        if why := require_same_work(first, outcome):
+            explored.left_out[candidate] = why
+        else:
+            explored.found[candidate] = outcome
+
+
+def _leaders(explored: Explored) -> list[Prediction]:
+    return explored.ranked[:NUM_EXPANDED]
+
+
+def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
+    """Record the best with all layers, two at a time, until enough of them are known to fit. Their time stays that of
+    few layers, as the others' is."""
+    num_tried = 0
+    while num_tried < MAX_WHOLE:
+        known = [one for one in explored.ranked if one.fits]
+        if len(known) >= NUM_WHOLE or (num_tried and limits.left_s() < 0):
+            break
+        waiting = [one for one in explored.ranked if one.fits is None][: min(2, NUM_WHOLE - len(known))]
+        if not waiting:
+            break
+        num_tried += len(waiting)
+        for candidate, outcome in predictor.outcomes([one.candidate for one in waiting], whole=True):
+            if isinstance(outcome, str):
+                explored.left_out[candidate] = outcome
+                del explored.found[candidate]
+                continue
+            few = explored.found[candidate]
+            explored.found[candidate] = replace(
+                few, reserved_bytes=outcome.reserved_bytes, fits=outcome.fits, is_whole=True
+            )
+
+
+def nothing_found(scenario: str, explored: Explored, capacity: float) -> UserError:
+    """Why no candidate has a prediction."""
+    if explored.left_out:
+        (candidate, why), *others = explored.left_out.items()
+        more = f" ({len(others)} more plans likewise)" if others else ""
+        return UserError(f"no plan of {scenario} works: {candidate.text}: {why}{more}")
+    candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
+    need = f"parameters, gradients and optimizer state alone are {bound / 1e9:.3g} GB a device"
+    what = f"no plan of {scenario} fits into {capacity / 1e9:.3g} GB"
+    return UserError(f"{what}: in the nearest ({candidate.text}) {need}; give a larger --memory or --world")

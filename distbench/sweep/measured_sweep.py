@@ -1,0 +1,210 @@
+"""A sweep by measurement: successive halving over the candidates, in passes that take turns, then verdicts of the best.
+
+All candidates of a round are variants of one job, each on its own mesh of the same ranks, and all rounds share one
+launch. The first rounds only screen; what is recommended was measured in turn with the next best.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distbench.compare.passes import as_table, compare_passes
+from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
+from distbench.launch.display import Display
+from distbench.runs.frame import PASSES, frame_of, measured_of
+from distbench.runs.run_file import read_run
+from distbench.spec import Job, Settings, UserError
+from distbench.spec.plan_knobs import MESH
+from distbench.spec.reading import read_json
+from distbench.spec.writing import write_whole
+from distbench.sweep.candidates import Candidate, Space
+from distbench.sweep.explore import Limits
+from distbench.sweep.ranking import RankedPlan
+from distbench.sweep.setup import Setup
+from distbench.sweep.sweep_child import Question, SweepChild
+
+KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
+FINAL_BUDGET_SHARE = 0.5
+
+
+@dataclass
+class Measured:
+    """What is known of each candidate.
+
+    Args:
+        plans: the latest measurement of each.
+        final: those of the last round, the recommended one first.
+        left_out: candidate to why.
+        run_files: of the rounds.
+    """
+
+    plans: dict[Candidate, RankedPlan] = field(default_factory=dict)
+    final: list[RankedPlan] = field(default_factory=list)
+    left_out: dict[Candidate, str] = field(default_factory=dict)
+    run_files: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def ranked(self) -> list[RankedPlan]:
+        """The last round first, then all others by time."""
+        first = [plan.candidate for plan in self.final]
+        rest = sorted((one for one in self.plans.values() if one.candidate not in first), key=lambda one: one.step_s)
+        return [*self.final, *rest]
+
+
+def starting_candidates(space: Space, limit: int) -> list[Candidate]:
+    """Every mesh as written, then each of its single changes, as many as are tried at most."""
+    found = list(space.meshes)
+    changed = [list(space.neighbours(candidate)) for candidate in space.meshes]
+    for place in range(max(map(len, changed), default=0)):
+        found += [of_mesh[place] for of_mesh in changed if place < len(of_mesh)]
+    return found[:limit]
+
+
+def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, Any]) -> list[Candidate]:
+    """The two best changes of the best mesh that are each faster than the plan as written, both at once."""
+    if not ranked:
+        return []
+    sizes = ranked[0].candidate.sizes
+    written = known.get(Candidate(sizes))
+    single = [
+        plan
+        for plan in ranked
+        if plan.candidate.sizes == sizes
+        and len(plan.candidate.choices) == 1
+        and (written is None or plan.step_s < written.step_s)
+    ]
+    different: dict[str, Any] = {}
+    for name, value in (plan.candidate.choices[0] for plan in single):
+        different.setdefault(name, value)
+    if len(different) < 2:
+        return []
+    found = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
+    return [] if found in known else [found]
+
+
+class Rounds:
+    """The rounds of one launch.
+
+    Args:
+        out: folder of run files, and of what a resumed sweep goes on from.
+    """
+
+    def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, display: Display) -> None:
+        self._setup, self._limits, self._out, self._resume, self._display = setup, limits, out, resume, display
+        self.measured = Measured()
+        self._jobs = [self._job() for _ in range(3)]
+
+    def run(self, starting: Sequence[Candidate]) -> Measured:
+        """All rounds, or as many as there were until it was interrupted."""
+        with RankProcesses(self._jobs, None, MODULE) as ranks:
+            screening = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
+            self._round(ranks, 0, starting, screening)
+            kept = self._best(max(NUM_FINAL, math.ceil(len(starting) / KEPT_SHARE)))
+            if not self.measured.interrupted and len(kept) > NUM_FINAL:
+                more = combined(self.measured.ranked, self.measured.plans)
+                again = replace(screening, min_samples=6, max_samples=6, passes=3)
+                self._round(ranks, 1, [*kept, *more], again)
+                measured_twice = {*kept, *more}
+                kept = [one for one in self._best(len(self.measured.plans)) if one in measured_twice][:NUM_FINAL]
+            if not self.measured.interrupted and kept:
+                budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), 2.0)
+                self._round(ranks, 2, kept[:NUM_FINAL], replace(Settings(), check="loss").with_budget(budget_s))
+        return self.measured
+
+    def _best(self, count: int) -> list[Candidate]:
+        return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]
+
+    def _job(self) -> Job:
+        setup = self._setup
+        request = Request(
+            (f"{setup.entry.file}::{setup.entry.name}",),
+            mesh=setup.mesh,
+            quick=setup.quick,
+            out=self._out / "runs",
+            started_at=time.time(),
+        )
+        (job,) = jobs_of(request, None)
+        return job
+
+    def _round(self, ranks: RankProcesses, number: int, candidates: Sequence[Candidate], settings: Settings) -> None:
+        variants = [candidate.variant(self._setup.base) for candidate in candidates]
+        axes = list(dict.fromkeys([MESH, *(name for one in candidates for name, _ in one.choices)]))
+        job = replace(self._jobs[number], variants=variants, axes=axes, settings=settings, profile=None, note="")
+        labels = {_label(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
+        known = self._out / f"round-{number + 1}.json"
+        run_file = self._known(known, [*labels])
+        if run_file is None:
+            outcome = launch_on(ranks, job, self._display)
+            self.measured.interrupted = outcome.status == "interrupted"
+            if outcome.user_can_fix:
+                raise UserError(outcome.message)
+            run_file = Path(job.run_file)
+            if outcome.status == "complete":
+                write_whole(known, json.dumps({"run_file": str(run_file), "labels": [*labels]}))
+        if run_file.is_file():
+            self.measured.run_files.append(str(run_file))
+            self._take_in(run_file, labels, is_final=number == 2)
+
+    def _known(self, file: Path, labels: Sequence[str]) -> Path | None:
+        if not self._resume or not file.is_file():
+            return None
+        record = read_json(file, "round")
+        same = isinstance(record, dict) and record.get("labels") == [*labels]
+        path = Path(str(record.get("run_file"))) if same else None
+        return path if path is not None and path.is_file() else None
+
+    def _take_in(self, run_file: Path, labels: Mapping[str, Candidate], is_final: bool) -> None:
+        run = read_run(run_file)
+        for record in run.cases:
+            candidate = labels.get(str(record["case"]["params"].get("variant")))
+            if candidate is not None and record["status"] != "ok":
+                self.measured.left_out[candidate] = f"{record['status']}: {record.get('error')}"
+                self.measured.plans.pop(candidate, None)
+        rows = measured_of(frame_of([run]), "step")
+        rows = rows[rows["variant"].isin(list(labels))]
+        found = [_plan(row, labels[str(row["variant"])]) for row in rows.to_dict("records")]
+        self.measured.plans |= {plan.candidate: plan for plan in found}
+        if is_final and found:
+            self.measured.final = judged(found, rows[PASSES].tolist())
+
+
+def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
+    """The fastest first, the others each with its verdict against that one."""
+    best = int(np.argmin([plan.step_s for plan in plans]))
+    found = compare_passes(as_table(passes), [best] * len(plans))
+    bounds = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
+    told = [
+        replace(plan, verdict=verdict if place != best else "recommended", measured=None if place == best else bound)
+        for place, (plan, verdict, bound) in enumerate(zip(plans, found.verdict, bounds, strict=True))
+    ]
+    return [told[best], *sorted((one for one in told if one is not told[best]), key=lambda one: one.step_s)]
+
+
+def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:
+    memory = row["peak_bytes"]
+    rate = row["tokens_per_s"] if math.isfinite(row["tokens_per_s"]) else row["samples_per_s"]
+    known = float(memory) if math.isfinite(memory) else None
+    return RankedPlan(candidate, float(row["median_s"]), float(rate), known, "measured", True)
+
+
+def _label(variant: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """As a case of it is named."""
+    return ",".join(f"{name}={variant[name]}" for name in axes if name in variant)
+
+
+def legal(
+    recorder: SweepChild, setup: Setup, candidates: Sequence[Candidate]
+) -> tuple[list[Candidate], dict[Candidate, str]]:
+    """Those whose plans can work, and of the others why not."""
+    questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]
+    wrong = {
+        candidates[place]: str(answer["left_out"]) for place, answer in recorder.ask(questions) if "left_out" in answer
+    }
+    return [candidate for candidate in candidates if candidate not in wrong], wrong

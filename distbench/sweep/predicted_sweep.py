@@ -1,0 +1,155 @@
+"""A sweep by prediction: no rank is started."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distbench.simulate.hardware.hardware_file import Hardware
+from distbench.simulate.simulation import NOT_ON_HOST, NOT_SIMULATED
+from distbench.spec import UserError
+from distbench.sweep.candidates import Candidate, Space, count_of
+from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
+from distbench.sweep.measured_sweep import Measured
+from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
+from distbench.sweep.ranking import changes_of, layouts_of, plan_of
+from distbench.sweep.setup import Setup
+from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.sweep.sweep_text import Found
+
+MAX_LEFT_OUT = 3
+
+
+def facts_of(setup: Setup, recorder: SweepChild, variant: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the child process says of the scenario's plan and model, or of one variant's."""
+    facts: dict[str, Any] = recorder.one(Question("facts", [variant or setup.base], setup.mesh))
+    return facts
+
+
+def code_of(setup: Setup, recorder: SweepChild, candidate: Candidate) -> list[str]:
+    """A candidate's mesh and plan as Python."""
+    plan = facts_of(setup, recorder, candidate.variant(setup.base))["plan"]
+    return [f"mesh = {candidate.mesh!r}", *f"plan = {plan}".splitlines()]
+
+
+def predicted_sweep(
+    setup: Setup,
+    recorder: SweepChild,
+    hardware: Hardware,
+    limits: Limits,
+    tell: Callable[[int, int], None],
+    explored: Explored,
+) -> None:
+    """Search, and record the best whole; what is found is in `explored`, also where this is interrupted."""
+    space = setup.space(facts_of(setup, recorder))
+    setup.require_meshes(space)
+    predictor = Predictor(recorder, setup.base, hardware, tell)
+    explored.num_legal = count_of(space)
+    explore(space, predictor, limits, explored)
+    confirm(predictor, limits, explored)
+
+
+def around_of(space: Space, written: Candidate) -> list[Candidate]:
+    """The candidates that differ from the plan as written by one change, or by one factor of the mesh."""
+    return [*space.neighbours(written), *space.moved_meshes(written)]
+
+
+def predicted_around(
+    setup: Setup,
+    recorder: SweepChild,
+    hardware: Hardware,
+    limits: Limits,
+    tell: Callable[[int, int], None],
+    explored: Explored,
+) -> None:
+    """The plan as written and its neighbours."""
+    space = setup.space(facts_of(setup, recorder))
+    setup.require_meshes(space)
+    explored.written = setup.as_written(space)
+    predictor = Predictor(recorder, setup.base, hardware, tell)
+    candidates = [explored.written, *around_of(space, explored.written)][: limits.max_plans]
+    explored.num_legal = len(candidates)
+    take_in(explored, predictor.outcomes(candidates[:1]))
+    if explored.written not in explored.found:
+        raise UserError(f"the plan as written does not work: {explored.left_out[explored.written]}")
+    take_in(explored, predictor.outcomes(candidates[1:]))
+    confirm(predictor, limits, explored)
+
+
+def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
+    """Refuse to recommend what does not fit."""
+    capacity = hardware["memory_bytes"]
+    if not explored.found:
+        raise nothing_found(setup.entry.name, explored, capacity)
+    if explored.ranked[0].fits is False:
+        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], capacity)
+
+
+def found_of(setup: Setup, recorder: SweepChild, hardware: Hardware, explored: Explored, price: float | None) -> Found:
+    """What there is to say."""
+    plans = [plan_of(prediction) for prediction in explored.ranked]
+    best = explored.ranked[0]
+    return Found(
+        title=f"{setup.entry.name} on {setup.world} devices: {len(plans)} plans, predicted on {hardware.name}",
+        plans=plans,
+        where=f"predicted on {hardware.name}",
+        world=setup.world,
+        unit="tokens" if best.num_tokens else "samples",
+        code=code_of(setup, recorder, best.candidate),
+        command=setup.command(best.candidate),
+        capacity_bytes=hardware["memory_bytes"],
+        price=price,
+        notes=_notes(setup, hardware, explored),
+        changes=changes_of(plans, explored.written),
+        layouts=layouts_of(explored.found.get(explored.written)) if explored.written else (),
+    )
+
+
+def measured_found(
+    setup: Setup, recorder: SweepChild, space: Space, measured: Measured, written: Candidate | None, price: float | None
+) -> Found:
+    """What there is to say of what was measured."""
+    plans = measured.ranked
+    unit = "tokens" if space.facts["num_tokens"] else "samples"
+    notes = [
+        f"every plan takes the same global batch a step ({space.facts['batch_size']:,} samples): step times rank them",
+        f"measured: {len(plans)} of {count_of(space):,} plans, the best third of each round in the next; those with a "
+        "verdict took turns in the last",
+        *(f"left out: {candidate.text}: {why}" for candidate, why in list(measured.left_out.items())[:MAX_LEFT_OUT]),
+        *(f"run file of a round: {file}" for file in measured.run_files),
+    ]
+    if measured.interrupted:
+        notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
+    return Found(
+        title=f"{setup.entry.name} on {setup.world} ranks: {len(plans)} plans, measured on this machine",
+        plans=plans,
+        where="measured here",
+        world=setup.world,
+        unit=unit,
+        code=[] if measured.interrupted else code_of(setup, recorder, plans[0].candidate),
+        command=setup.command(plans[0].candidate),
+        price=price,
+        notes=notes,
+        changes=changes_of(plans, written) if written else (),
+    )
+
+
+def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
+    best = explored.ranked[0]
+    tokens = f"{best.num_tokens:,} tokens" if best.num_tokens else f"{best.batch_size:,} samples"
+    notes = [
+        f"every plan takes the same global batch a step ({tokens}), so step times rank them",
+        f"tried: {len(explored.found) + len(explored.left_out)} of {explored.num_legal:,} plans: every mesh as "
+        "written, then changes of the best, one at a time" + (f"; {explored.stopped}" if explored.stopped else ""),
+    ]
+    if setup.note:
+        notes.append(setup.note)
+    if explored.refused:
+        notes.append(f"{len(explored.refused)} meshes were refused unrecorded: their shards alone do not fit")
+    notes += [f"left out: {candidate.text}: {why}" for candidate, why in list(explored.left_out.items())[:MAX_LEFT_OUT]]
+    if len(explored.left_out) > MAX_LEFT_OUT:
+        notes.append(f"left out: {len(explored.left_out) - MAX_LEFT_OUT} more: --format json")
+    if layers := layers_of(setup.base):
+        notes.append(f"times are extended linearly from {FEW[0]} and {FEW[1]} layers ({layers})")
+    for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
+        if names := ", ".join(sorted(hardware.of_basis(basis))):
+            notes.append(f"{verb} in hardware file {hardware.name}: {names}")
+    return [*notes, *(NOT_SIMULATED if hardware.host is None else NOT_ON_HOST)]

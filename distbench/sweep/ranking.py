@@ -1,0 +1,201 @@
+"""Plans by time and by memory: which dominate, what they cost, which is recommended, and why not the next one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distbench.render.units import brief_time_text, size_text
+from distbench.sweep.candidates import Candidate
+from distbench.sweep.prediction import COMPUTE, IDLE, Prediction
+
+HOUR_S = 3600.0
+MAX_REASONS = 4
+LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
+CLOSE = 0.01  # nearer predictions are not told apart
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """One row of what a sweep found.
+
+    Args:
+        memory_bytes: at the peak; None where nobody knows.
+        memory_basis: "whole", "about" or "measured".
+        verdict: a measured plan's, against the recommended one; empty for a predicted one.
+        prediction: where there is one.
+        measured: bounds of the ratio of its time to the recommended one's, where it was measured.
+    """
+
+    candidate: Candidate
+    step_s: float
+    tokens_per_s: float
+    memory_bytes: float | None
+    memory_basis: str = "about"
+    fits: bool | None = None
+    verdict: str = ""
+    prediction: Prediction | None = None
+    measured: tuple[float, float, float] | None = None
+    predicted_s: float | None = None
+
+
+def plan_of(prediction: Prediction) -> RankedPlan:
+    """A predicted one."""
+    basis = "whole" if prediction.is_whole else "about"
+    return RankedPlan(
+        prediction.candidate,
+        prediction.step_s,
+        prediction.tokens_per_s,
+        prediction.reserved_bytes,
+        basis,
+        prediction.fits,
+        prediction=prediction,
+    )
+
+
+def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
+    """Those that fit and that no other one beats in both time and memory, the fastest first."""
+    known = [plan for plan in plans if plan.memory_bytes is not None and plan.fits is not False]
+    found: list[RankedPlan] = []
+    for plan in sorted(known, key=lambda one: (one.step_s, one.memory_bytes)):
+        if not found or float(plan.memory_bytes or 0) < float(found[-1].memory_bytes or 0):
+            found.append(plan)
+    return found
+
+
+def cost_a_step(price: float, world: int, step_s: float) -> float:
+    """Of all devices, in the price's unit; the price is an hour's of one."""
+    return price * world * step_s / HOUR_S
+
+
+def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
+    """Of a billion tokens (or samples)."""
+    return price * world / HOUR_S * 1e9 / tokens_per_s if tokens_per_s else math.inf
+
+
+def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
+    """Where the other one spends more or less, the largest differences first."""
+    if best.prediction is None or other.prediction is None:
+        return []
+    ours, theirs = best.prediction, other.prediction
+    if not ours.exposed_s and not theirs.exposed_s and not ours.parts_s:
+        return []
+    found: list[tuple[float, str]] = []
+    for name, called in ((COMPUTE, "compute"), (IDLE, "idle time, in which the host has issued nothing yet")):
+        found.append((theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called))
+    for key in {*ours.exposed_s, *theirs.exposed_s}:
+        mesh_dim, kind, owner = key
+        change = theirs.exposed_s.get(key, 0.0) - ours.exposed_s.get(key, 0.0)
+        found.append((change, f"exposed {kind} over {mesh_dim} of {owner or 'the root'}"))
+    ranked = sorted(found, key=lambda item: -abs(item[0]))
+    least = LEAST_SHARE * best.step_s
+    return [
+        f"{brief_time_text(abs(change))} {'more' if change > 0 else 'less'} {called}"
+        for change, called in ranked[:MAX_REASONS]
+        if abs(change) > least
+    ]
+
+
+def memory_text(plan: RankedPlan) -> str:
+    """`61.2 GiB`, with ~ where it is an estimate, and a word where it does not fit."""
+    if plan.memory_bytes is None:
+        return "-"
+    about = "~" if plan.memory_basis == "about" else ""
+    return f"{about}{size_text(plan.memory_bytes)}" + (" (no)" if plan.fits is False else "")
+
+
+def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, Any]:
+    """A plan as plain data."""
+    prediction = plan.prediction
+    record: dict[str, Any] = {
+        "mesh": plan.candidate.mesh,
+        "changes": dict(plan.candidate.choices),
+        "step_s": plan.step_s,
+        "tokens_per_s": plan.tokens_per_s,
+        "memory_bytes": plan.memory_bytes,
+        "memory_basis": plan.memory_basis,
+        "fits": plan.fits,
+        "verdict": plan.verdict,
+        "ratio": plan.measured,
+        "predicted_s": plan.predicted_s,
+    }
+    if prediction is not None:
+        record["parts_s"] = dict(prediction.parts_s)
+        record["exposed_s"] = [
+            {"mesh_dim": key[0], "kind": key[1], "owner": key[2], "exposed_s": seconds}
+            for key, seconds in prediction.exposed_s.items()
+        ]
+    if price is not None:
+        record["cost_a_step"] = cost_a_step(price, world, plan.step_s)
+        record["cost_a_billion"] = cost_a_billion(price, world, plan.tokens_per_s)
+    return record
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the plan as written, and what it does.
+
+    Args:
+        code: as it would be written.
+        time_share: of the step as written that it adds; negative where it is faster.
+        memory_bytes: that it adds; None where nobody knows.
+    """
+
+    code: str
+    time_share: float
+    memory_bytes: float | None
+    plan: RankedPlan
+
+
+def changes_of(plans: Sequence[RankedPlan], written: Candidate | None) -> list[Change]:
+    """Every plan but the one as written, held against that one, the most worth making first."""
+    own = next((plan for plan in plans if plan.candidate == written), None)
+    if own is None:
+        return []
+    found = []
+    for plan in plans:
+        if plan is not own:
+            both = plan.memory_bytes is not None and own.memory_bytes is not None
+            more = float(plan.memory_bytes or 0) - float(own.memory_bytes or 0) if both else None
+            found.append(Change(code_line(plan.candidate, own.candidate), plan.step_s / own.step_s - 1, more, plan))
+    return sorted(found, key=lambda one: (one.plan.fits is False, one.time_share))
+
+
+def code_line(candidate: Candidate, own: Candidate) -> str:
+    """What a candidate's difference from another one is in Python."""
+    if candidate.sizes != own.sizes:
+        return f"mesh = {candidate.mesh!r}"
+    return "; ".join(_code_of(name, value) for name, value in candidate.choices if (name, value) not in own.choices)
+
+
+def _code_of(name: str, value: Any) -> str:
+    policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    known = {
+        ("plan.checkpoint", "none"): "ParallelPlan(checkpoint=())",
+        ("plan.checkpoint", "full"): "ParallelPlan(checkpoint=..., checkpoint_context=None)",
+        ("plan.mixed_precision", "bf16"): f"FsdpPlan(mixed_precision={policy})",
+    }
+    word = name.removeprefix("plan.")
+    if (name, value) in known:
+        return known[name, value]
+    if word in ("rotate", "load_balance"):
+        return f"CpPlan({word}={value!r})"
+    if word == "prefetch":
+        return f"FsdpPlan(prefetch_forward={value}, prefetch_backward={value})"
+    if word == "reshard_after_forward":
+        return f"FsdpPlan({word}={value!r})"
+    return f"ParallelPlan({word}={value!r})" if name != word else f"--set {name}={value}"
+
+
+def layouts_of(written: Prediction | None) -> list[str]:
+    """Redistributions that nobody asked for, and what could be saved at most by keeping what they undo."""
+    if written is None:
+        return []
+    ranked = sorted(written.implicit_s.items(), key=lambda item: -item[1])
+    return [
+        f"{owner or 'the root'}: {moved or 'a redistribution'} is implicit; at most "
+        f"{100 * seconds / written.step_s:.1f} % of the step could be saved by keeping the layout between the two "
+        "modules (use_local_output=False)"
+        for (owner, moved), seconds in ranked[:3]
+        if seconds > LEAST_SHARE * written.step_s
+    ]

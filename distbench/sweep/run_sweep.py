@@ -1,0 +1,160 @@
+"""One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distbench.launch.display import Display, display_for
+from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
+from distbench.spec import UserError, parse_mesh
+from distbench.spec.quantities import BYTES, SECONDS, amount
+from distbench.sweep.explore import Explored, Limits
+from distbench.sweep.measured_sweep import Rounds, legal, starting_candidates
+from distbench.sweep.predicted_sweep import (
+    around_of,
+    facts_of,
+    found_of,
+    measured_found,
+    predicted_around,
+    predicted_sweep,
+    require_some,
+)
+from distbench.sweep.prediction import with_memory
+from distbench.sweep.setup import Setup, set_up
+from distbench.sweep.sweep_child import SweepChild
+from distbench.sweep.sweep_text import Found
+
+MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
+MAX_RANKS_A_CPU = 4
+SCREEN_S, LEAST_PLANS = 15.0, 6  # of the budget for a candidate; and how many in any case
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AskedSweep:
+    """A command line, checked.
+
+    Args:
+        memory_bytes: of a device, where --memory says.
+        price: of a device and hour.
+    """
+
+    setup: Setup
+    hardware: Hardware | None
+    memory_bytes: float | None
+    limits: Limits
+    price: float | None
+    around: bool
+    resume: bool
+    quiet: bool
+    out: Path
+
+    @classmethod
+    def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
+        """UserError where something of it cannot be used."""
+        budget_s = amount(given["budget"], "--budget", SECONDS, "s", MONTH_S)
+        memory = given["memory"] and amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
+        mesh = parse_mesh(given["mesh"]) if given["mesh"] else None
+        if mesh and not given["around_my_plan"]:
+            raise UserError("a sweep tries all meshes, so --mesh goes with --around-my-plan only; give --world N")
+        hardware = load_hardware(given["hardware"]) if given["hardware"] else None
+        if memory and hardware is None:
+            raise UserError("--memory goes with --hardware: what is measured here fits; give --hardware too")
+        setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
+        return cls(
+            setup=setup,
+            hardware=hardware and with_memory(hardware, memory or None),
+            memory_bytes=memory or None,
+            limits=Limits(given["max_plans"], budget_s),
+            price=given["price"],
+            around=given["around_my_plan"],
+            resume=given["resume"],
+            quiet=given["quiet"],
+            out=out or Path("results") / "sweep" / f"{setup.entry.name}-{setup.world}",
+        )
+
+
+def run_sweep(asked: AskedSweep, say: Say) -> tuple[Found, bool]:
+    """What was found, and whether it was interrupted.
+
+    Raises:
+        UserError: no plan works or fits, or nothing was known yet when it was interrupted.
+    """
+    entry = asked.setup.entry
+    if asked.setup.note:
+        say(f"{entry.name}: {asked.setup.note}")
+    with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
+        if asked.hardware is not None:
+            return _predicted(asked, asked.hardware, recorder)
+        return _measured(asked, recorder)
+
+
+def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> tuple[Found, bool]:
+    explored, interrupted = Explored(), False
+    with display_for("sweep", asked.quiet) as display:
+        sweep = predicted_around if asked.around else predicted_sweep
+        try:
+            sweep(asked.setup, recorder, hardware, asked.limits, Told(display), explored)
+        except KeyboardInterrupt:
+            if not explored.found:
+                raise
+            interrupted, explored.stopped = True, "it was interrupted; --resume goes on"
+    require_some(asked.setup, explored, hardware)
+    with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as again:
+        asks = again if interrupted else recorder
+        return found_of(asked.setup, asks, hardware, explored, asked.price), interrupted
+
+
+def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
+    setup = asked.setup
+    require_ranks(setup)
+    space = setup.space(facts_of(setup, recorder))
+    setup.require_meshes(space)
+    written = setup.as_written(space) if asked.around else None
+    most = min(asked.limits.max_plans, max(LEAST_PLANS, int(asked.limits.budget_s / SCREEN_S)))
+    starting = [written, *around_of(space, written)][:most] if written else starting_candidates(space, most)
+    fine, wrong = legal(recorder, setup, starting)
+    if not fine:
+        raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")
+    with display_for(setup.entry.name, asked.quiet) as display:
+        rounds = Rounds(setup, asked.limits, asked.out, asked.resume, display)
+        measured = rounds.run(fine)
+    if not measured.plans:
+        if measured.interrupted:
+            raise KeyboardInterrupt
+        why = next(iter(measured.left_out.values()), "no case was measured")
+        raise UserError(f"no plan of {setup.entry.name} could be measured: {why}")
+    measured.left_out |= wrong
+    return measured_found(setup, recorder, space, measured, written, asked.price), measured.interrupted
+
+
+def require_ranks(setup: Setup) -> None:
+    """Refuse to measure what this machine cannot run."""
+    from distbench.runs.machine import accelerator_here, device_count
+
+    name = setup.entry.name
+    if "real-size" in setup.entry.tags and accelerator_here()[0] == "cpu":
+        raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
+    device = accelerator_here()[0]
+    most = device_count(device) if device != "cpu" else MAX_RANKS_A_CPU * (os.cpu_count() or 1)
+    if setup.world > most:
+        what = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
+        raise UserError(f"{what}; predict it with --hardware, or give a smaller --world")
+
+
+class Told:
+    """Recordings asked for and made, as a display shows cases."""
+
+    def __init__(self, display: Display) -> None:
+        self._display, self._asked = display, 0
+
+    def __call__(self, asked: int, answered: int) -> None:
+        """So many more."""
+        if asked:
+            self._asked += asked
+            self._display.event({"event": "plan", "num_cases": self._asked})
+            self._display.event({"event": "case", "id": "sweep/recording steps"})
+        for _ in range(answered):
+            self._display.event({"event": "done", "id": "", "status": "ok"})

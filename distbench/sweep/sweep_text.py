@@ -1,0 +1,195 @@
+"""What a sweep found, as a person reads it: a recommendation, why, what else there is, and what to paste."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distbench.render.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
+from distbench.render.units import brief_time_text, ratio_text, size_text, time_text
+from distbench.sweep.ranking import (
+    CLOSE,
+    Change,
+    RankedPlan,
+    cost_a_billion,
+    cost_a_step,
+    memory_text,
+    reasons,
+    record_of,
+    undominated,
+)
+
+MAX_ROWS = 20
+MAX_FRONT = 8
+NUM_CHANGES = 10
+EQUAL = 0.001
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a sweep ends with.
+
+    Args:
+        title: of the whole.
+        plans: the best first; what does not fit last.
+        where: "predicted on h100", "measured on this machine".
+        world: devices.
+        capacity_bytes: memory of one, where it counts.
+        unit: what is counted a second: "tokens" or "samples".
+        code: Python to paste.
+        command: to measure the recommended plan.
+        notes: what was assumed, tried and left out.
+        changes: of the plan as written, each on its own, where that was asked for.
+        layouts: what else could be changed in it.
+    """
+
+    title: str
+    plans: Sequence[RankedPlan]
+    where: str
+    world: int
+    unit: str
+    code: Sequence[str]
+    command: str
+    capacity_bytes: float | None = None
+    price: float | None = None
+    notes: Sequence[str] = field(default_factory=list)
+    changes: Sequence[Change] = ()
+    layouts: Sequence[str] = ()
+
+    @property
+    def best(self) -> RankedPlan:
+        """The recommended plan."""
+        return self.plans[0]
+
+    @property
+    def runner_up(self) -> RankedPlan | None:
+        """The next one that may be used, one that is told apart before others."""
+        usable = [plan for plan in self.plans[1:] if plan.fits is not False]
+        told = (plan for plan in usable if plan.verdict or plan.step_s > (1 + EQUAL) * self.best.step_s)
+        return next(told, usable[0] if usable else None)
+
+    def to_record(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "title": self.title,
+            "where": self.where,
+            "world": self.world,
+            "recommendation": recommendation(self),
+            "why": why(self),
+            "plans": [record_of(plan, self.world, self.price) for plan in self.plans],
+            "undominated": [self.plans.index(plan) for plan in undominated(self.plans)],
+            "code": list(self.code),
+            "command": self.command,
+            "notes": list(self.notes),
+        }
+
+
+def recommendation(found: Found) -> str:
+    """One sentence."""
+    best = found.best
+    changes = f" with {best.candidate.changes_text}" if best.candidate.choices else ", the plan as written"
+    rate = f"{best.tokens_per_s / found.world:,.0f} {found.unit}/s a device"
+    parts = [f"{brief_time_text(best.step_s)} a step {found.where} ({rate})"]
+    if best.memory_bytes is not None:
+        of = f" of {size_text(found.capacity_bytes)}" if found.capacity_bytes else ""
+        parts.append(f"{memory_text(best)}{of} at the peak")
+    if found.price is not None:
+        step = cost_a_step(found.price, found.world, best.step_s)
+        billion = cost_a_billion(found.price, found.world, best.tokens_per_s)
+        parts.append(
+            f"{step:.3g} a step and {billion:,.4g} a billion {found.unit} at {found.price:g} a device and hour"
+        )
+    return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
+
+
+def why(found: Found) -> list[str]:
+    """How the next plan differs."""
+    best, other = found.best, found.runner_up
+    if other is None:
+        return ["no other plan works"]
+    said = []
+    if other.measured is not None:
+        said.append(f"next, {other.candidate.text}: {ratio_text(*other.measured)} times its time ({other.verdict})")
+    else:
+        more = other.step_s / best.step_s - 1
+        near = ", too near to tell: measure both" if abs(more) < CLOSE else ""
+        said.append(f"next, {other.candidate.text}: {100 * more:+.1f} % time{near}")
+    if found_reasons := reasons(best, other):
+        said.append("against the recommended plan it has " + "; ".join(found_reasons))
+    return said
+
+
+def blocks_of(found: Found) -> list[Block]:
+    """Everything."""
+    return [
+        Heading(found.title),
+        Lines((recommendation(found), *why(found))),
+        *_changes(found),
+        *_front(found),
+        _table(found),
+        Heading("to paste", 3),
+        Code(tuple(found.code)),
+        Code((found.command,)),
+        Lines(tuple(found.notes)),
+    ]
+
+
+def _changes(found: Found) -> list[Block]:
+    if not found.changes:
+        return []
+    columns: TableColumns = (
+        ("<change", lambda change: change.code),
+        ("step", lambda change: f"{100 * change.time_share:+.1f} %"),
+        ("memory", _memory_change),
+        ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
+    )
+    rows = found.changes[:NUM_CHANGES]
+    table = table_of(f"the {len(rows)} changes most worth making, each on its own", columns, rows, (), (), ("verdict",))
+    return [table, *([Lines(tuple(found.layouts))] if found.layouts else [])]
+
+
+def _memory_change(change: Change) -> str:
+    more = change.memory_bytes
+    return "-" if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
+
+
+def _front(found: Found) -> list[Block]:
+    front = undominated(found.plans)
+    if len(front) < 2:
+        return []
+    columns: TableColumns = (
+        ("<mesh", lambda plan: plan.candidate.mesh_text),
+        ("<changes", lambda plan: plan.candidate.changes_text),
+        ("step", lambda plan: time_text(plan.step_s)),
+        ("memory", memory_text),
+    )
+    title = "step time against memory: no plan is both faster and smaller than one of these"
+    return [capped(table_of(title, columns, front), MAX_FRONT, "more: see the picture")]
+
+
+def _table(found: Found) -> Table:
+    best = found.best
+    columns: list[tuple[str, object]] = [
+        ("<mesh", lambda plan: plan.candidate.mesh_text),
+        ("<changes", lambda plan: plan.candidate.changes_text),
+        ("step", lambda plan: time_text(plan.step_s)),
+        ("to best", lambda plan: f"{plan.step_s / best.step_s:.2f}"),
+        (f"{found.unit}/s", lambda plan: f"{plan.tokens_per_s:,.0f}"),
+        ("memory", memory_text),
+    ]
+    if found.price is not None:
+        price = found.price
+        columns.append(("a step", lambda plan: f"{cost_a_step(price, found.world, plan.step_s):.3g}"))
+        columns.append(
+            (f"a billion {found.unit}", lambda plan: f"{cost_a_billion(price, found.world, plan.tokens_per_s):,.4g}")
+        )
+    if any(plan.predicted_s for plan in found.plans):
+        columns.append(("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else "-"))
+    if any(plan.verdict for plan in found.plans):
+        columns.append(("<verdict", lambda plan: plan.verdict or "-"))
+    notes = []
+    if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in found.plans):
+        notes.append("memory with ~ is extended from few layers, and may be 10 % off; the best are recorded whole")
+    if any(plan.fits is False for plan in found.plans):
+        notes.append("(no): it does not fit")
+    table = table_of("plans", columns, found.plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
+    return capped(table, MAX_ROWS, "more rows: --format json")

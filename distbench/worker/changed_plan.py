@@ -1,0 +1,75 @@
+"""A scenario with the changes that its variant asks for: names that begin with `plan.`, as spec/plan_knobs.py has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from distbench.spec import ParallelPlan, Scenario, UserError
+from distbench.spec.plan_knobs import KNOBS, MESH, split_variant
+
+
+def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any:
+    """What the scenario's function returns for a variant, its plan changed; what is no Scenario is given back as it is.
+
+    Raises:
+        UserError: the plan lacks the part that a change is to.
+    """
+    own, knobs = split_variant(variant)
+    scenario = function(**own)
+    if not isinstance(scenario, Scenario) or not set(knobs) - {MESH}:
+        return scenario
+    return replace(scenario, plan=changed_plan(scenario.plan, knobs))
+
+
+def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
+    """The plan with every change; that to the mesh is none to the plan."""
+    for name, value in knobs.items():
+        needs = KNOBS[name].needs
+        if needs and getattr(plan, needs) is None:
+            raise UserError(f"{name} changes a plan's {needs}, and this plan has none; leave it out")
+        plan = _changed(plan, name.rpartition(".")[2], value)
+    return plan
+
+
+def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
+    changes: dict[str, dict[str, Any]] = {
+        "prefetch": {"prefetch_forward": value, "prefetch_backward": value},
+        "mixed_precision": {"mixed_precision": _policy() if value == "bf16" else None},
+    }
+    if name == "microbatches":
+        return replace(plan, microbatches=value)
+    if name == "checkpoint":
+        return _checkpointed(plan, value)
+    if name in ("rotate", "load_balance"):
+        assert plan.cp is not None
+        return replace(plan, cp=replace(plan.cp, **{name: value}))
+    return plan if name == "mesh" else _with_fsdp(plan, changes.get(name, {name: value}))
+
+
+def _with_fsdp(plan: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan:
+    assert plan.fsdp is not None
+    return replace(plan, fsdp=replace(plan.fsdp, **changes))
+
+
+def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
+    """All activations kept, or none of the modules that the plan checkpoints or else shards each on its own."""
+    if value == "none":
+        return replace(plan, checkpoint=(), checkpoint_context=None)
+    modules = checkpointable(plan)
+    if not modules:
+        raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
+    return replace(plan, checkpoint=modules, checkpoint_context=None)
+
+
+def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
+    """Patterns of the modules that `plan.checkpoint=full` checkpoints."""
+    wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
+    return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
+
+
+def _policy() -> Any:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

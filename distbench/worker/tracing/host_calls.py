@@ -1,0 +1,123 @@
+"""Where in the program the work of a device was launched: host calls, and phases of a step, out of a profiler's events.
+
+kineto gives each kernel and copy the `correlation` of the runtime call that launched it, on whatever thread: backward's
+are autograd's. Annotations that it draws on the device itself are of no use here: it keeps the innermost alone, and
+`Optimizer.step` and `FSDP::...` lie inside ours, one a stream, and those of other threads are not seen.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+MICRO = 1e-6
+KERNEL, ON_DEVICE = "kernel", ("kernel", "gpu_memcpy", "gpu_memset", "collective_comm")
+ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
+HOST_CALLS = ("_runtime", "_driver")  # CUDA's, ROCm's under the same name, XPU's, ...
+PHASE = "distbench:"
+Event = Mapping[str, Any]
+Span = tuple[float, float]
+
+
+class HostCall(NamedTuple):
+    """A host call that gave a device work: when, in seconds of the profiler's clock, and on which thread."""
+
+    at_s: float
+    thread: Any
+
+
+class Phase(NamedTuple):
+    """A phase of a step: when the host went through it, and when what it launched ran; seconds.
+
+    A phase that launched nothing, or nothing that is known, ends on the device where the one before it did.
+    """
+
+    name: str
+    host: Span
+    begun_s: float
+    ended_s: float
+
+
+def is_on_device(event: Event) -> bool:
+    """Whether an event is a kernel, a copy or a fill."""
+    return event.get("ph") == "X" and event.get("cat") in ON_DEVICE
+
+
+def span_of(event: Event) -> Span:
+    """Seconds of the profiler's clock; events have microseconds."""
+    begun = float(event["ts"]) * MICRO
+    return begun, begun + float(event.get("dur", 0.0)) * MICRO
+
+
+class HostCalls:
+    """The host calls of one rank's events, by what they launched."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._by_number: dict[Any, HostCall] = {}
+        self._by_operator: dict[Any, HostCall] = {}
+        self._flow_ends: dict[tuple[Any, Any, float], Any] = {}
+        flows: dict[Any, HostCall] = {}
+        for event in events:
+            kind, cat = event.get("ph"), str(event.get("cat"))
+            facts = event.get("args") or {}
+            if kind == "X" and cat.endswith(HOST_CALLS):
+                self._note(self._by_number, facts.get("correlation"), event)
+            elif kind == "X" and cat == HOST_OPERATOR:
+                self._note(self._by_operator, facts.get("External id"), event)
+            elif cat == FLOW and kind == "s":
+                self._note(flows, event.get("id"), event)
+            elif cat == FLOW and kind == "f":
+                self._flow_ends[_place(event)] = event.get("id")
+        self._by_number = flows | self._by_number
+
+    @staticmethod
+    def _note(where: dict[Any, HostCall], number: Any, event: Event) -> None:
+        """A runtime call that makes a driver's has its number too: the outer one came first."""
+        launch = HostCall(float(event["ts"]) * MICRO, event.get("tid"))
+        if number is not None and (number not in where or launch.at_s < where[number].at_s):
+            where[number] = launch
+
+    def of(self, event: Event) -> HostCall | None:
+        """What launched an event of the device; None where the trace does not tell."""
+        facts = event.get("args") or {}
+        number = facts.get("correlation")
+        if number not in self._by_number:
+            number = self._flow_ends.get(_place(event))
+        return self._by_number.get(number) or self._by_operator.get(facts.get("External id"))
+
+
+def _place(event: Event) -> tuple[Any, Any, float]:
+    return event.get("pid"), event.get("tid"), float(event["ts"])
+
+
+def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Phase]:
+    """Our phases, in the order in which the host went through them, with the time that what they launched took.
+
+    A launch belongs to the phase whose annotation was open then, whatever the thread: while autograd's works, the one
+    that opened it waits.
+    """
+    launches = launches or HostCalls(events)
+    hosts = sorted(
+        (span_of(event), str(event["name"]).removeprefix(PHASE))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") == ANNOTATION and str(event.get("name", "")).startswith(PHASE)
+    )
+    begins = [begun for (begun, _), _ in hosts]
+    ran: list[list[Span]] = [[] for _ in hosts]
+    for event in filter(is_on_device, events):
+        launch = launches.of(event)
+        place = bisect_right(begins, launch.at_s) - 1 if launch else -1
+        if launch and place >= 0 and launch.at_s <= hosts[place][0][1]:
+            ran[place].append(span_of(event))
+    began = min((begun for spans in ran for begun, _ in spans), default=0.0)
+    found: list[Phase] = []
+    for (host, name), spans in zip(hosts, ran, strict=True):
+        before = found[-1].ended_s if found else began
+        first = min((begun for begun, _ in spans), default=before)
+        found.append(Phase(name, host, first, max((ended for _, ended in spans), default=before)))
+    return found if any(ran) else []
+
+
+def unlinked(events: Iterable[Event], launches: HostCalls) -> tuple[int, int]:
+    """How many of a device's events have no launch in the trace, and how many there are."""
+    known = [launches.of(event) is not None for event in events if is_on_device(event)]
+    return known.count(False), len(known)

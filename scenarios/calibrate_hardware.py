@@ -1,0 +1,43 @@
+"""What a hardware file of this machine is made of; `distbench calibrate` runs these beside scenario `calibrate`."""
+
+from functools import partial
+
+import torch
+from llama_2d import TP_PLAN
+from models import Llama, next_token_loss, token_batch
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+
+
+@scenario(mesh={"tp": 4}, quick={"num_sizes": 2}, tags=("calibrate",))
+def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
+    """Operators by dtype and size on all ranks at once, and collectives in groups of every size."""
+    return Scenario(compute=num_sizes)
+
+
+@scenario(
+    mesh={"tp": 4},
+    axes={"part": ("host", "host_fsdp", "host_tp", "whole")},
+    quick={"layers": 1},
+    tags=("calibrate",),
+)
+def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
+    """Steps so small that they are the host's time alone, FSDP2 of one unit and of many, TP; and a whole one, FSDP2."""
+    dim, sequence = 8 * num_heads, 2 * num_heads
+    tiny = (dim, dim, layers, num_heads, 2 * dim)
+    fsdp = {
+        "host": FsdpPlan(mesh_dims=("tp",)),
+        "host_fsdp": FsdpPlan(wrap=("layers.*", "layers.*.attention", "layers.*.feed_forward"), mesh_dims=("tp",)),
+        "whole": FsdpPlan(wrap=("layers.*",), mesh_dims=("tp",)),
+    }
+    sizes = (1000, 48 * num_heads, layers, num_heads, 1024) if part == "whole" else tiny
+    if part == "whole":
+        sequence = 128
+    return Scenario(
+        build_model=partial(Llama, *sizes),
+        make_batch=partial(token_batch, 2, sequence, sizes[0]),
+        num_tokens=2 * sequence,
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(tp=TP_PLAN) if part == "host_tp" else ParallelPlan(fsdp=fsdp[part]),
+    )

@@ -1,0 +1,9 @@
+"""Which rank, host or link is slow."""
+
+from distbench.spec import Links, Scenario, scenario
+
+
+@scenario(mesh={"dp_shard": 2, "tp": 2}, tags=("links",))
+def links(*, size_bytes: int = 0, matmul_size: int = 0) -> Scenario:
+    """Every pair of ranks, each mesh dim's groups, and each rank's own speed: names what is slower than its like."""
+    return Scenario(links=(Links(size_bytes=size_bytes, matmul_size=matmul_size),))

@@ -1,0 +1,197 @@
+"""`python sim_scenarios.py JOBS.json N`: cases of some jobs on the device without hardware, as a line of JSON.
+
+Every Nth redistribution. They go through the worker's own code for accelerators: its clock, its memory, its way to
+start collectives. Time on the device is what the fake clock below says: a microsecond a recorded event.
+"""
+
+import contextlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from distbench.spec import Job, ParallelPlan, Settings, UserError
+from distbench.worker.rank import device as seam
+from distbench.worker.rank.measure import DeviceStart, Meter, RankGroup
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.session import all_cases, load_scenario, variant_label
+from distbench.worker.simulated import recorded_step
+from distbench.worker.simulated.recorder import Recorder
+from distbench.worker.simulated.sim_device import DEVICE_TYPE, SimEvent, SimModule
+from distbench.worker.torch_internals import ShapesOnly, fake_ranks, meshes_with_values, simulated_device
+from distbench.worker.tracing import attribution
+from distbench.worker.tracing.attribution import communications_of
+
+EVENT_MS = 1e-3
+ASKED: list[str] = []
+
+
+class TimedEvent(SimEvent):
+    """Events have numbers, given as they are recorded: as good as moments."""
+
+    def elapsed_time(self, other: SimEvent) -> float:
+        assert self.number is not None and other.number is not None
+        return (other.number - self.number) * EVENT_MS
+
+
+class Module(SimModule):
+    """The simulated device with a clock, memory and a name; ASKED is what it was asked for."""
+
+    Event = TimedEvent
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("_") or name not in (
+            *("empty_cache", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"),
+        ):
+            raise AttributeError(name)
+
+        def act(*_: object) -> int:
+            ASKED.append(name)
+            return 4096
+
+        return act
+
+    def synchronize(self, device: Any = None) -> None:
+        ASKED.append("synchronize")
+        super().synchronize(device)
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "no hardware"
+
+
+class OneRank(RankGroup):
+    """The fake group moves nothing: what this rank has is what all have."""
+
+    def gather(self, stamps: torch.Tensor) -> torch.Tensor:
+        return torch.stack([stamps, stamps])
+
+
+class StartOnShapes:
+    """A start of devices together, on tensors without values."""
+
+    def __init__(self, start: DeviceStart, on: Callable[[], Any]) -> None:
+        self.num_started, self.took, self._start, self._on = 0, start.took, start, on
+
+    def __call__(self) -> None:
+        self.num_started += 1
+        with self._on():
+            self._start()
+
+
+def measured(call: Any, device: torch.device, on: Callable[[], Any], starts_on: Any = None) -> dict[str, Any]:
+    """A sample of a call, as the runner takes them."""
+
+    def run(stamp: Any) -> None:
+        with on():
+            call(stamp)
+
+    settings = Settings(min_samples=1, max_samples=1)
+    meter = Meter(OneRank(dist.group.WORLD, device), seam.clock_of(device), settings, shared_clock=False)
+    with on():
+        meter = meter.started_on(starts_on)
+    if meter.start is not None:
+        meter = replace(meter, start=StartOnShapes(meter.start, on))  # type: ignore[arg-type]
+    samples = meter.measure(run, getattr(call, "phases", ()), 0.01)
+    found = {"samples_s": samples.samples_s, "phases": sorted(samples.phases_s), "isolated_s": samples.isolated_s}
+    return found | ({"num_started": meter.start.num_started} if meter.start else {})  # type: ignore[attr-defined]
+
+
+def of_steps(job: Job) -> dict[str, Any]:
+    """Each variant's step: what it communicates and in which order it waits, then its time and memory by the seam."""
+    function, found = load_scenario(Path(job.file), job.scenario), {}
+    plain = recorded_step._run
+    for variant in job.variants:
+        label = variant_label(job, variant).partition("/")[2]
+        facts: dict[str, Any] = {}
+
+        def run(step: Any, context: RankContext, shapes: ShapesOnly, recorder: Recorder, into: Any = facts) -> None:
+            plain(step, context, shapes, recorder)
+            if found:
+                return  # one variant of a scenario tells how the others are measured
+
+            @contextlib.contextmanager
+            def on() -> Iterator[None]:
+                other = Recorder()
+                other.begin_step()
+                with shapes.on(), other.on(), meshes_with_values():
+                    yield
+
+            ASKED.clear()
+            left = seam.empty_allocator(context.device)
+            into |= measured(step, context.device, on)
+            with on():
+                into |= seam.allocator_peak(context.device, step, step.phases) | {"left": left}
+            into["asked"] = sorted(set(ASKED))
+
+        recorded_step._run = run
+        try:
+            recorded = recorded_step.recorded(function(**variant), job.scenario, label, job.mesh)
+        except UserError as error:
+            found[label] = {"left_out": str(error)}
+            continue
+        finally:
+            recorded_step._run = plain
+        recording = recorded.recording
+        events = [[type(event).__name__, *event] for event in recording.step]
+        found[label] = {**facts, "events": events, "collectives": [one._asdict() for one in recording.collectives]}
+    return found
+
+
+def groups_with_values(context: RankContext, plain: Any = attribution._mesh_dims_by_ranks) -> Any:
+    """The ranks of a mesh have values also where tensors have none."""
+    with unset_fake_temporarily():
+        return plain(context)
+
+
+def of_cases(job: Job, every: int) -> dict[str, Any]:
+    """Some cases of a scenario without a model, opened and timed as the runner does."""
+    function, found = load_scenario(Path(job.file), job.scenario), {}
+    device, shapes = torch.device(DEVICE_TYPE, 0), ShapesOnly()
+
+    @contextlib.contextmanager
+    def on() -> Iterator[None]:
+        with shapes.on(), meshes_with_values():
+            yield
+
+    with fake_ranks(job.mesh, DEVICE_TYPE) as mesh:
+        assert dist.group.WORLD is not None
+        context = RankContext(0, device, mesh, seam.backend_of("cuda"), dist.group.WORLD, 0, check="none")
+        for case_spec in all_cases(job, function, context)[::every]:
+            with contextlib.ExitStack() as opened:
+                with on():
+                    opened_case = opened.enter_context(case_spec.open())
+                facts = measured(opened_case.call, device, on, opened_case.starts_on)
+                with on():
+                    rows = communications_of(opened_case.call, opened_case.phases, ParallelPlan(), context)
+            found[case_spec.case.id] = {**facts, "collectives": [asdict(row) for row in rows]}
+    return found
+
+
+def main(jobs: Path, every: int) -> None:
+    torch.set_num_threads(1)
+    simulated_device(DEVICE_TYPE, Module())
+    attribution._mesh_dims_by_ranks = groups_with_values
+    device = seam.select_device(DEVICE_TYPE)
+    found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]
+    with contextlib.redirect_stdout(sys.stderr):
+        for record in json.loads(jobs.read_text()):
+            job = Job.from_record(record)
+            try:
+                if job.scenario in ("collectives", "redistribute"):
+                    found[job.scenario] = of_cases(job, every if job.scenario == "redistribute" else 1)
+                else:
+                    found[job.scenario] = of_steps(job)
+            except Exception:
+                found[job.scenario] = {"failed": traceback.format_exc()}
+    print(json.dumps(found, default=str))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

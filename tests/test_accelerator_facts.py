@@ -1,0 +1,113 @@
+"""What nvidia-smi tells, from its output as its manual and recorded runs have it: header, doctor."""
+
+import shutil
+from collections.abc import Sequence
+
+import pytest
+
+from distbench import doctor
+from distbench.runs import accelerator_facts as told
+from distbench.runs.accelerator_facts import accelerator_facts, checks_of, devices_in, matrix_of, reasons_in
+from distbench.spec.devices import SWITCHED_OFF
+
+DEVICES = """\
+0, NVIDIA H100 80GB HBM3, 550.54.15, 1980, 1980, 2619, 34, 71.02, 700.00, Enabled, Disabled, 0x0000000000000001
+1, NVIDIA H100 80GB HBM3, 550.54.15, 1410, 1980, 2619, 86, 690.11, 700.00, Enabled, [N/A], 0x0000000000000024
+"""
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tSYS\tPXB\t0-55,112-167\t0\t\tN/A
+GPU1\tNV18\t X \tNV18\tSYS\t0-55,112-167\t0\t\tN/A
+GPU2\tSYS\tNV18\t X \tPIX\t56-111\t1\t\tN/A
+NIC0\tPXB\tSYS\tPIX\t X \t\t\t\t
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_0
+"""
+PEERS = """\
+ \tGPU0\tGPU1\tGPU2\t
+ GPU0\tX\tOK\tCNS\t
+ GPU1\tOK\tX\tOK\t
+ GPU2\tCNS\tOK\tX\t
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+  CNS  = Chipset not supported
+"""
+
+
+def smi(command: Sequence[str]) -> str | None:
+    """A driver that has the older name of the reasons only."""
+    if "topo" in command:
+        return PEERS if "-p2p" in command else TOPOLOGY
+    return DEVICES if "throttle" in command[1] else None
+
+
+@pytest.fixture(autouse=True)
+def has_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+def test_the_header_has_driver_clocks_and_links() -> None:
+    facts = accelerator_facts(smi)
+    assert facts["driver"] == "550.54.15" and facts["topology"] == {"NV18": 2, "SYS": 1}
+    first, second = facts["accelerators"]
+    assert (first["clocks.current.sm"], first["clocks.max.sm"], first["temperature.gpu"]) == (1980, 1980, 34)
+    assert first["slowed_by"] == [] and second["slowed_by"] == ["power cap", "heat (software)"]
+    assert second["mig.mode.current"] is None and second["power.limit"] == 700
+
+
+def test_without_the_command_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert accelerator_facts(smi) == {} and checks_of(smi, {}, SWITCHED_OFF) == []
+
+
+def test_what_cannot_be_read_is_left_out() -> None:
+    assert devices_in("No devices were found\n") == [] and matrix_of("") == {} == matrix_of("\tGPU0\nGPU0 X")
+    assert reasons_in("[N/A]") == [] and reasons_in("0x1") == []
+    nothing = accelerator_facts(lambda command: None)
+    assert nothing == {"driver": None, "accelerators": [], "topology": {}}
+
+
+def test_doctor_says_what_is_slow_and_what_is_off() -> None:
+    checks = {
+        one["name"]: one for one in checks_of(smi, {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "1"}, SWITCHED_OFF)
+    }
+    assert {name: one["ok"] for name, one in checks.items()} == {
+        "switched off": False,
+        "GPU clocks": False,
+        "GPU driver": True,
+        "GPU links": False,
+        "GPU peer access": False,
+    }
+    assert checks["switched off"]["found"] == "NCCL_P2P_DISABLE=1"
+    assert checks["GPU clocks"]["found"] == "1410 to 1980 MHz now, 1980 at most"
+    assert checks["GPU clocks"]["advice"].startswith("GPU1 is held down by power cap, heat (software): ")
+    assert checks["GPU links"]["found"] == "NV18 between 2 pairs, SYS between 1 pairs"
+    assert "GPU0-GPU2 go another way" in checks["GPU links"]["advice"]
+    assert checks["GPU peer access"]["found"] == "2 of 3 pairs"
+    assert checks["GPU peer access"]["advice"] == "GPU0-GPU2 have no access (CNS): NCCL copies through the host"
+    assert checks["GPU driver"]["found"] == "driver 550.54.15, persistence on, MIG off"
+    lines = doctor.lines_of(
+        {
+            "host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 1 << 30},
+            "checks": [*checks.values()],
+        }
+        | {"usable": True}
+    )
+    assert any(line.startswith("LOOK    GPU clocks") for line in lines)
+
+
+def test_what_is_off_is_told_without_the_command_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    (found,) = checks_of(smi, {"CUDA_LAUNCH_BLOCKING": "1"}, SWITCHED_OFF)
+    assert (found["name"], found["found"], found["ok"]) == ("switched off", "CUDA_LAUNCH_BLOCKING=1", False)

@@ -1,0 +1,156 @@
+"""What differs on accelerators and needs none to be tried: threads of autograd, precision, ranks that vanish."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from distbench.worker.cases import step_check
+from distbench.worker.cases.step_check import StepCheck, full_precision
+from distbench.worker.rank import agreement
+from distbench.worker.rank.agreement import Presence
+from distbench.worker.tracing.attribution import RunningModules
+
+
+def test_what_is_computed_again_on_autograds_thread_owns_no_node_of_the_first_forward() -> None:
+    """That thread numbers its nodes from the beginning: its short span lies within the long one of another module."""
+    modules = RunningModules()
+    parameter = torch.ones(1, requires_grad=True)
+
+    def forward(name: str, num_nodes: int) -> int:
+        modules.enter(name)
+        begun = torch.autograd._get_sequence_nr()
+        out = parameter
+        for _ in range(num_nodes):
+            out = out * 2
+        modules.leave()
+        return begun
+
+    begun = forward("first", 50)
+    again = threading.Thread(target=forward, args=("recomputed", 10))
+    again.start()
+    again.join()
+    assert {modules.owner(None, begun + at) for at in range(50)} == {"first"}
+    assert modules.owner(None, begun + 50) is None
+
+
+def test_a_check_computes_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vendor's image may have set another one, as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE does."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    seen = []
+
+    class Step:
+        def restart(self) -> None:
+            seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+            raise ArithmeticError
+
+    class Context:
+        check = "full"
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ArithmeticError):
+            StepCheck(Step(), None, Context())()  # type: ignore[arg-type]  # it raises before it looks at them
+        assert seen == [("highest", False)]
+        assert torch.get_float32_matmul_precision() == "high"
+        with full_precision():
+            assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+@pytest.mark.parametrize(("device", "value", "allowed"), [("sim", "1", 5e-2), ("sim", "0", 1e-5), ("cpu", "1", 1e-5)])
+def test_what_the_libraries_round_on_their_own_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, device: str, value: str, allowed: float
+) -> None:
+    class Any_:
+        gradient_scale, tolerance, fsdp, type = 1.0, None, None, device
+
+        def __getattr__(self, name: str) -> "Any_":
+            return self
+
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", value)
+    monkeypatch.setattr(step_check, "lowest_precision", lambda *_: torch.float32)
+    monkeypatch.setattr(step_check, "reduction_rounding", lambda *_: 0.0)
+    one: Any = Any_()
+    assert StepCheck(one, one, one)._allowance(one).tolerance == allowed
+
+
+class Keys(dict[str, str]):
+    """As much of a store as `Presence` uses."""
+
+    set = dict.__setitem__
+
+    def get(self, key: str) -> str:  # type: ignore[override]
+        return self[key]
+
+
+@pytest.fixture
+def present(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Presence], list[tuple[int, str]]]]:
+    """Three ranks, as threads of this process, and (rank, what it was told) of those who heard of an end."""
+    monkeypatch.setattr(agreement, "GONE_AFTER_S", 0.05)
+    store, told = Keys(), []
+
+    def teller(rank: int) -> Callable[[str], None]:
+        return lambda message: told.append((rank, message))
+
+    ranks = [Presence(store, rank, 3, "127.0.0.1", teller(rank)) for rank in range(3)]  # type: ignore[arg-type]
+    yield ranks, told
+    for one in ranks:
+        one.leave()
+        if one._link is not None:
+            with contextlib.suppress(OSError):
+                one._link.shutdown(2)
+    wait_for(lambda: not any("_follow" in thread.name for thread in threading.enumerate()))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_rank_that_vanishes_is_named_to_all_others(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:
+    """As a process that is killed does: its connection is closed by the kernel, and nothing is said."""
+    ranks, told = present
+    wait_for(lambda: set(ranks[0]._ranks.values()) == {1, 2})
+    vanish(ranks[2])
+    wait_for(lambda: len(told) >= 2)
+    assert {one for one in told if one[0] != 2} == {(0, TOLD), (1, TOLD)}
+
+
+TOLD = "rank 2 has ended while the others went on"
+
+
+def vanish(rank: Presence) -> None:
+    assert rank._link is not None
+    rank._is_leaving = True  # this rank's own thread is no longer there to speak
+    rank._link.shutdown(2)
+
+
+def test_rank_0_is_missed_too(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:
+    ranks, told = present
+    wait_for(lambda: set(ranks[0]._ranks.values()) == {1, 2})
+    ranks[0]._is_leaving = True
+    for link in list(ranks[0]._ranks):
+        link.shutdown(2)
+    wait_for(lambda: len(told) == 2)
+    assert {message for _, message in told} == {"rank 0 has ended while the others went on"}
+
+
+def test_ranks_that_leave_together_miss_nobody(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:
+    ranks, told = present
+    wait_for(lambda: set(ranks[0]._ranks.values()) == {1, 2})
+    for one in ranks:
+        one.leave()
+    for one in ranks[1:]:
+        assert one._link is not None
+        one._link.shutdown(2)
+    time.sleep(0.2)
+    assert told == []

@@ -1,0 +1,249 @@
+"""A hardware file of this machine: what is fitted, how a step is replayed on a host, and what the file may hold."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distbench.costmodel.hardware_record import write_hardware
+from distbench.costmodel.hardware_text import hardware_text
+from distbench.runs.run_file import Run
+from distbench.simulate.clock import parts_of, replay_time
+from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
+from distbench.simulate.hardware.host_figures import Curve
+from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
+from distbench.simulate.simulation import Simulation
+from distbench.spec.errors import UserError
+
+# The machine that is to be found again: 50 GFLOP/s, 10 GB/s, collectives of 1 ms and 1 GB/s, and what the host takes.
+FLOPS, BANDWIDTH, BASE_S, BUS = 50e9, 10e9, 1e-3, 1e9
+OPERATOR_S, FSDP_S, REDISTRIBUTION_S, LISTED_S, FACTOR = 5e-5, 2e-3, 3e-3, 2e-5, 1.5
+MEGA = 1 << 20
+
+
+def operator(kind: str, amount: int, phase: str = "forward", name: str = "aten.x", listed: int = 1) -> Operator:
+    flops, num_bytes = (0, amount) if kind == "memory" else (amount, 1)
+    return Operator(0, name, kind, flops, "f32", num_bytes, [(1, 1)] * listed, [], phase, "")
+
+
+def collective(kind: str, payload: int, source: str, group_size: int = 4, phase: str = "forward") -> Collective:
+    moved = "" if source == "fsdp" else "S(0)->R"
+    return Collective(
+        0, phase, source, kind, "tp", group_size, "f32", payload, "", True, moved, None, [(group_size, 1)]
+    )
+
+
+def step(variant: str, *events: Event) -> Recording:
+    head = Head("calibrate_steps", variant, {"tp": 4}, "2.13", 10, 4, None, 1, ("forward", "backward", "optimizer"))
+    return Recording(head, [StepBegun(1), StepBegun(2), *events])
+
+
+def gathered_s(payload: int) -> float:
+    return BASE_S + payload / BUS
+
+
+STEPS = {
+    "host": (
+        *[operator("memory", MEGA)] * 40,
+        collective("all_gather", MEGA, "fsdp"),
+        operator("memory", 6 * MEGA, "optimizer", "aten._foreach_add_", listed=6),
+    ),
+    "host_fsdp": (*[operator("memory", MEGA)] * 60, *[collective("all_gather", MEGA, "fsdp")] * 9),
+    "host_tp": (
+        *[operator("matmul", 10**8)] * 50,
+        *[collective("all_gather", MEGA, "tp")] * 8,
+        collective("all_gather", MEGA, "tp", phase="optimizer"),
+    ),
+    "whole": (operator("matmul", 10**9), *[collective("all_gather", 4 * MEGA, "fsdp")] * 2),
+}
+# By hand, from the machine above: what is not the optimizer's, and what is.
+PHASES_S = {
+    "host": (
+        40 * (OPERATOR_S + MEGA / BANDWIDTH) + FSDP_S + gathered_s(MEGA),
+        6 * (LISTED_S + MEGA / BANDWIDTH),
+    ),
+    "host_fsdp": (60 * (OPERATOR_S + MEGA / BANDWIDTH) + 9 * (FSDP_S + gathered_s(MEGA)), 0.0),
+    "host_tp": (
+        50 * (OPERATOR_S + 10**8 / FLOPS) + 8 * (REDISTRIBUTION_S + gathered_s(MEGA)),
+        REDISTRIBUTION_S + gathered_s(MEGA),
+    ),
+    "whole": (FACTOR * (OPERATOR_S + 10**9 / FLOPS + 2 * (FSDP_S + gathered_s(4 * MEGA))), 0.0),
+}
+
+
+def run_of(cases: list[dict[str, Any]]) -> Run:
+    environment = {
+        **{"machine": "m", "cpu_model": "a CPU", "num_cpus": 2, "memory_bytes": 16 << 30},
+        **{"backend": "gloo", "torch": "2.13", "world_size": 4, "device": "cpu"},
+    }
+    header = {"run_id": "r", "environment": environment, "job": {"mesh": {"tp": 4}}}
+    return Run(Path("x.jsonl"), header, cases, None, [])
+
+
+def measured(what: str, amount: int, seconds: float, **params: Any) -> dict[str, Any]:
+    # Ten in one call; the median of the samples is what counts.
+    return {
+        "case": {"id": f"{what}{amount}{params}", "kind": "compute", "params": {"what": what, **params}},
+        **{"status": "ok", "group_size": params.get("group_size", 4)},
+        **{"counters": {"amount": amount, "repeats": 10}, "samples_s": [10 * seconds, 90 * seconds, seconds]},
+    }
+
+
+def operators_run() -> Run:
+    cases = []
+    for amount in (10**6, 10**8, 10**10):
+        for what in ("matmul_f32", "matmul_bf16", "attention", "attention_backward"):
+            cases.append(measured(what, amount, amount / FLOPS))
+    cases += [measured("memory", amount, amount / BANDWIDTH) for amount in (1 << 16, 1 << 20, 1 << 24)]
+    for payload in (4096, MEGA, 4 * MEGA, 32 * MEGA):
+        cases.append(measured("collective", payload, gathered_s(payload), op="all_gather", group_size=4))
+    return run_of(cases)
+
+
+def steps_run(phases: Mapping[str, tuple[float, float]] = PHASES_S) -> Run:
+    cases = []
+    for part, (own, optimizer) in phases.items():
+        params = {"variant": f"part={part}"}
+        phases_s = {"forward": [own / 3] * 3, "backward": [own * 2 / 3] * 3, "optimizer": [optimizer] * 3}
+        cases.append(
+            {
+                "case": {"id": part, "kind": "step", "params": params},
+                **{"status": "ok", "phases_s": phases_s, "samples_s": [own + optimizer] * 3},
+            }
+        )
+    return run_of(cases)
+
+
+def recordings() -> list[Recording]:
+    return [step(f"part={part}", *events) for part, events in STEPS.items()]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hardware") / "here.json"
+    write_hardware(path, operators_run(), steps_run(), recordings())
+    return path
+
+
+@pytest.fixture(scope="module")
+def hardware(file: Path) -> Hardware:
+    return load_hardware(str(file))
+
+
+def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
+    assert hardware.host is not None and hardware.host.num_ranks == 4
+    wanted = {
+        **{"operator_s": OPERATOR_S, "fsdp_s": FSDP_S, "redistribution_s": REDISTRIBUTION_S},
+        **{"listed_s": LISTED_S, "step_factor": FACTOR},
+    }
+    assert hardware.host.figures == pytest.approx(wanted, rel=0.01)
+    assert hardware["matmul_f32_flops"] == pytest.approx(FLOPS, rel=0.01)
+    assert hardware["node_bytes_per_s"] == pytest.approx(0.75 * 32 * MEGA / gathered_s(32 * MEGA), rel=0.01)
+    assert hardware.of_basis("fitted") == {} and set(hardware.of_basis("guess")) == {
+        *("network_bytes_per_s", "network_base_s", "network_hop_s"),
+    }
+
+
+def test_a_host_runs_one_thing_after_another(hardware: Hardware) -> None:
+    """Also what is on different streams; each with the host's own time before it, and the factor over all."""
+    apart = operator("matmul", 10**8)._replace(stream=3)
+    timed = replay_time(step("", apart, collective("all_gather", MEGA, "fsdp"), apart), hardware)
+    host_s = FACTOR * (2 * OPERATOR_S + FSDP_S)
+    compute_s, gather_s = FACTOR * 2 * 10**8 / FLOPS, FACTOR * gathered_s(MEGA)
+    assert timed.host_s == pytest.approx(host_s, rel=0.01)
+    assert timed.step_s == pytest.approx(host_s + compute_s + gather_s, rel=0.01)
+    parts = parts_of(timed)
+    assert parts.compute_s == pytest.approx(compute_s, rel=0.01)
+    assert sum(parts.exposed_s.values()) == pytest.approx(gather_s, rel=0.01)
+
+
+def test_an_optimizer_goes_through_its_lists_one_by_one(hardware: Hardware) -> None:
+    """torch takes foreach on accelerators, which is what is recorded, and a loop on CPU."""
+    one = replay_time(step("", operator("memory", MEGA, "optimizer", "aten._foreach_mul_")), hardware).step_s
+    many = operator("memory", 12 * MEGA, "optimizer", "aten._foreach_mul_", listed=12)
+    assert replay_time(step("", many), hardware).step_s == pytest.approx(12 * one, rel=0.01)
+
+
+def test_dtensors_all_to_all_is_an_all_gather_of_the_whole(hardware: Hardware) -> None:
+    whole = replay_time(step("", collective("all_gather", 4 * MEGA, "tp")), hardware).step_s
+    assert replay_time(step("", collective("all_to_all", MEGA, "tp")), hardware).step_s == pytest.approx(whole)
+    nobody = collective("all_gather", MEGA, "fsdp", group_size=1)
+    assert replay_time(step("", nobody), hardware).step_s == 0
+
+
+def test_what_was_not_measured_is_said(hardware: Hardware) -> None:
+    small = step("", operator("matmul", 10**9), collective("all_gather", MEGA, "fsdp"))
+    assert not any("extrapolated" in text for text in Simulation(small, hardware).not_simulated)
+    large = step(
+        "",
+        operator("matmul", 10**11),
+        collective("all_gather", 64 * MEGA, "fsdp"),
+        collective("all_reduce", 64 * MEGA, "fsdp", 2),
+    )
+    other = Recording(Head(**{**large.head.__dict__, "mesh": {"tp": 8}}), large.events)
+    said = "\n".join(Simulation(other, hardware).not_simulated)
+    assert "those of 4 ranks that share this machine, and this step has 8" in said
+    assert "matmul_f32 of over 1e+10 operations, the most that was measured" in said
+    assert "all_gather of over 3.36e+07 bytes" in said
+    assert "all_reduce in groups of 2, which was not measured, by groups of 4" in said
+
+
+def test_between_points_and_beyond_them() -> None:
+    curve = Curve(((100.0, 1.0), (10_000.0, 4.0)), has_floor=True)
+    # Halfway on logarithmic scales: ten times the amount, twice the time.
+    assert [curve.seconds(amount) for amount in (1, 1000, 20_000)] == pytest.approx([1, 2, 8])
+    assert Curve(curve.points).seconds(50) == pytest.approx(0.5)
+
+
+def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
+    text = hardware_text(hardware)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "1.50 times" in text and "50.0 GFLOP/s" in text
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("host",), 3, "host is 3, not an object"),
+        (("host", "num_ranks"), 0, "host.num_ranks is 0, not a whole number above 0"),
+        (("host", "figures", "fsdp_s"), None, "host.figures.fsdp_s is None, not an object"),
+        (
+            ("host", "figures", "step_factor", "value"),
+            40,
+            "host.figures.step_factor.value is 40, not a number from 0.1",
+        ),
+        (("host", "operators", "memory"), [[2, 1], [1, 2]], "host.operators.memory is a list of 2, not points"),
+        (("host", "operators", "matmul_f64"), [[1, 1]], "host.operators.matmul_f64 is unknown"),
+        (("host", "collectives"), {}, "host.collectives is an object of 0, not a list"),
+        (("host", "collectives", 0, "kind"), "gather", "host.collectives[0].kind is"),
+        (("host", "collectives", 0, "points"), [[1, -1]], "host.collectives[0].points holds a list of 2"),
+        (("host", "collectives"), [], "host.collectives lacks all_gather"),
+    ],
+)
+def test_what_no_machine_is_like_is_one_sentence(
+    file: Path, tmp_path: Path, place: tuple[Any, ...], value: Any, says: str
+) -> None:
+    record = json.loads(file.read_text())
+    part = record
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(record))
+    with pytest.raises(UserError) as raised:
+        load_hardware(str(damaged))
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:
+    slow = {**PHASES_S, "whole": (100.0, 0.0)}
+    path = tmp_path / "here.json"
+    with pytest.raises(UserError, match=r"host.figures.step_factor.value is .* on a machine that does nothing else"):
+        write_hardware(path, operators_run(), steps_run(slow), recordings())
+    with pytest.raises(UserError, match="has no step host_fsdp; measure it with distbench calibrate"):
+        write_hardware(path, operators_run(), steps_run({"host": PHASES_S["host"]}), recordings())
+    with pytest.raises(UserError, match="has no matmul_f32; measure it with distbench calibrate"):
+        write_hardware(path, run_of([]), steps_run(), recordings())
+    assert not path.exists()

@@ -1,0 +1,141 @@
+"""Slow ranks, hosts and links: named from made-up times whose truth is known, and measured for real."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run_files
+from processes import Ranks
+
+from distbench.links import LinkRun, link_run_of, verdict_of
+from distbench.links.link_text import link_lines, link_tables
+from distbench.runs.run_file import Run, read_run
+from distbench.worker.links.link_rounds import ACROSS, SAME_PLACE, WITHIN, link_rounds, tournament
+
+HOSTS = ["a"] * 4 + ["b"] * 4
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 7, 8, 13])
+def test_in_a_tournament_each_meets_each_once_and_nobody_two_at_a_time(number: int) -> None:
+    rounds = tournament(number)
+    assert len(rounds) == {1: 0, 2: 1, 3: 3, 4: 3, 7: 7, 8: 7, 13: 13}[number]
+    assert sorted(itertools.chain(*rounds)) == list(itertools.combinations(range(number), 2))
+    for pairs in rounds:
+        assert len(set(itertools.chain(*pairs))) == 2 * len(pairs)
+
+
+def test_on_two_hosts_rounds_are_of_one_level_and_all_ranks_take_part() -> None:
+    rounds = link_rounds(HOSTS)
+    assert len(rounds) == 7
+    assert sorted(pair for one in rounds for pair in one.pairs) == list(itertools.combinations(range(8), 2))
+    for one in rounds:
+        assert len(one.pairs) == 4
+        crossing = {HOSTS[a] != HOSTS[b] for a, b in one.pairs}
+        assert crossing == {one.level != WITHIN}
+        assert (one.level == SAME_PLACE) == all(b - a == 4 for a, b in one.pairs)
+    assert [one.level for one in rounds].count(ACROSS) == 3
+
+
+@pytest.mark.parametrize("hosts", [["a", "a", "b"], ["a", "b", "c"], list("aabbcc"), list("aaabbb"), ["a"]])
+def test_hosts_of_any_number_and_size_have_every_pair_once(hosts: list[str]) -> None:
+    rounds = link_rounds(hosts)
+    assert sorted(pair for one in rounds for pair in one.pairs) == list(itertools.combinations(range(len(hosts)), 2))
+    assert all(one.pairs for one in rounds)
+
+
+def made_up(
+    seed: int, slow: dict[Any, float], hosts: list[str] = HOSTS, num_passes: int = 16, noise: float = 0.1
+) -> Run:
+    """A run whose times are 1 ms but for what is slow: ranks (in all they do), ("computes", rank), or pairs."""
+    random, num_ranks = np.random.default_rng(seed), len(hosts)
+    cases = []
+
+    def add(case_id: str, params: dict[str, Any], truth: np.ndarray[Any, Any]) -> None:
+        times = 1e-3 * truth * np.exp(random.normal(0, noise, (num_passes, num_ranks)))
+        times *= np.exp(random.normal(0, 0.2, (num_passes, 1)))
+        record = {"case": {"id": case_id, "kind": "links", "params": {**params, "hosts": hosts}}, "status": "ok"}
+        cases.append({**record, "rank_median_s": times[0].tolist(), "ranks_by_pass": times.tolist()})
+
+    for number, one in enumerate(link_rounds(hosts)):
+        truth = np.ones(num_ranks)
+        for pair in one.pairs:
+            truth[list(pair)] = slow.get(pair, 1.0) * max(slow.get(rank, 1.0) for rank in pair)
+        for size in (4, 1 << 20):
+            params = {"op": "send_recv", "size_bytes": size, "level": one.level, "pairs": [list(p) for p in one.pairs]}
+            add(f"links/{size}/{number}", params, truth)
+    for rank in range(num_ranks):
+        truth = np.full(num_ranks, 1e-3)
+        truth[rank] = slow.get(rank, 1.0) * slow.get(("computes", rank), 1.0)
+        add(f"links/matmul/{rank}", {"op": "matmul", "ranks": [rank]}, truth)
+    header = {"type": "run", "schema_version": 2, "job": {"scenario": "links"}, "environment": {}}
+    return Run(Path("made-up.jsonl"), header, cases, [], None)
+
+
+def named(run: Run) -> set[tuple[str, tuple[int, ...], str]]:
+    links = link_run_of(run)
+    assert links is not None
+    return {(one.kind, one.ranks, one.quantity) for one in verdict_of(links).outliers}
+
+
+def test_of_what_is_alike_nothing_is_named_in_nineteen_of_twenty_runs() -> None:
+    assert sum(bool(named(made_up(seed, {}))) for seed in range(100)) <= 5
+
+
+def test_of_links_that_differ_by_their_kind_nothing_is_named() -> None:
+    across = {(a, b): 5.0 for a in range(4) for b in range(4, 8)}
+    assert sum(bool(named(made_up(seed, across))) for seed in range(40)) <= 2
+
+
+def test_what_is_slow_is_named_and_nothing_else() -> None:
+    rank = {("rank", (5,), quantity) for quantity in ("latency", "bandwidth", "compute")}
+    link = {("link", (2, 7), quantity) for quantity in ("latency", "bandwidth")}
+    computes = {("rank", (1,), "compute")}
+    for slow, wanted in (({5: 2.0}, rank), ({(2, 7): 2.0}, link), ({("computes", 1): 2.0}, computes)):
+        found = [named(made_up(seed, slow)) for seed in range(40)]
+        assert sum(wanted >= one and bool(one) for one in found) >= 38
+        assert sum(bool(one - wanted) for one in found) <= 2
+
+
+@pytest.mark.parametrize("names", ["abcd", "ab"])
+def test_a_host_all_of_whose_ranks_compute_slowly_is_named_in_their_stead(names: str) -> None:
+    hosts = [name for name in names for _ in range(4)]
+    slow = {("computes", rank): 2.0 for rank in range(4, 8)}
+    found = [named(made_up(seed, slow, hosts)) for seed in range(20)]
+    assert found.count({("host", (4, 5, 6, 7), "compute")}) >= 19
+
+
+def test_what_cannot_be_told_is_said() -> None:
+    assert "3 passes are too few" in next(link_lines(made_up(1, {5: 2.0}, num_passes=3)))
+    assert "2 ranks are too few" in next(link_lines(made_up(1, {}, ["a", "b"])))
+    (line,) = link_lines(made_up(1, {}))
+    assert line.startswith("no rank or link stands out among ") and "would have been found" in line
+    first, second = link_lines(made_up(1, {5: 2.0}))
+    assert first.startswith("SLOW: rank 5 (on b) takes ") and "times as long as its like in" in first
+    assert "would have been found" in second
+
+
+def test_the_matrix_has_each_pair_and_a_mark_at_the_slow_one() -> None:
+    ranking, bandwidths, _ = link_tables(made_up(3, {(2, 7): 3.0}))
+    assert any("link 2-7 (on a and b)" in row for row in ranking.rows)
+    assert bandwidths.rows[2][8].endswith("!") and bandwidths.rows[7][3].endswith("!")
+    assert sum(cell.endswith("!") for row in bandwidths.rows for cell in row) == 2
+    assert all(row[number + 1] == "-" for number, row in enumerate(bandwidths.rows))
+
+
+def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path) -> None:
+    done = ranks.run_here(
+        "run", "links", "--quick", "--passes", "4", "--mesh", "dp_shard=2,tp=2", "--out", str(tmp_path)
+    )
+    assert done.exit_code == 0, done.stderr
+    (file,) = run_files(tmp_path)
+    run = read_run(file)
+    assert {case["status"] for case in run.cases} == {"ok"}
+    # Three rounds of two sizes, two mesh dims, four ranks.
+    assert len(run.cases) == 3 * 2 + 2 + 4
+    links = link_run_of(run)
+    assert isinstance(links, LinkRun) and len(links.hosts) == 4
+    shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}
+    assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
+    assert all((alike.times_s > 0).all() for alike in links.alike)

@@ -1,0 +1,162 @@
+"""`distbench run --nodes` as far as no launcher is needed: what would be launched, and what is refused."""
+
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import DATA
+
+from distbench.cli import main
+from distbench.commands.on_nodes import without_where
+from distbench.launch.meeting import Meeting, require_address
+from distbench.launch.ranks import Joined, joined_ranks
+from distbench.nodes import slurm_job
+from distbench.nodes.node_launch import NodeLaunch
+from distbench.nodes.slurm_job import JobState, state_of
+from distbench.runs.old_runs import kept_and_old
+from distbench.spec import UserError
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["run", str(DATA / "tiny.py"), *words])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["a", "--nodes", "2", "--quick"], ("a", "--quick")),
+        (["--nodes=2", "a", "--launcher=slurm", "--mesh", "tp=4"], ("a", "--mesh", "tp=4")),
+        (["a", "--launcher-args", "--time=1 -p x", "--print", "-k", "x"], ("a", "-k", "x")),
+        (["--ranks-per-node", "8", "a", "--label=--nodes"], ("a", "--label=--nodes")),
+    ],
+)
+def test_a_node_is_given_the_command_without_what_says_where(given: list[str], kept: tuple[str, ...]) -> None:
+    assert without_where(given) == kept
+
+
+def test_the_batch_file_has_the_nodes_and_the_command() -> None:
+    code, text = run("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--print", "--launcher-args=-p gpu -t 5")
+    lines = text.splitlines()
+    assert code == 0 and lines[0] == "#!/bin/bash"
+    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH -p gpu -t 5"} <= set(lines)
+    assert shlex.split(lines[-1])[-6:] == ["-m", "distbench", "run", str(DATA / "tiny.py"), "--mesh", "tp=4"]
+    assert "--gpus-per-node" not in text
+
+
+def test_torchrun_is_shown_for_each_node() -> None:
+    code, text = run("--mesh", "tp=4", "--nodes", "2", "--launcher", "torchrun", "--print")
+    commands = [shlex.split(line) for line in text.splitlines() if "torch.distributed.run" in line]
+    assert code == 0 and len(commands) == 2
+    for rank, command in enumerate(commands):
+        assert {"--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", "--master-addr=$HEAD"} <= set(command)
+
+
+def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
+    asked = ("--nodes", "2", "--ranks-per-node", "1", "--launcher", "torchx", "--print")
+    code, text = run(*asked, "--launcher-args", "-s kubernetes -cfg queue=q -- --image distbench:1")
+    before, after = shlex.split(text)[:], shlex.split(text)
+    at = before.index("dist.ddp")
+    assert code == 0 and before[:at] == ["torchx", "run", "--wait", "--log", "-s", "kubernetes", "-cfg", "queue=q"]
+    assert after[at + 1 : at + 3] == ["-j", "2x1"] and after[after.index("--image") + 1] == "distbench:1"
+    assert after[after.index("-m") + 1 : after.index("-m") + 5] == ["distbench", "--", "run", str(DATA / "tiny.py")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--mesh", "tp=3", "--nodes", "2"), "which 2 nodes do not share evenly; say --ranks-per-node"),
+        (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 have 16"),
+        (("--nodes", "2", "--launcher", "torchrun"), "was not told which this is"),
+        (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
+        (("--nodes", "0"), "0 is not in the range"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
+    code, text = run(*words)
+    assert code == 2 and said in text
+
+
+@pytest.mark.parametrize(("launcher", "program"), [("slurm", "sbatch"), ("torchx", "torchx")])
+def test_a_launcher_that_is_not_here_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launcher: str, program: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code, text = run("--nodes", "2", "--launcher", launcher)
+    assert code == 2 and f"needs the program {program}, which is not here" in text
+
+
+def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    code, text = run("--nodes", "2")
+    assert code == 2 and "this process is one already" in text
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("JobId=3 JobState=RUNNING Reason=None ExitCode=0:0", JobState("RUNNING", 0, "None")),
+        ("JobId=3 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15", JobState("TIMEOUT", 143, "TimeLimit")),
+        ("JobId=3 JobState=FAILED Reason=NonZeroExitCode ExitCode=2:0", JobState("FAILED", 2, "NonZeroExitCode")),
+    ],
+)
+def test_what_slurm_says_of_a_job(monkeypatch: pytest.MonkeyPatch, output: str, expected: JobState) -> None:
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command: (0, output, ""))
+    assert state_of("3") == expected
+
+
+def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
+    asked = NodeLaunch(("tiny", "--quick"), 2, 4, "cuda", Path("results"), "distbench-tiny", ("--exclusive",))
+    command = slurm_job.srun_words(asked)
+    assert command[0] == "srun" and {"--overlap", "--nodes=2", "--ntasks=8", "--exclusive"} <= set(command)
+    assert command[-2:] == ["tiny", "--quick"]
+
+
+def test_an_address_that_is_none_is_refused_before_torch_waits_for_it() -> None:
+    with pytest.raises(UserError, match=r"MASTER_ADDR=no-such-host.invalid is no name or address that this host knows"):
+        require_address(Joined(1, 2, {}, "no-such-host.invalid:29500"), wait_s=0)
+    require_address(Joined(1, 2, {}, "127.0.0.1:29500"), wait_s=0)
+    require_address(Joined(1, 2, {}, ":1"), wait_s=0)
+
+
+def test_ranks_of_one_slurm_step_know_one_name_of_their_launch() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "a"}
+    launches = {joined.launch for rank in "01" if (joined := joined_ranks({**step, "SLURM_PROCID": rank}))}
+    assert launches == {"slurm-7.2"}
+
+
+def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
+    logs = tmp_path / "logs" / "slurm-7.2-tiny"
+    for rank in "01":
+        (logs / f"rank{rank}").mkdir(parents=True)
+        (logs / f"rank{rank}" / "rank.log").write_text("x")
+    header = f'{{"type": "run", "schema_version": 2, "run_id": "a", "job": {{"log_dir": "{logs / "rank0"}"}}}}'
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "a.jsonl").write_text(header + '\n{"type": "footer", "status": "complete"}\n')
+    _kept, (old,) = kept_and_old(tmp_path, 0, None)
+    assert {path.parent.name for path in old.files} == {"box", "rank0", "rank1"}
+
+
+def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        meeting = Meeting(Joined(1, 2, {"LOCAL_RANK": "0"}, address))
+        meeting.waited(19)
+        assert not capsys.readouterr().err
+        meeting.waited(21)
+        meeting.waited(22)
+        said = capsys.readouterr().err
+        assert (
+            said.count("\n") == 1 and f"rank 1 has waited 21 s at {address}" in said and "nothing answers there" in said
+        )
+        listening.listen()
+        Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
+        assert "rank 0 is there" in capsys.readouterr().err
+        Meeting(Joined(3, 4, {"LOCAL_RANK": "1"}, address)).waited(21)
+        Meeting(None).waited(21)
+        assert not capsys.readouterr().err

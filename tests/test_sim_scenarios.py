@@ -1,0 +1,165 @@
+"""All shipped scenarios on the device without hardware (torch's PrivateUse1), by the worker's code for accelerators."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from processes import Children
+
+from distbench.launch import Request, jobs_of
+from distbench.signature import counted, load
+from distbench.spec import list_entries
+
+PROGRAM = Path(__file__).parent / "sim_scenarios.py"
+WITHOUT_STEPS = ("collectives", "redistribute")
+SHIPPED = [one.name for one in list_entries() if not {"calibrate", "laboratory", "links", "real-size"} & set(one.tags)]
+WITH_STEPS = [name for name in SHIPPED if name not in WITHOUT_STEPS]
+# On the CPU alone DTensor gathers where others exchange: its own all-to-all is not one of gloo's.
+EXCHANGES = ("shard_params", "redistribute")
+# Of 540 redistributions every thirtieth, of a step's variants three; all where DISTBENCH_ALL_VARIANTS is set.
+ALL = "DISTBENCH_ALL_VARIANTS" in os.environ
+SOME, VARIANTS = (1, 100) if ALL else (30, 3)
+
+
+@pytest.fixture(scope="module")
+def found(children: Children, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By scenario, all in one child process."""
+    jobs = jobs_of(Request(tuple(SHIPPED), device="cpu", quick=True, full_mesh=True, shapes_only=True), None)
+    file = tmp_path_factory.mktemp("sim") / "jobs.json"
+    some = [replace(job, variants=job.variants[:: -(-len(job.variants) // VARIANTS)]) for job in jobs]
+    file.write_text(json.dumps([job.to_record() for job in some]))
+    done = children.run(children.forked_python, PROGRAM, file, SOME, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def theirs(name: str) -> dict[str, Any]:
+    signature = load(ROOT / "signatures" / f"{name}.signature")
+    return {case: dict(paths) for case, paths in signature.cases.items()}
+
+
+def measured(found: dict[str, Any], name: str) -> dict[str, Any]:
+    assert "failed" not in found[name], found[name]["failed"]
+    return {label: facts for label, facts in found[name].items() if "left_out" not in facts}
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_STEPS if name not in EXCHANGES])
+def test_a_step_communicates_what_it_does_on_the_cpu(found: dict[str, Any], name: str) -> None:
+    ours = {label: dict(counted(facts["collectives"])) for label, facts in measured(found, name).items()}
+    wanted = {case.rpartition(name)[2].removeprefix("/"): paths for case, paths in theirs(name).items()}
+    # A CPU has nothing to offload to itself, and so has no signature of that either.
+    assert ours == {label: wanted.get(label) for label in ours} and any(ours.values())
+    assert not ALL or set(ours) == set(wanted)
+    assert all("offload" in facts["left_out"] for facts in found[name].values() if "left_out" in facts)
+
+
+def test_collectives_start_on_the_device_and_are_those_of_the_cpu(found: dict[str, Any]) -> None:
+    ours = measured(found, "collectives")
+    assert {case: dict(counted(facts["collectives"])) for case, facts in ours.items()} == theirs("collectives")
+    assert all(facts["num_started"] == 1 and facts["isolated_s"] > 0 for facts in ours.values())
+
+
+def test_redistributions_run_and_start_on_the_device(found: dict[str, Any]) -> None:
+    ours = measured(found, "redistribute")
+    assert ours and set(ours) <= set(theirs("redistribute"))
+    assert all(facts["num_started"] == 1 and facts["isolated_s"] > 0 for facts in ours.values())
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_time_and_memory_come_through_the_seam(found: dict[str, Any], name: str) -> None:
+    first = next(iter(measured(found, name).values()))
+    (sample_s,) = first["samples_s"]
+    assert sample_s > 0 and first["isolated_s"] is None
+    assert set(first["phases"]) >= {"forward", "backward"}
+    assert (first["peak_bytes"], first["peak_reserved_bytes"], first["left"]) == (4096, 4096, 0)
+    asked = {"synchronize", "empty_cache", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"}
+    assert set(first["asked"]) == asked
+
+
+def test_what_the_device_is_comes_through_the_seam(found: dict[str, Any]) -> None:
+    facts = found["facts"]
+    assert (facts["device"], facts["device_name"], facts["num_devices"]) == ("sim", "no hardware", 1)
+    assert found["current"] == "sim", "torch.accelerator reports it too"
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_streams_wait_for_what_they_read(found: dict[str, Any], name: str) -> None:
+    for label, facts in measured(found, name).items():
+        assert out_of_order(facts["events"]) == [], label
+
+
+def out_of_order(events: Iterable[Sequence[Any]]) -> list[str]:
+    """What reads memory that another stream wrote without waiting for it, and collectives that nobody waited for.
+
+    Each stream knows how far each other one is, by the events that it waited for (a vector clock); the host by what it
+    waited for itself.
+    """
+    known: dict[int, dict[int, int]] = {}
+    at_event: dict[int, dict[int, int]] = {}
+    host: dict[int, int] = {}
+    written: dict[int, tuple[int, int, str]] = {}
+    sent: list[tuple[int, int, str]] = []
+    wrong = []
+
+    def learn(stream: int, what: dict[int, int]) -> None:
+        mine = known.setdefault(stream, dict(host))
+        mine |= {other: max(mine.get(other, 0), number) for other, number in what.items()}
+
+    for kind, stream, *rest in events:
+        if kind not in ("EventRecorded", "EventWaited", "HostWaited", "Operator", "Collective"):
+            continue
+        learn(stream, host)
+        mine = known[stream]
+        if kind == "EventRecorded":
+            at_event[rest[0]] = dict(mine)
+        elif kind == "EventWaited":
+            learn(stream, at_event.get(rest[0], {}))
+        elif kind == "HostWaited":
+            host |= {other: max(host.get(other, 0), number) for other, number in mine.items()}
+        else:
+            mine[stream] = mine.get(stream, 0) + 1
+            reads, writes = (rest[5], rest[6]) if kind == "Operator" else ((), ())
+            for block, _ in reads:
+                by, number, what = written.get(block, (stream, 0, ""))
+                if mine.get(by, 0) < number:
+                    wrong.append(f"{rest[0]} on stream {stream} reads what {what} on stream {by} writes")
+            written |= {block: (stream, mine[stream], rest[0]) for block, _ in writes}
+            sent += [(stream, mine[stream], rest[2])] if kind == "Collective" else []
+    return wrong + [
+        f"nobody waits for {what} on stream {stream}"
+        for stream, number, what in sent
+        if known[0].get(stream, 0) < number
+    ]
+
+
+def operator(stream: int, name: str, reads: Sequence[int] = (), writes: Sequence[int] = ()) -> list[Any]:
+    touched = [[[block, 4] for block in blocks] for blocks in (reads, writes)]
+    return ["Operator", stream, name, "memory", 0, "f32", 8, *touched, "forward", ""]
+
+
+def test_an_order_that_is_wrong_is_seen() -> None:
+    step = [
+        operator(0, "fill", writes=[1]),
+        ["EventRecorded", 0, 10],
+        ["EventWaited", 3, 10],
+        operator(3, "copy", reads=[1], writes=[2]),
+        ["Collective", 3, "forward", "fsdp", "all_gather"],
+        ["EventRecorded", 3, 11],
+        ["EventWaited", 0, 11],
+        operator(0, "split", reads=[2]),
+    ]
+    assert out_of_order(step) == []
+    without_first = [one for one in step if one != ["EventWaited", 3, 10]]
+    assert out_of_order(without_first) == ["copy on stream 3 reads what fill on stream 0 writes"]
+    without_last = [one for one in step if one != ["EventWaited", 0, 11]]
+    assert out_of_order(without_last) == [
+        "split on stream 0 reads what copy on stream 3 writes",
+        "nobody waits for all_gather on stream 3",
+    ]
+    assert out_of_order([*without_last[:-1], ["HostWaited", 3], *without_last[-1:]]) == []

@@ -1,0 +1,221 @@
+"""What compiling, float8, shapes and many devices change in a simulated step: plain data, worked by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, run, spans
+
+from distbench.render.terminal import text_of
+from distbench.simulate.allocator import replay_memory
+from distbench.simulate.clock import replay_time
+from distbench.simulate.collective_time import collective_s
+from distbench.simulate.compiled import compiled_memory
+from distbench.simulate.float8 import in_float8
+from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
+from distbench.simulate.operator_time import operator_s, slowest
+from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
+from distbench.simulate.simulation import Simulation
+from distbench.simulate.simulation_text import blocks_of
+
+GIB = 1 << 30
+COMPILED = replace(HEAD, compiled=("layers.0",))
+
+
+def test_what_is_compiled_is_one_kernel_that_never_writes_what_dies_in_it() -> None:
+    gib = 10**9  # a second each
+    events: list[Event] = [
+        elementwise(2, [(1, gib)], [(2, gib)]),
+        elementwise(3, [(2, gib), (3, gib)], [(4, gib)]),
+        Freed(2),
+        elementwise(2, [(4, gib)], [(5, gib)]),
+        matmul(0, 1),
+        elementwise(2, [(5, gib)], [(6, gib)]),
+        elementwise(2, [(6, gib)], [(7, gib)], owner="norm"),
+    ]
+    alone = replay_time(run(*events), machine()).step_s
+    assert alone == pytest.approx(2 + 3 + 2 + 1 + 2 + 2)
+    # Reads 1 and 3, writes 4 and 5, which outlive it; the last two are a kernel each: "norm" is not compiled.
+    compiled = replay_time(run(*events, head=replace(HEAD, compiled=("layers.0",))), machine()).step_s
+    assert compiled == pytest.approx(4 + 1 + 2 + 2)
+
+
+def block(number: int, size: int = 1) -> Allocated:
+    return Allocated(number, size * GIB, 0, "activations", "layers.0")
+
+
+def op(kind: str, reads: Sequence[int], writes: Sequence[int], phase: str = "forward") -> Operator:
+    one = matmul(0, 1, "layers.0.ffn") if kind == "matmul" else elementwise(1, [], [])
+    touched: list[list[Any]] = [[[number, GIB] for number in numbers] for numbers in (reads, writes)]
+    return one._replace(reads=touched[0], writes=touched[1], phase=phase)
+
+
+def live_gib(*events: Event, compiled: bool = True) -> float:
+    recording = Recording(COMPILED if compiled else HEAD, [StepBegun(2), *events])
+    return replay_memory(compiled_memory(recording)).live_bytes / GIB
+
+
+def test_compiled_what_nothing_of_backward_reads_is_not_kept_for_it() -> None:
+    # 2 is kept for backward and never read there (as by selective checkpointing); 3 is read.
+    events = (
+        block(1),
+        block(2),
+        op("matmul", [1], [2]),
+        block(3),
+        op("matmul", [2], [3]),
+        block(4, 2),
+        op("matmul", [3], [4]),
+        op("matmul", [4, 3], [], "backward"),
+        Freed(2),
+        Freed(3),
+        Freed(4),
+        Freed(1),
+    )
+    assert live_gib(*events, compiled=False) == 1 + 1 + 1 + 2
+    assert live_gib(*events) == 1 + 1 + 2
+
+
+def test_compiled_a_collective_still_has_what_it_reads() -> None:
+    # As a row-wise linear layer's partial sums: nobody but the reduce-scatter reads them.
+    events = [StepBegun(2), block(1), op("matmul", [], [1]), gather(1, 1), op("matmul", [], [], "backward"), Freed(1)]
+    found = compiled_memory(Recording(COMPILED, events))
+    assert [type(event).__name__ for event in found[1:]] == [
+        *("Allocated", "Operator", "Collective", "Freed", "Operator")
+    ]
+
+
+def test_compiled_what_one_kernel_makes_and_frees_has_no_memory() -> None:
+    events = (
+        block(1),
+        op("matmul", [], [1]),
+        block(2, 8),
+        op("memory", [1], [2]),
+        block(3),
+        op("memory", [2], [3]),
+        Freed(2),
+        op("matmul", [3], []),
+        Freed(3),
+        Freed(1),
+    )
+    assert live_gib(*events, compiled=False) == 10
+    assert live_gib(*events) == 2
+
+
+@pytest.mark.parametrize(("reader", "at_peak"), [("memory", 1 + 4), ("matmul", 1 + 4)])
+def test_compiled_what_can_be_made_again_from_what_is_kept_is_not_kept(reader: str, at_peak: int) -> None:
+    # 2 is elementwise of 1, which backward has anyway. A kernel makes it anew; for a matmul it is put in memory again.
+    events = (
+        block(1),
+        op("matmul", [], [1]),
+        block(2, 2),
+        op("memory", [1], [2]),
+        op("matmul", [2], []),
+        block(5, 4),
+        op("matmul", [], [5]),
+        Freed(5),
+        op("matmul", [], [], "backward"),
+        op(reader, [2, 1], [], "backward"),
+        Freed(2),
+        op("memory", [1], [], "backward"),
+        Freed(1),
+    )
+    assert live_gib(*events, compiled=False) == 1 + 2 + 4
+    assert live_gib(*events) == at_peak
+
+
+def test_compiled_the_first_step_allocates_what_the_second_one_does() -> None:
+    # Operators are recorded in the second step alone; without this the first one would keep what none needs.
+    state = Allocated(9, GIB, 0, "optimizer", "")
+
+    def step(number: int, *operators: Event) -> list[Event]:
+        one, two = number * 10, number * 10 + 1
+        return [StepBegun(number), block(one), *operators[:1], block(two, 3), *operators[1:], Freed(one), Freed(two)]
+
+    operators = (
+        op("matmul", [], [20]),
+        op("matmul", [20], [21]),
+        op("matmul", [21], [], "backward"),
+        op("memory", [], [], "optimizer"),
+    )
+    events = [*step(1), state, *step(2, *operators)]
+    for head in (HEAD, COMPILED):
+        assert replay_memory(compiled_memory(Recording(head, events))).live_bytes == 5 * GIB
+    assert sum(isinstance(event, Allocated) for event in compiled_memory(Recording(COMPILED, events))) == 5
+
+
+def test_float8_casts_each_input_once_and_gathers_half() -> None:
+    gib = 10**9
+    linear = matmul(0, 4, "layers.0.ffn.w1")._replace(reads=[(1, gib), (2, gib)], num_bytes=2 * gib)
+    copied = elementwise(2, [(2, gib)], [(2, gib)], "layers.0")._replace(name="fsdp.split_with_sizes_copy.default")
+    other = matmul(0, 4, "output")
+    recording = run(gather(1, 2), copied, linear, linear, other)
+    step = in_float8(recording, ["layers.0"])
+    operators = [event for event in step.step if isinstance(event, Operator)]
+    # 1 is looked through and cast, once for both; 2 is a gathered weight, cast where it is sharded.
+    names = [operator.name for operator in operators]
+    assert names[1:4] == ["float8.largest", "float8.cast", "aten.mm.default"] and len(names) == 6
+    assert [operator.dtype for operator in operators[3:]] == ["float8", "float8", "bf16"]
+    assert operators[2].num_bytes == 1.5 * gib and operators[3].num_bytes == gib and operators[0].num_bytes == gib
+    assert [gathered.payload_bytes for gathered in step.collectives] == [2 * gib]
+    # Read for the largest element, read and written in half as many bytes, copied: 1 + 1.5 s; 4 s at twice the rate.
+    # The file of h100 has FP8's peak, 2.0002 times that of BF16, and no rate of float8 matmuls.
+    taken = [operator_s(operator, machine()) for operator in operators]
+    assert taken == pytest.approx([1, 1, 1.5, 2, 2, 4], rel=1e-3)
+
+
+def test_float8_transposes_what_a_weights_gradient_is_made_from() -> None:
+    gradient = matmul(0, 1, "layers.0.w1")._replace(reads=[(1, 8), (2, 8)], phase="backward")
+    found = in_float8(run(gradient), ["layers.0"]).step
+    assert [event.name for event in found if isinstance(event, Operator)][:-1] == [
+        *("float8.largest", "float8.cast", "float8.cast") * 2
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "seconds"),
+    [
+        ("attention", [], 1),
+        ("attention", [8192, 8192, 1], 1),
+        ("attention", [8192, 8192, 0], 0.5),
+        ("attention_backward", [8192, 8192, 0], 0.25),
+        # Half the rate at the length that the file says, for the shorter of queries and keys.
+        ("attention", [256, 8192, 1], 2),
+    ],
+)
+def test_attention_takes_time_by_its_shape(kind: str, shape: list[int], seconds: float) -> None:
+    one = matmul(0, 1)._replace(kind=kind, attention=shape)
+    half = 256.0 if shape[:1] == [256] else 0.0
+    rates = {"attention_full_flops": 2e9, "attention_backward_full_flops": 4e9, "attention_half_length": half}
+    assert operator_s(one, machine(**rates)) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("count", "deviations"), [(1, 0.0), (8, 1.4236), (100, 2.5076)])
+def test_all_wait_for_the_slowest_device(count: int, deviations: float) -> None:
+    # The mean of the largest of n draws: Harter, Biometrika 48 (1961), has 1.4236 for 8 and 2.5076 for 100.
+    assert slowest(machine(device_spread=0.1), count) == pytest.approx(1 + 0.1 * deviations, abs=2e-3)
+    assert spans(matmul(0, 1), device_spread=0.1)[0][1] == pytest.approx(1.1424, abs=2e-3)  # HEAD's mesh has 8
+
+
+def test_ring_attention_passes_a_block_to_one_neighbour() -> None:
+    ring = gather(0, 1)._replace(kind="all_to_all", source="cp", payload_bytes=10**9, group_size=8, ranks=[[8, 1]])
+    assert collective_s(ring, machine(peer_bytes_per_s=5e8)) == pytest.approx(2)
+    assert collective_s(ring._replace(source="tp"), machine(peer_bytes_per_s=5e8)) == pytest.approx(7 / 8)
+
+
+def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
+    whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
+    left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")
+    some = Hardware("mine", "", {name: one for name, one in whole.figures.items() if name not in left_out})
+    assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
+    assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)
+    simulation = Simulation(run(matmul(0, 1)), some)
+    text = " ".join(text_of(blocks_of([simulation])).split())
+    assert "not in hardware file mine, and extrapolated: attention_full_flops (attention_flops), device_spread" in text
+    assert simulation.to_record()["extrapolated"]["peak_fp8_flops"] == "twice peak_bf16_flops"
+
+
+def test_the_accelerators_that_float8_is_published_of() -> None:
+    # NVIDIA's H100 and A100, AMD's MI300X data sheets, dense: of A100, which has no float8, what BF16 reaches.
+    peaks = {"h100": 1978.9e12, "h200": 1978.9e12, "mi300x": 2615e12, "b200": 4500e12, "a100": 312e12}
+    assert {name: load_hardware(name)["peak_fp8_flops"] for name in peaks} == peaks

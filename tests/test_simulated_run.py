@@ -1,0 +1,226 @@
+"""A simulated run is a run file: what reads it, what it says there, and what refuses it. Plain data, times by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from conftest import ROOT
+from test_simulate_clock import HEAD, elementwise, gather, machine, matmul
+
+from distbench.cli import main
+from distbench.runs.frame import frame_of
+from distbench.runs.run_file import Run, read_run
+from distbench.signature.run_signature import of_run_file
+from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
+from distbench.simulate.simulated_run import write_simulated_run
+from distbench.simulate.simulation import Simulation
+from distbench.spec import UserError
+from distbench.traces.chrome import chrome_events
+from distbench.traces.records import Trace, traces_of
+
+CASE = "step/f32[16,256]/mine"
+CASE_HEAD = replace(HEAD, case_id=CASE, params={"shape": [16, 256], "computes": "01234567", "variant": ""})
+SIZE = 6 * 10**9  # a gather of two ranks moves half: 3 s
+
+
+def simulated(seconds: float = 2, rank: int = 0, **head: Any) -> Simulation:
+    """Forward of `seconds`, a gather of 3 s of which backward waits for 1 s, backward of 1 s, the optimizer's 1 s."""
+    events = (
+        Allocated(1, 1 << 30, 0, "parameters", ""),
+        Allocated(2, 2 << 30, 0, "activations", "layers.3.ffn"),
+        StepBegun(2),
+        gather(1, 3),
+        EventRecorded(1, 1),
+        matmul(0, seconds, "layers.0"),
+        EventWaited(0, 1),
+        matmul(0, 1)._replace(phase="backward"),
+        elementwise(1, [], [])._replace(phase="optimizer"),
+    )
+    return Simulation(Recording(replace(CASE_HEAD, rank=rank, **head), list(events)), machine())
+
+
+def written(out: Path, *simulations: Simulation) -> Path:
+    environment = {"git_commit": "0123456789", "git_dirty": False}
+    return write_simulated_run(simulations or (simulated(),), out, environment, 1.6e9, "mine")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
+@pytest.fixture
+def run(path: Path) -> Run:
+    return read_run(path)
+
+
+def test_the_header_says_on_what_and_what_was_assumed(path: Path, run: Run) -> None:
+    assert path.parent.name == "simulated-h100" and path.name.startswith("20200913T122640Z-01234567-mine-")
+    assert run.is_simulated and not run.warnings and run.footer
+    about = run.about
+    assert (about.environment.machine, about.environment.device, about.environment.torch) == (
+        *("simulated-h100", "simulated", "2.13.0"),
+    )
+    said = about.simulated
+    assert said["hardware"]["figures"]["host_s"].keys() == {"value", "basis", "source"} and said["ranks"] == [0]
+    assert "attention_half_length" in said["guess"] and said["fitted"] == [] and said["not_simulated"]
+
+
+def test_every_line_fits_the_schema(path: Path) -> None:
+    schema = json.loads((ROOT / "docs" / "run_file.schema.json").read_text())
+    check = jsonschema.Draft202012Validator(schema)
+    for line in path.read_text().splitlines():
+        check.validate(json.loads(line))
+
+
+def test_a_row_is_predicted_and_has_no_sample(run: Run) -> None:
+    (case,) = run.cases
+    assert case["simulated"] is True and case["status"] == "ok" and case["samples_s"] == []
+    row = frame_of([run]).iloc[0]
+    # Computes from 0 to 2, 3 to 4 and 4 to 5; the gather's last second is waited for.
+    assert (row["predicted_s"], row["compute_s"], row["exposed_s"]) == pytest.approx((5, 4, 1))
+    assert row["median_s"] != row["median_s"] and row["ci_low_s"] != row["ci_low_s"] and row["simulated"] == "True"
+    assert case["counters"]["predicted_phases_s"] == pytest.approx({"forward": 2, "backward": 2, "optimizer": 1})
+    assert (row["peak_parameters_bytes"], row["peak_activations_bytes"]) == (1 << 30, 2 << 30)
+    assert case["counters"]["alive"][0] == ["activations", "layers.*.ffn", 2 << 30]
+    assert row["id"] == CASE and row["computes"] == "01234567" and row["num_tokens"] == 4096
+
+
+def trace_of(run: Run) -> Trace:
+    ((trace,), failed) = traces_of([run])
+    assert not failed
+    return trace
+
+
+def test_its_trace_is_that_of_a_traced_step(run: Run) -> None:
+    trace = trace_of(run)
+    assert trace.is_simulated and trace.is_timed and trace.ranks == (0,)
+    (row,) = trace.rows.to_dict("records")
+    assert (row["issued_s"], row["completed_s"], row["exposed_s"]) == pytest.approx((0, 3, 1))
+    assert (row["payload_bytes"], row["wire_bytes"], row["path_owner"]) == (SIZE, SIZE // 2, "layers.*")
+    assert trace.computing is not None
+    assert trace.computing[["start_s", "end_s"]].to_numpy().tolist() == [[0, 2], [3, 5]]
+    events = chrome_events(trace)
+    named = {event["args"]["name"] for event in events if event["name"] in ("process_name", "thread_name")}
+    assert named == {"rank 0, simulated", "steps and phases", "compute", "dp_shard"}
+    assert [event["dur"] for event in events if event["name"] == "compute"] == [2e6, 2e6]
+
+
+def test_of_several_ranks_the_slowest_is_the_step(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, simulated(2), simulated(4, rank=7)))
+    counters = run.cases[0]["counters"]
+    # Forward of 4 s hides the gather.
+    assert counters["predicted_s"] == pytest.approx(6) and counters["slowest_rank"] == 7
+    assert counters["exposed_s"] == pytest.approx(0)
+    trace = trace_of(run)
+    assert trace.ranks == (0, 7) and trace.record["steps_s"] == pytest.approx([6])
+    assert trace.rows["straggler_s"].isna().all()  # two ranks of a group of two, and neither waits for the other
+
+
+def ask(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def said(*arguments: object) -> str:
+    done = ask(*arguments)
+    assert done.exit_code == 0, done.output
+    assert all(len(line) <= 120 for line in done.stdout.splitlines() if str(arguments[1]) not in line)
+    return " ".join(done.output.split())
+
+
+def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
+    assert "simulated on h100, not measured: a step 5.00 s, 3 GiB reserved" in said("report", path)
+    full = said("report", path, "--full", "--page", tmp_path / "page.html")
+    assert "simulated step time and memory" in full and "simulated, not measured: on h100, rank 0 of 8" in full
+    assert "simulated: alive at the peak of mine" in full and "NOT OK" not in full
+    page = (tmp_path / "page.html").read_text()
+    assert "simulated step time and memory" in page and "which path costs what, simulated" in page
+    paths = said("report", "--paths", path)
+    assert "a simulated step takes 5.00 s, as rank 0 of 8" in paths and "nothing here was measured" in paths
+    assert "traced step" not in paths and "second method" not in paths and "straggler time" not in paths
+    assert "simulated" in ask("report", path, "--format", "csv").stdout
+
+
+def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: Path) -> None:
+    other = written(tmp_path / "b", simulated(4))
+    text = said("report", "--diff", path, other)
+    assert "step -17 % (predicted, not measured: no verdict)" in text
+    assert "caution: simulated is A and B: times there are predictions" in text
+    assert "the same communication" in text
+
+
+def measured(tmp_path: Path, path: Path, seconds: float = 4) -> Path:
+    """The same step with times, as ranks would have written it."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("simulated", None)
+    lines[0]["environment"]["machine"] = "box"
+    lines[0]["run_id"] = "other"
+    lines[1] |= {"samples_s": [seconds] * 5, "counters": {}}
+    file = tmp_path / "measured.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return file
+
+
+def test_a_simulated_step_stands_beside_a_measured_one(path: Path, tmp_path: Path) -> None:
+    other = measured(tmp_path, path)
+    text = said("report", "--diff", f"{path}::mine", f"{other}::mine")
+    assert "simulated on h100 against measured: the same communication, step +25 %" in text
+    assert "caution: simulated is A: times there are predictions" in text and "compare no times" not in text
+    compared = said("compare", other, path)
+    assert "1 case on both sides, B/A 1.25 to 1.25; predicted, so none is called faster or slower" in compared
+    assert "A is measured on box B is simulated on h100" in compared
+    assert "predicted times, and medians where a side is measured" in compared
+    frame = ask("compare", other, path, "--format", "csv").stdout.splitlines()
+    assert ",predicted,a simulation predicts a time and no interval,predicted,1,4,5.0," in frame[1]
+
+
+@pytest.mark.parametrize("command", [("gate",), ("export", "bmf"), ("baseline", "save")])
+def test_what_needs_measured_times_refuses_it(command: tuple[str, ...], path: Path, tmp_path: Path) -> None:
+    sides = (path, measured(tmp_path, path)) if command == ("gate",) else (path,)
+    done = ask(*command, *sides)
+    assert done.exit_code == 2 and done.output.count("\n") == 1
+    assert "is a simulated run, which holds no measured time; distbench compare shows predicted times" in done.output
+
+
+def test_history_leaves_it_out_and_says_so(path: Path, tmp_path: Path) -> None:
+    done = ask("history", "--runs", tmp_path)
+    assert done.exit_code == 2 and "holds no run file (left out: " in done.output
+    assert "is a simulated run" in done.output
+
+
+def test_the_exact_gate_reads_it(path: Path, tmp_path: Path) -> None:
+    signature = tmp_path / "mine.signature"
+    signature.write_text(of_run_file(path).to_text())
+    assert "1 x forward fsdp all_gather over dp_shard (2), bf16, 6000000000 B: layers.*" in signature.read_text()
+    assert "PASS: 1 of 1" in said("gate", "--signature", signature, path)
+    assert "PASS: 1 of 1" in said("gate", "--signature", measured(tmp_path, path), path)
+    other = simulated()
+    events = [
+        event._replace(payload_bytes=512) if hasattr(event, "ranks") else event for event in other.recording.events
+    ]
+    changed = written(tmp_path / "b", replace(other, recording=replace(other.recording, events=events)))
+    done = ask("gate", "--signature", signature, changed)
+    assert done.exit_code == 1 and "1 all_gather over dp_shard (fsdp) of 5.59 GiB bf16 became 512 B bf16" in done.output
+
+
+def test_the_exact_gate_needs_a_trace(path: Path, tmp_path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if '"type":"trace"' not in line]
+    (tmp_path / "bare.jsonl").write_text("\n".join(lines) + "\n")
+    done = ask("gate", "--signature", path, tmp_path / "bare.jsonl")
+    assert done.exit_code == 2 and "holds no trace of a step" in done.output
+
+
+def test_a_step_of_days_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a step would take 1e\+05 s, more than a day"):
+        written(tmp_path, simulated(1e5 - 2))
+
+
+def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = ask("simulate", "tp_mlp", "--out", tmp_path / "file")
+    assert done.exit_code == 2 and "is no folder and cannot be made" in done.output and done.output.count("\n") == 1

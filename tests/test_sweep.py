@@ -1,0 +1,287 @@
+"""Sweeps: what is tried, refused and recommended, on plain data; and two commands that record real steps."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from processes import Children
+
+from distbench.cli import main
+from distbench.spec import UserError
+from distbench.spec.job import parse_choices
+from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
+from distbench.spec.quantities import BYTES, SECONDS, amount
+from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
+from distbench.sweep.explore import Explored, take_in
+from distbench.sweep.measured_sweep import combined, judged
+from distbench.sweep.prediction import Prediction, no_plan_fits
+from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
+from distbench.sweep.setup import set_up
+
+FACTS: dict[str, Any] = {
+    "mesh_dims": ["dp_shard", "tp"],
+    "shard_dims": ["dp_shard", "tp"],
+    "fsdp": {"reshard_after_forward": None, "mixed_precision": True, "prefetch": False},
+    "cp": None,
+    "checkpoint": [],
+    "is_selective": False,
+    "checkpointable": ["layers.*"],
+    "microbatches": 1,
+    "parameter_bytes": 4_000,
+    "optimizer_share": 2.0,
+    "batch_size": 4,
+    "num_tokens": 64,
+}
+
+
+def space(world: int = 4, **facts: Any) -> Space:
+    return Space({"dp_shard": 2, "tp": 2}, FACTS["mesh_dims"], world, {**FACTS, **facts}, {})
+
+
+def prediction(step_s: float, reserved: float = 1e9, fits: bool | None = True, **fields: Any) -> Prediction:
+    candidate = fields.pop("candidate", Candidate((("dp_shard", 4),)))
+    given = {"parts_s": {}, "exposed_s": {}, "moved_bytes": {}, "implicit_s": {}, **fields}
+    return Prediction(
+        candidate, step_s, reserved_bytes=reserved, is_whole=True, num_parameters=10, batch_size=4, num_tokens=100,
+        fits=fits, **given,
+    )  # fmt: skip
+
+
+def test_every_mesh_of_a_world_is_tried() -> None:
+    assert sorted(factorizations(4, 2)) == [(1, 4), (2, 2), (4, 1)]
+    # C(6 + 2, 2) ways to share six factors of 2 between three mesh dims.
+    assert len(list(factorizations(64, 3))) == 28
+    found = [one.mesh_text for one in space().meshes]
+    assert found == ["dp_shard=4", "dp_shard=2,tp=2", "tp=4"]
+    assert next(one.mesh for one in space().meshes) == {"dp_shard": 4, "tp": 1}
+
+
+def test_a_mesh_that_the_batch_cannot_be_split_over_is_not() -> None:
+    assert [one.mesh_text for one in space(batch_size=2).meshes] == ["dp_shard=2,tp=2", "tp=4"]
+    setup = set_up("fsdp_stack", (), 4, None, False)
+    one_dim = Space({"dp_shard": 2}, ["dp_shard"], 4, {**FACTS, "batch_size": 3}, {})
+    with pytest.raises(UserError, match="no mesh over dp_shard has 4 ranks that a global batch of 3 can be split over"):
+        setup.require_meshes(one_dim)
+
+
+def test_every_change_of_a_plan_is_tried_where_it_has_something_to_change() -> None:
+    options = {
+        one.mesh_text: {name.removeprefix("plan."): values[1:] for name, values in space().alternatives(one).items()}
+        for one in space().meshes
+    }
+    common = {"reshard_after_forward": [False], "prefetch": [2], "checkpoint": ["full"]}
+    assert options == {
+        "dp_shard=4": common,
+        "dp_shard=2,tp=2": {**common, "microbatches": [2]},
+        "tp=4": {**common, "microbatches": [2, 4]},
+    }
+    assert count_of(space()) == len(set(all_of(space()))) == 8 + 16 + 24
+    selective = space(checkpoint=["layers.*"], is_selective=True)
+    assert selective.alternatives(selective.meshes[0])["plan.checkpoint"][1:] == ["none", "full"]
+    pinned = replace(space(), pinned=frozenset({"plan.prefetch"}))
+    assert "plan.prefetch" not in pinned.alternatives(pinned.meshes[0])
+
+
+def test_neighbours_differ_by_one_change() -> None:
+    written = space().meshes[0]
+    assert [one.changes_text for one in space().neighbours(written)] == [
+        "checkpoint=full",
+        "reshard_after_forward=False",
+        "prefetch=2",
+    ]
+    changed = written.with_choice("plan.prefetch", 2)
+    assert written in space().neighbours(changed)
+    assert [one.mesh_text for one in space().moved_meshes(written)] == ["dp_shard=2,tp=2"]
+
+
+def test_the_lower_bound_is_of_shards_of_parameters_gradients_and_optimizer() -> None:
+    # 4,000 bytes of parameters, as many of gradients, and twice as many of AdamW's moments, over 4 ranks.
+    assert lower_bound_bytes(FACTS, {"dp_shard": 2, "tp": 2}) == (4_000 + 4_000 + 8_000) // 4
+    assert lower_bound_bytes(FACTS, {"dp_replicate": 8, "tp": 2}) == 8_000
+
+
+def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
+    a, b, c = (Candidate((("dp_shard", size),)) for size in (1, 2, 4))
+    explored = Explored()
+    other = replace(prediction(0.1, candidate=c), num_parameters=11)
+    outcomes: list[tuple[Candidate, Any]] = [
+        (a, prediction(2.0, candidate=a)),
+        (b, prediction(1.0, fits=False, candidate=b)),
+        (c, other),
+    ]
+    take_in(explored, outcomes)
+    assert [one.candidate for one in explored.ranked] == [a, b]
+    assert explored.left_out[c] == "its model has 11 parameters, and the plan as written 10"
+
+
+def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
+    rows = [(3.0, 1e9, True), (1.0, 3e9, True), (2.0, 3e9, True), (2.5, 2e9, True), (0.5, 9e9, False)]
+    plans = [plan_of(prediction(*row)) for row in rows]
+    assert [(plan.step_s, plan.memory_bytes) for plan in undominated(plans)] == [(1.0, 3e9), (2.5, 2e9), (3.0, 1e9)]
+
+
+def test_costs() -> None:
+    # 64 devices at 2.50 an hour are 160 an hour: 0.08 in 1.8 s; 1e9 tokens at 1e6 a second take 1,000 s.
+    assert cost_a_step(2.5, 64, 1.8) == pytest.approx(0.08)
+    assert cost_a_billion(2.5, 64, 1e6) == pytest.approx(160 * 1000 / 3600)
+
+
+def test_the_next_plan_is_told_apart_by_its_paths() -> None:
+    ours = prediction(1.0, exposed_s={("tp", "all_gather", "layers.*"): 0.1})
+    theirs = prediction(1.3, exposed_s={("tp", "all_gather", "layers.*"): 0.5}, parts_s={"compute": 0.0})
+    assert reasons(plan_of(ours), plan_of(theirs)) == ["400 ms more exposed all_gather over tp of layers.*"]
+
+
+def test_changes_are_held_against_the_plan_as_written() -> None:
+    written = space().meshes[0]
+    changed = written.with_choice("plan.reshard_after_forward", False)
+    moved = Candidate((("dp_shard", 2), ("tp", 2)))
+    plans = [
+        plan_of(prediction(1.0, 2e9, candidate=written)),
+        plan_of(prediction(0.9, 3e9, candidate=changed)),
+        plan_of(prediction(0.5, 9e9, fits=False, candidate=moved)),
+    ]
+    found = changes_of(plans, written)
+    assert [(one.code, round(one.time_share, 3), one.memory_bytes) for one in found] == [
+        ("FsdpPlan(reshard_after_forward=False)", -0.1, 1e9),
+        ("mesh = {'dp_shard': 2, 'tp': 2}", -0.5, 7e9),
+    ]
+
+
+def test_memory_that_no_plan_fits_names_the_nearest() -> None:
+    said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), 80e9))
+    assert said.startswith(
+        "no plan of llama3_70b on 8 devices was found that fits into 80 GB; the nearest (dp_shard=4)"
+    )
+    assert "needs 100 GB; give --memory 102GB or more" in said
+
+
+def measured(step_s: float, *choices: tuple[str, Any]) -> RankedPlan:
+    return RankedPlan(Candidate((("dp_shard", 4),), choices), step_s, 100 / step_s, None, "measured", True)
+
+
+def test_the_two_best_changes_are_tried_together() -> None:
+    plans = [measured(0.8, ("plan.prefetch", 2)), measured(0.9, ("plan.checkpoint", "full")), measured(1.0)]
+    known = {plan.candidate: plan for plan in plans}
+    both = (("plan.checkpoint", "full"), ("plan.prefetch", 2))
+    assert [one.choices for one in combined(plans, known)] == [both]
+    assert combined([measured(0.8, ("plan.prefetch", 2)), measured(0.7)], known) == []
+
+
+def test_the_last_round_has_verdicts_against_its_fastest() -> None:
+    passes = [[1.0 + 0.001 * number for number in range(10)], [1.5 + 0.001 * number for number in range(10)]]
+    found = judged([measured(1.0), measured(1.5, ("plan.prefetch", 2))], passes)
+    assert [plan.verdict for plan in found] == ["recommended", "slower"]
+    assert found[1].measured is not None and found[1].measured[0] == pytest.approx(1.5, rel=0.01)
+
+
+def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
+    chosen = parse_choices(["plan.mesh=dp_shard4,dp_shard2xtp2", "plan.microbatches=2"], {})
+    assert chosen == {"plan.mesh": ["dp_shard4", "dp_shard2xtp2"], "plan.microbatches": [2]}
+    assert split_variant({"dim": 1, "plan.prefetch": 2}) == ({"dim": 1}, {"plan.prefetch": 2})
+    assert brief_mesh({"dp_shard": 2, "cp": 1, "tp": 2}) == "dp_shard2xtp2"
+    assert parse_brief_mesh("dp_replicate2xtp16") == {"dp_replicate": 2, "tp": 16}
+    assert mesh_of({"plan.mesh": "tp4"}, {"dp_shard": 2, "tp": 2}) == {"dp_shard": 1, "tp": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("plan.reshard=True", "plan.reshard: no such change to a plan (nearest: "),
+        ("plan.rotate=left", "--set plan.rotate=left is unknown; use allgather, alltoall"),
+        ("plan.microbatches=0", "give a whole number from 1"),
+        ("plan.mesh=4", "is no mesh; write for example plan.mesh=dp_shard2xtp2"),
+        ("plan.prefetch=two", "plan.prefetch takes int values such as 2"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_choices([text], {})
+    assert says in str(refused.value)
+
+
+def test_a_mesh_of_other_ranks_than_the_launch_is_refused() -> None:
+    with pytest.raises(UserError, match="has 8 ranks, and the launch 4"):
+        mesh_of({"plan.mesh": "tp8"}, {"tp": 4})
+
+
+def test_the_batch_grows_with_the_world_where_nobody_gave_one() -> None:
+    setup = set_up("llama3_8b", (), 64, None, False)
+    assert setup.base["batch"] == 128 and setup.note.startswith("batch=128, as 16 on the 8 ranks")
+    assert setup.command(Candidate((("dp_shard", 64),))) == "distbench run llama3_8b --mesh dp_shard=64 --set batch=128"
+    assert set_up("llama3_8b", ("batch=64",), 64, None, False).base["batch"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GB", 80e9), ("80", 80e9), ("79.5 GiB", 79.5 * (1 << 30)), ("1tb", 1e12)]
+)
+def test_amounts_of_memory(text: str, size: float) -> None:
+    assert amount(text, "--memory", BYTES, "GB", 1e15) == size
+    assert amount("10min", "--budget", SECONDS, "s", 1e9) == 600 and amount("90", "--budget", SECONDS, "s", 1e9) == 90
+
+
+def sweep(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["sweep", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("llama_2d", "--memory", "lots", "--hardware", "h100"),
+            "--memory lots cannot be used; give a positive number",
+        ),
+        (("llama_2d", "--budget", "0"), "--budget 0 cannot be used; give a positive number with one of s, min, h"),
+        (("llama_2d", "--price", "-1"), "--price"),
+        (("llama_2d", "--world", "0"), "--world 0 is no number of ranks"),
+        (("llama_2d", "--memory", "80GB"), "--memory goes with --hardware"),
+        (("llama_2d", "--mesh", "tp=2"), "--mesh goes with --around-my-plan only"),
+        (("llama_2d", "--set", "plan.mesh=tp4"), "leave --set plan.mesh out"),
+        (("llama3_8b", "--world", "64"), "no CPU runs; predict it: --hardware h100"),
+        (("llama_2d", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
+        (("lama_2d",), "no scenario 'lama_2d'"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = sweep(*arguments, "--out", str(tmp_path))
+    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
+
+
+@pytest.fixture(scope="module")
+def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """A sweep of three plans of a small scenario, and the same again from what it left."""
+    out = tmp_path_factory.mktemp("sweep")
+    asked = ("tp_mlp", "--quick", "--world", "2", "--hardware", "h100", "--plans", "3", "--out", str(out), "--quiet")
+    with children.forked():
+        first = sweep(*asked, "--price", "2.5")
+        kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
+        again = sweep(*asked, "--resume", "--format", "json")
+        small = sweep(*asked, "--resume", "--memory", "1MB")
+    after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
+    return {"first": first, "again": again, "small": small, "kept": kept, "after": after, "out": out}
+
+
+def test_a_sweep_ends_with_a_plan_to_paste_and_a_picture(predicted: Mapping[str, Any]) -> None:
+    first = predicted["first"]
+    assert first.exit_code == 0, first.output
+    assert "use --mesh " in first.stdout and "a step predicted on h100" in first.stdout
+    assert "plan = ParallelPlan(" in first.stdout and "distbench run tp_mlp --mesh " in first.stdout
+    assert "at 2.5 a device and hour" in first.stdout
+    for name in ("plans.png", "plans.svg", "plans.json"):
+        assert (predicted["out"] / name).stat().st_size > 500
+
+
+def test_a_resumed_sweep_records_nothing_again(predicted: Mapping[str, Any]) -> None:
+    assert predicted["again"].exit_code == 0, predicted["again"].output
+    record = json.loads(predicted["again"].stdout)
+    assert record["plans"] and record["plans"][0]["step_s"] > 0
+    assert predicted["after"] == predicted["kept"]
+
+
+def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) -> None:
+    done = predicted["small"]
+    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 0.001 GB" in done.output
