@@ -53,8 +53,6 @@ class FsdpPlan:
             the place of FSDP2's own all-reduce; a hook must average.
         all_gather: makes the object that gathers parameters (`set_custom_all_gather`), one for all units.
         reduce_scatter: makes the object that scatters gradients (`set_custom_reduce_scatter`), one for all units.
-        spmd_mesh: make every parameter a DTensor on the whole mesh first and name mesh_dims and replicate_dims as
-            `dp_mesh_dims` (torch 2.13).
         gradient_divide_factor: what summed gradients are divided by; None for the number of data parallel ranks.
         gather_extension: `tensor -> tensor subclass` with `fsdp_pre_all_gather` and `fsdp_post_all_gather`, applied to
             every parameter of two or more tensor dims, so that it travels in another form.
@@ -77,7 +75,6 @@ class FsdpPlan:
     all_reduce_hook: Callable[[Any], Callable[[Any], None]] | None = None
     all_gather: Callable[[], Any] | None = None
     reduce_scatter: Callable[[], Any] | None = None
-    spmd_mesh: bool = False
     gradient_divide_factor: float | None = None
     gather_extension: Callable[[Any], Any] | None = None
 
