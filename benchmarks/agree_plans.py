@@ -25,6 +25,8 @@ TP, FSDP = {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}
 WRAP = ("blocks.*",)
 PAIR: dict[str, Any] = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 HYBRID = FsdpPlan(wrap=WRAP, mesh_dims=("dp_shard",), replicate_dims=("dp_replicate",))
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+TWO_INPUTS = PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None))
 BOTH = ("dp_replicate", "dp_shard")
 
 
@@ -37,6 +39,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """With the input added."""
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
@@ -49,6 +52,7 @@ class Stack(nn.Module):
         self.head = nn.Linear(dim, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of each token."""
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -152,13 +156,13 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
             "fsdp": FsdpPlan(
                 mesh_dims=BOTH,
                 shard_placement=LargestDim(100),
-                mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+                mixed_precision=BF16,
             )
         },
     ),
     "bf16": (
         FSDP,
-        {"fsdp": FsdpPlan(mesh_dims=BOTH, mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16))},
+        {"fsdp": FsdpPlan(mesh_dims=BOTH, mixed_precision=BF16)},
     ),
     "f16 reductions": (
         FSDP,
