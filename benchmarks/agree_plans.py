@@ -179,7 +179,7 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
 }
 
 
-# Refused because a part of them would do nothing that it says: without the refusal, a step runs as if it were not there.
+# Refused because a part of them would do nothing: without the refusal, a step runs as if it were not there.
 WITHOUT_EFFECT = (
     *("a pattern of nothing", "annotated, no such parameter", "a mesh dim of nobody", "reshard to 2 with TP"),
     *("prefetch of -1", "wrapped nothing", "checkpointed nothing"),
