@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from fsdp_communication import AllToAllScatter, BroadcastGather, averaged_over
 from gather_extension import gathered_as
 from models import Llama, next_token_loss, token_batch
 from torch import nn
@@ -15,6 +16,7 @@ from distbench.spec import FsdpPlan, LargestDim, ParallelPlan, Scenario, UserErr
 
 WRAP = ("layers.*",)
 BASE = FsdpPlan(wrap=WRAP, mesh_dims=("dp_replicate", "dp_shard"))
+HYBRID = replace(BASE, mesh_dims=("dp_shard",), replicate_dims=("dp_replicate",))
 BF16 = torch.bfloat16
 
 
@@ -27,7 +29,7 @@ KNOBS: dict[str, FsdpPlan] = {
     "plain": BASE,
     "keep": replace(BASE, reshard_after_forward=False),
     "reshard_to_2": replace(BASE, reshard_after_forward=2),
-    "hybrid": replace(BASE, mesh_dims=("dp_shard",), replicate_dims=("dp_replicate",)),
+    "hybrid": HYBRID,
     "bf16_params": replace(BASE, mixed_precision=MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)),
     "bf16_reduce": replace(BASE, mixed_precision=MixedPrecisionPolicy(reduce_dtype=BF16)),
     "f32_output": replace(
@@ -48,9 +50,18 @@ KNOBS: dict[str, FsdpPlan] = {
     "accumulate": replace(BASE, sync_each_microbatch=False),
     "accumulate_synced": BASE,
     "divide_by_1": replace(BASE, gradient_divide_factor=1.0),
+    "all_reduce_once": replace(HYBRID, all_reduce_each_microbatch=False),
+    "keep_over_microbatches": replace(BASE, reshard_each_microbatch=False),
+    "not_in_backward": replace(BASE, wrap=(*WRAP, "tok_embeddings"), not_in_backward=("tok_embeddings",)),
+    "unshard_ahead": replace(BASE, unshard_ahead=2),
+    "all_reduce_hook": replace(HYBRID, all_reduce_hook=averaged_over),
+    "own_all_gather": replace(BASE, all_gather=BroadcastGather),
+    "own_reduce_scatter": replace(BASE, reduce_scatter=AllToAllScatter),
+    "state_dict": BASE,
     "gather_bf16": replace(BASE, gather_extension=gathered_as("bf16")),
     "gather_int8": replace(BASE, gather_extension=gathered_as("int8")),
 }
+IN_TWO_PARTS = ("accumulate", "accumulate_synced", "all_reduce_once", "keep_over_microbatches")
 # Relative to one device in fp32, loss and every gradient: about twice what rounding the weights was seen to cost. The
 # worst gradients are those of attention's projections; the losses agree to 1e-3.
 TOLERANCES = {"gather_bf16": 5e-2, "gather_int8": 1e-1}
@@ -104,6 +115,14 @@ def built(knob: str, sizes: dict[str, Any]) -> nn.Module:
             "accumulate",
             "accumulate_synced",
             "divide_by_1",
+            "all_reduce_once",
+            "keep_over_microbatches",
+            "not_in_backward",
+            "unshard_ahead",
+            "all_reduce_hook",
+            "own_all_gather",
+            "own_reduce_scatter",
+            "state_dict",
             "gather_bf16",
             "gather_int8",
         )
@@ -138,6 +157,8 @@ def fsdp_knobs(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
-        plan=ParallelPlan(fsdp=KNOBS[knob], microbatches=2 if knob.startswith("accumulate") else 1),
+        plan=ParallelPlan(
+            fsdp=KNOBS[knob], microbatches=2 if knob in IN_TWO_PARTS else 1, state_dict=knob == "state_dict"
+        ),
         tolerance=TOLERANCES.get(knob),
     )

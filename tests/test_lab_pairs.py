@@ -24,14 +24,15 @@ from distbench.worker.cases.laboratory_pairs import (
     strided,
     undecodable_layouts,
 )
-from distbench.worker.cases.redistributed_pair import shard_under, torch_placements
 from distbench.worker.cases.redistribution import laboratory_cases, pairs_of, planners_for
 from distbench.worker.rank.failure import RankFailed
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import (
     parse_placement,
     shard_in_order,
+    shard_under,
     strided_shard_of,
+    torch_placements,
 )
 from distbench.worker.redistribute.tensor_layout import Layout, Pair
 from distbench.worker.runner import Runner

@@ -157,6 +157,11 @@ def test_a_shared_parameter_under_tp_is_refused_unless_its_holders_lay_it_out_al
     ("knobs", "words"),
     [
         ({"replicate_dims": ("tp",)}, "shards and replicates over mesh dim 'tp'"),
+        ({"unshard_ahead": -1}, "unshard_ahead=-1 is no number of units"),
+        ({"not_in_backward": ("tail",)}, "not_in_backward pattern 'tail' matches no FSDP unit"),
+        ({"all_reduce_each_microbatch": False}, "has no all-reduce to leave out; name replicate_dims"),
+        ({"all_reduce_hook": lambda mesh: None}, "has no replicas to reduce over; name replicate_dims"),
+        ({"all_gather": dict}, "all_gather makes a dict"),
         ({"prefetch_forward": -1}, "prefetch_forward=-1 is no number of units"),
         ({"prefetch_backward": 1, "wrap": ()}, "has no units to gather ahead"),
         (

@@ -62,6 +62,11 @@ def errors(row: dict[str, Any]) -> tuple[float, float]:
 
 EXACT_KNOBS = ("plain", "keep", "reshard_to_2", "hybrid", "columns", "largest_dim", "uneven", "tied", "frozen")
 EXACT_KNOBS += ("prefetch_2", "accumulate", "accumulate_synced", "divide_by_1")
+EXACT_KNOBS += ("all_reduce_once", "keep_over_microbatches", "not_in_backward", "unshard_ahead", "all_reduce_hook")
+EXACT_KNOBS += ("own_all_gather", "own_reduce_scatter", "state_dict")
+
+
+NUM_PARAMETERS = 2 + 3 * 9 + 1  # embedding and output, in each block seven matrices and two norms, the last norm
 
 
 @pytest.mark.parametrize("knob", EXACT_KNOBS)
@@ -89,6 +94,13 @@ def test_a_tolerance_that_the_scenario_names_holds(rows: Rows, knob: str, bound:
 def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
     knobs = rows["fsdp_knobs"]
     assert errors(knobs["knob=gather_int8"])[1] > errors(knobs["knob=gather_bf16"])[1]
+
+
+def test_a_round_trip_of_the_state_has_its_phases_and_each_rank_saves_its_quarter(rows: Rows) -> None:
+    row = rows["fsdp_knobs"]["knob=state_dict"]
+    assert set(row["phases_s"]) == {"forward", "backward", "optimizer", "save", "load"}
+    # Parameters and AdamW's two moments in f32; each of the 30 parameters has a step, which every rank keeps.
+    assert row["counters"]["state_bytes"] == 3 * row["counters"]["parameter_bytes"] + 4 * NUM_PARAMETERS
 
 
 def test_cpu_offload_is_skipped_on_a_cpu_with_its_reason(rows: Rows) -> None:

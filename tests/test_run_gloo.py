@@ -15,10 +15,11 @@ from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
+SCENARIOS += ("dtensor_ops",)
 IN_PASSES = "tp_mlp"
 # Of scenarios with many variants, those that launches of other tests do not have.
 SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None)}
-SMALL = ("max_bytes=65536", "small=32", "large=32")
+SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,22 @@ def test_redistribution_covers_every_pair_with_both_planners(shipped: dict[str, 
         assert path.startswith(record["case"]["params"]["source"][0])
         assert record["counters"]["planning_cold_s"] > record["counters"]["planning_warm_s"] > 0
         assert (record["wire_bytes"] == 0) == (record["counters"]["num_collectives"] == 0)
+
+
+def test_an_operator_says_what_it_redistributes_unasked_and_each_planner_pays_its_own_way(
+    shipped: dict[str, Run],
+) -> None:
+    rows = {record["case"]["id"].split("/", 2)[2]: record for record in shipped["dtensor_ops"].cases}
+    assert len(rows) == 10
+    # By hand: half the matrix is reduced (2 x 1/2 of it sent), then gathered (1/2 of the whole); or the whole is
+    # gathered first, and 1/2 of half of it scattered.
+    size = 64 * 64 * 4
+    paid = {planner: rows[f"add/S(0)S(0),S(1)P(sum)/{planner}"] for planner in ("greedy", "min_cost")}
+    assert (paid["greedy"]["wire_bytes"], paid["min_cost"]["wire_bytes"]) == (size, size * 3 // 4)
+    counters = paid["min_cost"]["counters"]
+    assert counters["forward_pays"].endswith("S(1)P(sum)->S(0)S(0): reduce_scatter tp")
+    assert (counters["num_implicit"], counters["backward_pays"], counters["result"]) == (2, "", "S(0)S(0)")
+    assert set(paid["greedy"]["phases_s"]) == {"forward", "backward"}
 
 
 def test_the_planners_take_different_paths_where_they_should(shipped: dict[str, Run]) -> None:

@@ -74,7 +74,10 @@ MAY_IMPORT = {
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.links", "worker.torch_internals"),
+        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.torch_internals"),
+    },
+    "worker.dtensor_operators": {
+        *("spec", "runs", "worker.redistribute", "worker.rank", "worker.tracing", "worker.torch_internals"),
     },
     "worker.links": {"spec", "runs", "worker.rank"},
     "worker.tracing": {"spec", "runs", "compare", "worker.plans", "worker.rank", "worker.torch_internals"},

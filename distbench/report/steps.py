@@ -44,6 +44,11 @@ TIMES: TableColumns = (
     ("<speed-up, 95 % CI", _speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
+STATE_TIMES: TableColumns = (
+    ("save", lambda row: units.time_text(row.get("save_s"))),
+    ("load", lambda row: units.time_text(row.get("load_s"))),
+)
+STATE = ("state", lambda row: units.size_text(row["state_bytes"]))
 RESERVED = ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"]))
 CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
@@ -56,7 +61,7 @@ CHECKS: TableColumns = (
     ("samples", lambda row: units.whole_text(row["num_samples"])),
     ("<stopped by", lambda row: units.word_text(row["stop_reason"])),
 )
-LEAST_OF_CHECKS = ("stopped by", "samples", "reserved", "worst gradient", "at", "predicted")
+LEAST_OF_CHECKS = ("stopped by", "samples", "state", "reserved", "worst gradient", "at", "predicted")
 
 
 def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -96,11 +101,12 @@ def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
     rows: list[Row] = measured.to_dict("records")
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
-    columns = (*TIMES[:5], (f"<step's {spread}", spread_text), *TIMES[5:])
+    state = STATE_TIMES if any(units.known(row.get("save_s")) for row in rows) else ()
+    columns = (*TIMES[:4], *state, TIMES[4], (f"<step's {spread}", spread_text), *TIMES[5:])
     told = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     if num_left_out := len(rows) - len(told):
         notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
-    optional = ("optimizer", "rate", f"step's {spread}", "forward", "backward")
+    optional = ("load", "save", "optimizer", "rate", f"step's {spread}", "forward", "backward")
     times = table_of("step time", columns, told, notes + measured.attrs["told"], (), optional)
     return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
 
@@ -109,6 +115,8 @@ def _checks(rows: list[Row]) -> Table:
     columns = list(CHECKS)
     if any(np.isfinite(row["peak_reserved_bytes"]) for row in rows):
         columns.insert(2, RESERVED)
+    if any(units.known(row["state_bytes"]) for row in rows):
+        columns.insert(-2, STATE)
     notes = [*_about_memory(rows), "errors are relative to the same step on one device"]
     return table_of("memory, and agreement with one device", columns, rows, notes, (), LEAST_OF_CHECKS)
 
@@ -122,4 +130,6 @@ def _about_memory(rows: list[Row]) -> list[str]:
     if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):
         notes.append("predicted are tensors alive as torch's tracker counts them, without the batch")
     reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
+    if any(units.known(row["state_bytes"]) for row in rows):
+        notes.append("state is the part of parameters, buffers and optimizer that a rank saves, where one is saved")
     return [*notes, *(f"where memory has a -: {reason}" for reason in reasons)]

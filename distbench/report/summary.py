@@ -14,6 +14,7 @@ from distbench.render.units import counts_text
 from distbench.report import findings
 from distbench.report.calibrations import calibration_lines
 from distbench.report.contents import Contents
+from distbench.report.operators import operator_lines
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
 from distbench.report.sections import short_path
 from distbench.report.simulated_steps import simulated_lines
@@ -61,6 +62,7 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents, with_file: bool
     """Where it stands in the order, and its lines; `with_file` names its file, where others are of its scenario."""
     failed = _failed(run, contents.is_studied(run))
     lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
+    lines += operator_lines(frame)
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
     lines += [*simulated_lines(run), *calibration_lines(run), *findings.trace_lines(run), *link_lines(run)]
     differs = any(line.startswith(("best:", "worst:", "SLOW:")) for line in lines)

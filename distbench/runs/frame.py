@@ -62,6 +62,8 @@ LAST = (
     *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
     *_columns("loss_rel_error grad_rel_error entry_skew_s isolated_s", *COUNTERS, is_number=True),
     *_columns("worst_grad", *COUNTERS),
+    *_columns("result gradients forward_pays backward_pays", *COUNTERS),
+    *_columns("num_implicit state_bytes", *COUNTERS, is_number=True),
     *_columns("compute_s exposed_s idle_s mfu hfu slowest_rank", *COUNTERS, is_number=True),
     *_columns("simulated"),
     *_columns("stop_reason error"),

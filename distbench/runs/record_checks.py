@@ -86,6 +86,8 @@ RESULT: Kinds = {
 }
 COUNTERS: Kinds = {
     **dict.fromkeys(("path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"), TEXT),
+    **dict.fromkeys(("result", "gradients", "forward_pays", "backward_pays"), TEXT),
+    **dict.fromkeys(("num_implicit", "state_bytes", "forward_wire_bytes", "backward_wire_bytes"), BYTES),
     **dict.fromkeys(("num_collectives", "num_messages", "wire_bytes_executed", "lower_bound_bytes"), BYTES),
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),

@@ -48,7 +48,7 @@ class Case:
     """One thing measured; `params` tell it apart, as columns for a report."""
 
     id: str  # stable join key, kind/dtype[shape]/what/how
-    kind: str  # "collective", "redistribute", "calibrate", "compute", "step" or "call"
+    kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
     params: Record = field(default_factory=dict)
 
 

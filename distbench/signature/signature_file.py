@@ -19,7 +19,7 @@ from distbench.spec.reading import read_text
 
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
-PHASES = ("forward", "backward", "optimizer", "call")
+PHASES = ("forward", "backward", "optimizer", "save", "load", "call")
 PEAK = "predicted peak memory"
 HEAD, HEAD_LINES = ("scenario", "mesh", "torch"), 4
 # No count of bytes has more digits, and Python reads no longer ones.

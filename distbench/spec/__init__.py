@@ -8,6 +8,7 @@ from distbench.spec.parallel import CompilePlan, CpPlan, DdpPlan, FsdpPlan, Larg
 from distbench.spec.scenario import (
     Calibration,
     Collectives,
+    DTensorOperator,
     Laboratory,
     Links,
     Redistributions,
@@ -21,6 +22,7 @@ __all__ = [
     "Collectives",
     "CompilePlan",
     "CpPlan",
+    "DTensorOperator",
     "DdpPlan",
     "Entry",
     "FsdpPlan",

@@ -43,6 +43,17 @@ class FsdpPlan:
         prefetch_forward: how many units ahead to gather in forward, explicitly; None leaves it to torch.
         prefetch_backward: how many units ahead to gather in backward, explicitly; None leaves it to torch.
         sync_each_microbatch: reduce gradients after every micro-batch; False waits for the last one.
+        all_reduce_each_microbatch: with replicas, reduce over them after every micro-batch; False scatters after every
+            one and waits for the last to all-reduce.
+        reshard_each_microbatch: free gathered parameters after every backward; False keeps them until the last one.
+        not_in_backward: glob patterns over the units' names ("" is the root) whose parameters backward does not need,
+            so that it gathers none of them: embeddings, say.
+        unshard_ahead: units whose parameters are gathered together before forward, by `unshard(async_op=True)`, and
+            waited for when all of them are on their way.
+        all_reduce_hook: `DeviceMesh of replicate_dims -> hook`, which reduces scattered gradients over the replicas in
+            the place of FSDP2's own all-reduce; a hook must average.
+        all_gather: makes the object that gathers parameters (`set_custom_all_gather`), one for all units.
+        reduce_scatter: makes the object that scatters gradients (`set_custom_reduce_scatter`), one for all units.
         gradient_divide_factor: what summed gradients are divided by; None for the number of data parallel ranks.
         gather_extension: `tensor -> tensor subclass` with `fsdp_pre_all_gather` and `fsdp_post_all_gather`, applied to
             every parameter of two or more tensor dims, so that it travels in another form.
@@ -64,6 +75,13 @@ class FsdpPlan:
     prefetch_forward: int | None = None
     prefetch_backward: int | None = None
     sync_each_microbatch: bool = True
+    all_reduce_each_microbatch: bool = True
+    reshard_each_microbatch: bool = True
+    not_in_backward: tuple[str, ...] = ()
+    unshard_ahead: int = 0
+    all_reduce_hook: Callable[[Any], Callable[[Any], None]] | None = None
+    all_gather: Callable[[], Any] | None = None
+    reduce_scatter: Callable[[], Any] | None = None
     gradient_divide_factor: float | None = None
     gather_extension: Callable[[Any], Any] | None = None
     whole: tuple[str, ...] = ()
@@ -166,6 +184,8 @@ class ParallelPlan:
         fsdp: FSDP2, or None.
         ddp: DistributedDataParallel, or None; in the place of FSDP2.
         microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
+        state_dict: end each step with a round trip of the sharded state of model and optimizer, in phases of its own:
+            `save` copies it out, `load` puts it back.
     """
 
     shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
@@ -181,6 +201,7 @@ class ParallelPlan:
     fsdp: FsdpPlan | None = None
     ddp: DdpPlan | None = None
     microbatches: int = 1
+    state_dict: bool = False
 
     @property
     def tp_dims(self) -> tuple[str, ...]:

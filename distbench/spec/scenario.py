@@ -85,6 +85,28 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class DTensorOperator:
+    """An operator on DTensors, forward and backward, under placements of its inputs, by each planner.
+
+    Args:
+        name: what it is called in case ids and tables.
+        call: `(*inputs) -> tensor`, the inputs being DTensors; what is timed. A plain tensor that it returns must be
+            the whole result on every rank.
+        make_inputs: makes the whole inputs on the CPU, alike on every rank; those of a floating dtype get gradients.
+        placements: the ways to lay the inputs, each one text an input: `("S(0)R", "RS(1)")`, one placement a mesh dim.
+        one_device: the same of plain whole tensors; None where `call` takes those.
+        planners: as for Redistributions, without direct.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    make_inputs: Callable[[], Sequence[Any]]
+    placements: tuple[tuple[str, ...], ...]
+    one_device: Callable[..., Any] | None = None
+    planners: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Links:
     """Every pair of ranks, the groups of each mesh dim, and each rank's own speed: what names a slow rank or link.
 
@@ -123,6 +145,7 @@ class Scenario:
         optimizer: parameters to optimizer; None leaves the optimizer phase out.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
+        operators: operators on DTensors, and what redistribution each one pays.
         links: what is measured to find slow ranks and links.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
@@ -150,6 +173,7 @@ class Scenario:
     redistributions: tuple[Redistributions, ...] = ()
     laboratories: tuple[Laboratory, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    operators: tuple[DTensorOperator, ...] = ()
     links: tuple[Links, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     compute: int = 0

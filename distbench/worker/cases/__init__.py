@@ -1,4 +1,5 @@
-"""What can be timed: collectives, redistributions and their laboratory, a profile's steps, training, users' calls."""
+"""What can be timed: collectives, redistributions and their laboratory, operators,
+a profile's steps, training, users' calls."""
 
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ from distbench.worker.cases.collective import collective_cases
 from distbench.worker.cases.compute import compute_cases
 from distbench.worker.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.worker.cases.step import step_cases
+from distbench.worker.dtensor_operators import operator_cases
 from distbench.worker.links import link_cases
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
@@ -20,6 +22,7 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from redistribution_cases(scenario, context)
     yield from laboratory_cases(scenario, context)
     yield from calibration_cases(scenario, context)
+    yield from operator_cases(scenario, context)
     yield from link_cases(scenario, context)
     yield from compute_cases(scenario, context)
     yield from step_cases(scenario, label, context)

@@ -17,11 +17,11 @@ from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.levels import flattened
-from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, check_planners, open_pair, opened
+from distbench.worker.cases.redistributed_pair import Experiment, FieldsOf, open_pair, opened
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.planners import PlannedRedistribution, executed_as
+from distbench.worker.redistribute.planners import PlannedRedistribution, check_planners, executed_as
 from distbench.worker.redistribute.tensor_layout import Pair
 from distbench.worker.torch_internals import partition
 

@@ -5,34 +5,30 @@ Redistributions, the laboratory and calibration all open their cases here.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from distbench.costmodel.lines import DIRECT
-from distbench.costmodel.profile import Profile
 from distbench.planning import Problem, least_received_bytes
 from distbench.runs.run_file import Case
-from distbench.spec import UserError
-from distbench.spec.planner_names import NATIVE, PLANNERS
+from distbench.spec.planner_names import NATIVE
 from distbench.worker.rank.dtypes import TORCH_DTYPES, shape_text
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import (
-    part_of,
+    dtensor_under,
     rounding_of,
-    shard_in_order,
-    strided_shard_of,
+    shard_under,
     tagged,
-    torch_placement,
+    torch_placements,
 )
 from distbench.worker.redistribute.planners import PlannedRedistribution, exchange_between, planned_redistribution
-from distbench.worker.redistribute.tensor_layout import Layout, Pair
+from distbench.worker.redistribute.tensor_layout import Pair
 from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, Unsupported
 
 REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -59,17 +55,6 @@ class Experiment:
 
 
 FieldsOf = Callable[[Experiment, PlannedRedistribution, RankContext], dict[str, Any]]
-
-
-def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None) -> None:
-    """UserError for a planner or dtype that is unknown, or calibrated without a profile."""
-    if dtype not in TORCH_DTYPES:
-        raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
-    for name in planners:
-        if name not in PLANNERS:
-            raise UserError(f"planner {name!r} is unknown; use {', '.join(PLANNERS)}")
-        if name == "calibrated" and profile is None:
-            raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
 
 
 def redistribute_case(
@@ -168,27 +153,6 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
     known = experiment.known.get("planning_s")
     with planned_redistribution(experiment.planner, source, target, context, experiment.native, known) as planned:
         yield planned
-
-
-def torch_placements(layout: Layout) -> Any:
-    """torch's placements, one a mesh dim, which say nothing of shard orders."""
-    return [torch_placement(placement) for placement in layout.placements]
-
-
-def shard_under(full: torch.Tensor, layout: Layout, context: RankContext) -> torch.Tensor:
-    """This rank's shard of `full` under a layout."""
-    at = context.mesh_shape, context.coordinate
-    if layout.is_strided or layout.state is None:
-        return strided_shard_of(full, torch_placements(layout), *at).contiguous()
-    return shard_in_order(full, layout.state.orders, *at).contiguous()
-
-
-def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> Any:
-    """The DTensor whose value is `full`, laid out by our own arithmetic; a Partial rank holds its part."""
-    placements = torch_placements(layout)
-    part = part_of(full, placements, context.mesh_shape, context.coordinate)
-    local = shard_under(part, layout, context).to(context.device)
-    return DTensor.from_local(local, context.mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
 
 
 def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankContext) -> str | None:

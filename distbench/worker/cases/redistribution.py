@@ -19,17 +19,14 @@ from distbench.spec.scenario import LABORATORY_SUITES
 from distbench.worker.cases.laboratory_pairs import groups_of, sample
 from distbench.worker.cases.redistributed_pair import (
     Experiment,
-    check_planners,
-    dtensor_under,
     open_pair,
     opened,
     redistribute_case,
-    torch_placements,
 )
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.expected_shards import parse_placement
-from distbench.worker.redistribute.planners import planned_redistribution
+from distbench.worker.redistribute.expected_shards import dtensor_under, parse_placement, torch_placements
+from distbench.worker.redistribute.planners import check_planners, planned_redistribution
 from distbench.worker.redistribute.tensor_layout import Layout, Pair
 from distbench.worker.torch_internals import flatten_mesh
 

@@ -24,6 +24,7 @@ from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.failure import blamed
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.sharded_state import round_trip
 from distbench.worker.tracing.step_memory import memory_counters
 from distbench.worker.tracing.trace import StepTrace
 
@@ -116,6 +117,10 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once
             step_check = StepCheck(step, scenario, context, built)
             wrong = step_check()
             counters.update(step_check.counters)
+        if step.plan.state_dict:
+            held, changed = round_trip(step.model, step.optimizer)
+            counters["state_bytes"] = max(context.gather(held))
+            wrong = wrong or changed
         step.kept_outputs = None
         # After all that is measured and checked: nothing that it does to the step can matter.
         if not once.is_memory_known:

@@ -47,7 +47,7 @@ def _of_variant(
     try:
         scenario = declared(function, variant)
         with fake_ranks(mesh_of(variant, job.mesh)) as mesh:
-            answer = _answer(scenario, rank_0_of(mesh, job, job.device))
+            answer = answer_of(scenario, rank_0_of(mesh, job, job.device))
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
             may_fit = step_fails or all("mesh dim" in problem for problem in found)
@@ -59,7 +59,8 @@ def _of_variant(
         return {"problems": [f"the scenario raises {one_line(error)}"]}
 
 
-def _answer(scenario: Scenario, context: RankContext) -> dict[str, Any]:
+def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
+    """What `answers` says of a variant, without a mesh that works; `step_fails` where a step did not run."""
     if scenario.build_model is None:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
     if scenario.make_batch is None:
@@ -89,7 +90,7 @@ def _mesh_that_works(
         if time.process_time() > until:
             break
         with fake_ranks(other) as mesh:
-            if not _answer(scenario, rank_0_of(mesh, job, job.device))["problems"]:
+            if not answer_of(scenario, rank_0_of(mesh, job, job.device))["problems"]:
                 worked[:] = [other]
                 return other
     return None

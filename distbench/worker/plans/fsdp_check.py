@@ -6,10 +6,11 @@ from typing import Any
 from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim, ParallelPlan
+from distbench.spec.errors import nearest
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.fully_sharded import policies_of, present
 from distbench.worker.plans.materialise import owners_of
-from distbench.worker.plans.patterns import annotations_by_parameter, matching_modules, styles_by_module
+from distbench.worker.plans.patterns import annotations_by_parameter, matching, matching_modules, styles_by_module
 from distbench.worker.plans.tp_check import local_shape
 from distbench.worker.rank.rank_context import RankContext
 
@@ -34,6 +35,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     yield from _own_mesh_dims(fsdp, context)
     yield from _small_parameters(fsdp)
     yield from _prefetch(fsdp)
+    yield from _communication(model, fsdp)
     if fsdp.gather_extension is not None:
         yield from _extension(model, fsdp.gather_extension, plan, context, shards)
 
@@ -156,6 +158,26 @@ def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:
             yield f"{name}={ahead} is no number of units; use 0 or more"
         if ahead is not None and not fsdp.wrap:
             yield f"{name}={ahead} has no units to gather ahead; name modules in wrap"
+
+
+def _communication(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    if fsdp.unshard_ahead < 0 or (fsdp.unshard_ahead and not fsdp.wrap):
+        yield f"unshard_ahead={fsdp.unshard_ahead} is no number of units; name modules in wrap, and 0 or more of them"
+    units = [*matching_modules(fsdp.wrap, model), ""]
+    for pattern in fsdp.not_in_backward:
+        if not matching(pattern, units):
+            yield f"not_in_backward pattern {pattern!r} matches no FSDP unit ({nearest(pattern, units)})"
+    if not fsdp.replicate_dims:
+        if not fsdp.all_reduce_each_microbatch:
+            yield "all_reduce_each_microbatch=False has no all-reduce to leave out; name replicate_dims"
+        if fsdp.all_reduce_hook is not None:
+            yield "all_reduce_hook has no replicas to reduce over; name replicate_dims"
+    elif fsdp.all_reduce_hook is not None and not fsdp.all_reduce_each_microbatch:
+        yield "all_reduce_each_microbatch=False does not keep an all_reduce_hook from running; leave one of them out"
+    for name in ("all_gather", "reduce_scatter"):
+        make = getattr(fsdp, name)
+        if make is not None and not (callable(made := make()) and hasattr(made, "allocate")):
+            yield f"{name} makes a {type(made).__name__}; torch wants an object with allocate() and __call__()"
 
 
 def _extension(

@@ -55,6 +55,7 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     for unit, policy in units_of(model, plan):
         given = {**options, "mp_policy": policy, "mesh": own_meshes.get(unit, options["mesh"])}
         fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
+    _communicate_by(model, plan, context)
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
     if plan.gradient_divide_factor is not None:
         _divide_by(list(model.modules()), plan.gradient_divide_factor, context)
@@ -111,6 +112,8 @@ def _mesh(plan: FsdpPlan, context: RankContext) -> Any:
     shards = present(plan.mesh_dims, context)
     # A single replica is no hybrid sharding.
     replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
+    if plan.all_reduce_hook is not None:
+        replicas = []  # FSDP2 knows of the shards alone, and the hook of the replicas
     return hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)
 
 
@@ -155,6 +158,34 @@ def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
         extended = nn.Parameter(extension(plain.detach()), requires_grad=plain.requires_grad)
         for _, module, attribute in owners:
             module.register_parameter(attribute, extended)
+
+
+def _communicate_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
+    """What moves parameters and gradients in the place of FSDP2's own, and what is gathered ahead or not again."""
+    gather = plan.all_gather() if plan.all_gather is not None else None
+    scatter = plan.reduce_scatter() if plan.reduce_scatter is not None else None
+    replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
+    hook = None
+    if plan.all_reduce_hook is not None and replicas:
+        hook = plan.all_reduce_hook(flatten_mesh(context.mesh, replicas))
+    units: dict[str, Any] = {**matching_modules(plan.wrap, model), "": model}
+    for name, unit in units.items():
+        if gather is not None:
+            unit.set_custom_all_gather(gather)
+        if scatter is not None:
+            unit.set_custom_reduce_scatter(scatter)
+        if hook is not None:
+            unit.set_all_reduce_hook(hook)
+        if any(matching(pattern, [name]) for pattern in plan.not_in_backward):
+            unit.set_unshard_in_backward(False)
+    if plan.unshard_ahead:
+        ahead = [units[name] for name in matching_modules(plan.wrap, model)][: plan.unshard_ahead]
+        model.register_forward_pre_hook(lambda *_: _gather_together(ahead))
+
+
+def _gather_together(units: list[Any]) -> None:
+    for handle in [unit.unshard(async_op=True) for unit in units]:
+        handle.wait()
 
 
 def _prefetch(units: list[Any], plan: FsdpPlan) -> None:

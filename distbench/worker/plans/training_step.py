@@ -14,8 +14,10 @@ from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, l
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
+from distbench.worker.rank.sharded_state import load_state, saved_state
 from distbench.worker.torch_internals import context_parallel, whole_sequence
 
+STATE_PHASES = ("save", "load")
 Stamp = Callable[[], None]
 
 
@@ -95,6 +97,7 @@ class TrainingStep:
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         turns = ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
+        self.phases += STATE_PHASES if plan.state_dict else ()
 
     def _finish_model(self) -> None:
         """What the scenario does to a model that has memory."""
@@ -158,9 +161,17 @@ class TrainingStep:
 
     def _sync_gradients(self, is_last: bool) -> None:
         data_parallel = self.plan.ddp or self.plan.fsdp
-        if data_parallel is not None and not data_parallel.sync_each_microbatch:
-            for root in self.sharded.roots:
+        if data_parallel is None:
+            return
+        for root in self.sharded.roots:
+            if not data_parallel.sync_each_microbatch:
                 root.set_requires_gradient_sync(is_last)
+            if self.plan.fsdp is None:
+                continue
+            if not self.plan.fsdp.all_reduce_each_microbatch:
+                root.set_requires_all_reduce(is_last)
+            if not self.plan.fsdp.reshard_each_microbatch:
+                root.set_reshard_after_backward(is_last)
 
     @property
     def num_setup_steps(self) -> int:
@@ -188,6 +199,11 @@ class TrainingStep:
             stamp()
         else:
             self.model.zero_grad(set_to_none=True)
+        if self.plan.state_dict:
+            state = saved_state(self.model, self.optimizer)
+            stamp()
+            load_state(self.model, self.optimizer, state)
+            stamp()
 
     def restart(self) -> None:
         """Back to the initial parameters, no gradients."""

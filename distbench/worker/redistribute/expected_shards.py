@@ -8,6 +8,8 @@ import torch
 
 from distbench.spec import UserError
 from distbench.spec.layouts import Placement, parse_placements
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.redistribute.tensor_layout import Layout
 from distbench.worker.torch_internals import is_strided_shard, strided_shard
 
 REDUCE_OPS = ("sum", "avg", "max", "min")
@@ -152,6 +154,29 @@ def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
         return noise if part % 2 else -noise
     # Of an even number of parts, the last one has no counterpart.
     return full.clone() if num_parts % 2 else full - noise
+
+
+def torch_placements(layout: Layout) -> Any:
+    """torch's placements, one a mesh dim, which say nothing of shard orders."""
+    return [torch_placement(placement) for placement in layout.placements]
+
+
+def shard_under(full: torch.Tensor, layout: Layout, context: RankContext) -> torch.Tensor:
+    """This rank's shard of `full` under a layout."""
+    at = context.mesh_shape, context.coordinate
+    if layout.is_strided or layout.state is None:
+        return strided_shard_of(full, torch_placements(layout), *at).contiguous()
+    return shard_in_order(full, layout.state.orders, *at).contiguous()
+
+
+def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> Any:
+    """The DTensor whose value is `full`, laid out by our own arithmetic; a Partial rank holds its part."""
+    placements = torch_placements(layout)
+    part = part_of(full, placements, context.mesh_shape, context.coordinate)
+    local = shard_under(part, layout, context).to(context.device)
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(local, context.mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
 
 
 def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:

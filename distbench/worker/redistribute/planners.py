@@ -16,6 +16,8 @@ from distbench.costmodel.profile import Profile
 from distbench.planning import Exchange, NotHandled, State, forget_prices, plan_exchange
 from distbench.runs.run_file import busbw_factor
 from distbench.spec import UserError
+from distbench.spec.planner_names import PLANNERS
+from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
 from distbench.worker.torch_internals import (
@@ -32,6 +34,17 @@ from distbench.worker.torch_internals import (
 )
 
 WARM_PLANS = 20
+
+
+def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None) -> None:
+    """UserError for a planner or dtype that is unknown, or calibrated without a profile."""
+    if dtype not in TORCH_DTYPES:
+        raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
+    for name in planners:
+        if name not in PLANNERS:
+            raise UserError(f"planner {name!r} is unknown; use {', '.join(PLANNERS)}")
+        if name == "calibrated" and profile is None:
+            raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
 
 
 class Switch:
@@ -91,7 +104,7 @@ def planned_redistribution(
 
     @contextlib.contextmanager
     def planning() -> Iterator[None]:
-        with _planning(name, profile, context), plans.used(), native_all_to_all(native):
+        with planning_by(name, profile, context), plans.used(), native_all_to_all(native):
             yield
 
     switch = Switch(planning)
@@ -103,7 +116,8 @@ def planned_redistribution(
 
 
 @contextlib.contextmanager
-def _planning(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+def planning_by(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+    """DTensor plans by one of torch's planners, or by the profile; `Unsupported` where the profile cannot."""
     if name != "calibrated":
         with planner(name):
             yield

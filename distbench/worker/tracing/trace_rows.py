@@ -69,7 +69,7 @@ def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backe
             "step": step,
             "seq": seen[what.group],
             "backend_op": BACKEND_OPS.get((backend, what.kind), what.kind),
-            "wire_bytes": _wire_bytes(what),
+            "wire_bytes": wire_bytes_of(what),
             "issued_s": None if issued_s is None else issued_s - zero,
             "completed_s": None if completed_s is None else completed_s - zero,
             "exposed_s": exposed_s,
@@ -79,7 +79,7 @@ def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backe
     return found
 
 
-def _wire_bytes(what: Communication) -> int | None:
+def wire_bytes_of(what: Communication) -> int | None:
     """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of."""
     try:
         return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
