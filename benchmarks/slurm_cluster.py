@@ -6,11 +6,12 @@ Source of the settings: slurm.conf(5), and Slurm's FAQ on several slurmd on a ho
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -120,7 +121,7 @@ class SlurmCluster:
         return done.stdout
 
     def stop(self) -> None:
-        """End the daemons, the last first."""
+        """End the daemons, the last first, and what they started."""
         for process in reversed(self._daemons.values()):
             process.terminate()
             try:
@@ -128,6 +129,18 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def pids(self) -> list[int]:
+        """Processes of this host that were started with this cluster's settings: jobs, and who watches them."""
+        found, settings = [], f"SLURM_CONF={self.variables['SLURM_CONF']}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if settings in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
 
     def _start(self, program: str, *options: str, key: str = "") -> None:
         with (self.folder / f"{key or program}.out").open("wb") as output:
