@@ -12,7 +12,7 @@ from conftest import DATA, ROOT, run_files
 from processes import Ranks
 
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import Run, read_run
+from distbench.runs.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
 SCENARIOS += ("dtensor_ops",)
@@ -89,7 +89,7 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
 
 @pytest.mark.parametrize("name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe"])
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
-    for record in shipped[name].cases:
+    for record in [one for one in shipped[name].cases if not one["case"]["id"].endswith(AGAIN)]:
         phases = record["phases_s"]
         assert set(phases) == {"forward", "backward", "optimizer"}
         assert all(len(values) == len(record["samples_s"]) for values in phases.values())

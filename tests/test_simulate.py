@@ -18,9 +18,8 @@ from distbench.simulate.record_steps import Recorded, record_steps
 from distbench.simulate.recording import ATTENTION, MATMUL, Collective, EventWaited, Operator, Recording
 from distbench.simulate.recording_file import load_recording
 from distbench.spec import Job, UserError
-from distbench.worker.simulated.differing_ranks import differing_along
+from distbench.worker.simulated.differing_ranks import differing_along, nested_ranks
 from distbench.worker.simulated.recorded_step import untested
-from distbench.worker.simulated.recorder import nested_ranks
 
 # The others are compared by benchmarks/bench_simulation.py.
 SCENARIOS = ("llama_2d", "fsdp_stack", "tp_mlp")

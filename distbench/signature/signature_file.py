@@ -28,7 +28,7 @@ PEAK_LINE = re.compile(rf"{PEAK} ({_NUMBER}) B")
 ROOT, NOBODY = "(root)", "(unknown)"
 LINE = re.compile(
     rf"(?P<count>{_NUMBER}) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) "
-    rf"\((?P<group_size>{_NUMBER})\), (?P<dtype>\S+), (?P<payload_bytes>{_NUMBER}) B: (?P<owner>\S+)"
+    rf"\((?P<group_size>{_NUMBER})\), (?P<dtype>\S+), (?P<payload_bytes>{_NUMBER}) B: (?P<owner>\S[^,]*)"
     r"(?:, (?P<explicit>explicit|implicit) (?P<redistribution>\S+))?"
 )
 

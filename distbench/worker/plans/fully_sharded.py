@@ -89,7 +89,7 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
 
 def units_of(model: nn.Module, plan: FsdpPlan) -> list[tuple[nn.Module, Any]]:
     """Every unit with its mixed precision policy (None for torch's default): the deepest first, the root last."""
-    named = {**matching_modules((*plan.wrap, *plan.unit_mesh_dims), model), "": model}
+    named = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
     ordered = sorted(named, key=lambda name: -name.count(".") if name else 1)
     return [(named[name], _policy_of(plan, name)) for name in ordered]
 

@@ -1,9 +1,10 @@
 """Which ranks may run another step than rank 0: with smaller shards, none, or another part of the sequence."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from distbench.simulate.recording import Touched
 from distbench.worker.plans.training_step import TrainingStep, shards_sequence
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import is_strided_shard
@@ -64,3 +65,25 @@ def _cuts_of_sequence(step: TrainingStep, inputs: torch.Tensor, context: RankCon
 def _ranks_along(mesh: torch.Tensor, mesh_dim: int) -> tuple[int, ...]:
     """The global ranks along one mesh dim, the others' first."""
     return tuple(mesh.movedim(mesh_dim, -1).reshape(-1, mesh.shape[mesh_dim])[0].tolist())
+
+
+def nested_ranks(ranks: Sequence[int]) -> Touched:
+    """Ranks, counted from the lowest, as loops (count, stride), outermost first; [(1, rank), ...] where they are none.
+
+    Groups along a mesh dim are alike on all ranks but for where they begin.
+    """
+    lowest = min(ranks)
+    ordered = [rank - lowest for rank in sorted(ranks)]
+    loops: list[tuple[int, int]] = []
+    left = ordered
+    while len(left) > 1:
+        stride = left[1] - left[0]
+        count = next((at for at in range(1, len(left)) if left[at] != left[0] + at * stride), len(left))
+        if len(left) % count:
+            return [(1, rank) for rank in ordered]
+        loops.insert(0, (count, stride))
+        left = left[::count]
+    again = [0]
+    for count, stride in loops:
+        again = [base + at * stride for base in again for at in range(count)]
+    return loops if again == ordered else [(1, rank) for rank in ordered]

@@ -14,6 +14,7 @@ import torch
 from distbench.simulate.recording import Allocated, Collective, Event, Freed, Operator, StepBegun, Touched
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.simulated import operator_costs as costs
+from distbench.worker.simulated.differing_ranks import nested_ranks
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, STREAMS, SimEvent, SimStream
 from distbench.worker.torch_internals import (
     NAMESPACES,
@@ -28,6 +29,8 @@ from distbench.worker.torch_internals import (
 )
 from distbench.worker.tracing.attribution import CollectiveTracker, IssueContext
 
+# A collective's result under another tensor, which is not waited for yet.
+WRAPS = "_wrap_tensor_autograd"
 # DTensor's all-to-all returns what has arrived: its caller waits for nothing.
 WAITS_ITSELF = "shard_dim_alltoall"
 # What Adam asks for: how many steps it has taken, which no time depends on.
@@ -131,8 +134,15 @@ class Recorder:
             for tensor in outputs:
                 self._see(tensor)
             return out
+        self._await(inputs)
         self._operate(func, args, kwargs, inputs, outputs, out)
         return out
+
+    def _await(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Whoever uses what a functional collective makes waits for it, if nobody has."""
+        for tensor in tensors:
+            if event := self._pending.pop(id(tensor.untyped_storage()), None):
+                STREAMS.current.wait_event(event)
 
     def _value_of(self, tensor: torch.Tensor) -> float | int | bool:
         """A number that the optimizer asks for on the host; nobody else may: its time would depend on it."""
@@ -176,9 +186,13 @@ class Recorder:
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = [tensor for tensor in costs.tensors_in([args, kwargs]) if tensor.device.type == DEVICE_TYPE]
-        if func.overloadpacket.__name__ == "wait_tensor":
+        if func.overloadpacket.__name__ in ("wait_tensor", WRAPS):
             out = func(*args, **kwargs)
-            if event := self._pending.pop(id(args[0].untyped_storage()), None):
+            self._see(out)
+            event = self._pending.pop(id(args[0].untyped_storage()), None)
+            if event and func.overloadpacket.__name__ == WRAPS:
+                self._pending[id(out.untyped_storage())] = event
+            elif event:
                 STREAMS.current.wait_event(event)
             return out
         call = call_of(func, args, kwargs)
@@ -186,6 +200,7 @@ class Recorder:
         found = self.tracker.communication(call, self.tracker.issue_context()) if self.tracker and call else None
         for tensor in tensors:
             self._see(tensor)
+        self._await(tensors)
         out = func(*args, **kwargs)
         made = [tensor for tensor in costs.tensors_in(out) if tensor.device.type == DEVICE_TYPE]
         for tensor in made:
@@ -199,7 +214,7 @@ class Recorder:
         else:
             self._issue_aside(issued, call.ranks, made)
             if func.overloadpacket.__name__ == WAITS_ITSELF:
-                STREAMS.current.wait_event(self._pending.pop(id(made[0].untyped_storage())))
+                self._await(made)
         return out
 
     def _issue_aside(self, issued: Collective, ranks: tuple[int, ...], made: Sequence[torch.Tensor]) -> None:
@@ -273,25 +288,3 @@ def _held(issued_in: IssueContext | None) -> str:
     if issued_in.label is not None and issued_in.label.source == "fsdp":
         return "fsdp"
     return "activations" if issued_in.phase == "forward" else "backward"
-
-
-def nested_ranks(ranks: Sequence[int]) -> Touched:
-    """Ranks, counted from the lowest, as loops (count, stride), outermost first; [(1, rank), ...] where they are none.
-
-    Groups along a mesh dim are alike on all ranks but for where they begin.
-    """
-    lowest = min(ranks)
-    ordered = [rank - lowest for rank in sorted(ranks)]
-    loops: list[tuple[int, int]] = []
-    left = ordered
-    while len(left) > 1:
-        stride = left[1] - left[0]
-        count = next((at for at in range(1, len(left)) if left[at] != left[0] + at * stride), len(left))
-        if len(left) % count:
-            return [(1, rank) for rank in ordered]
-        loops.insert(0, (count, stride))
-        left = left[::count]
-    again = [0]
-    for count, stride in loops:
-        again = [base + at * stride for base in again for at in range(count)]
-    return loops if again == ordered else [(1, rank) for rank in ordered]
