@@ -8,7 +8,7 @@ python=$venv/bin/python
 
 usage() {
     cat <<'TEXT'
-./run.sh             set up, run every shipped scenario in its quick size, print the summary, write results/report.html
+./run.sh             set up, run the shipped scenarios in their quick sizes, print the summary, write results/report.html
 ./run.sh test        set up and run the tests, two at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh gpu-tests   set up and run the tests that need one accelerator or several; what passed is in build/gpu-tests.md
 ./run.sh check       set up and check format, lint and types
@@ -58,14 +58,16 @@ pip_install() {
 # Every scenario but the one that `distbench calibrate` runs (it feeds a profile, and has no table of its own) and the
 # laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here),
 # models at their real size, which no CPU runs, and links, which are a matter of a cluster.
+# Further words are tags to leave out, too.
 shipped() {
     "$python" -m distbench list --format json | "$python" -c \
-        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size"} & set(row["tags"])]'
+        'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size", *sys.argv[1:]} & set(row["tags"])]' "$@"
 }
 
 quick_start() {
     local code=0 list page=results/report.html
-    list=$(shipped)
+    # Those tagged so are for a second look: the first one shall take little more than two minutes.
+    list=$(shipped further)
     mapfile -t names <<<"$list"
     rm -f "$page"
     "$python" -m distbench run "${names[@]}" --quick || code=$?

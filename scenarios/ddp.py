@@ -28,7 +28,7 @@ def built(knob: str, *sizes: int) -> Llama:
     mesh={"dp_replicate": 4},
     axes={"knob": ("plain", "small_buckets", "bucket_view", "static_graph", "accumulate", "ignored")},
     quick={"dim": 128, "hidden": 512, "num_layers": 2, "sequence": 64},
-    tags=("ddp",),
+    tags=("ddp", "further"),
 )
 def ddp(
     *,

@@ -95,7 +95,7 @@ OPERATORS: tuple[tuple[str, Callable[..., Any], Any, tuple[tuple[str, ...], ...]
 @scenario(
     mesh={"dp_shard": 2, "tp": 2},
     quick={"rows": 64, "width": 64, "ops": "matmul+add+embedding+softmax+cross_entropy+index"},
-    tags=("redistribute",),
+    tags=("redistribute", "further"),
 )
 def dtensor_ops(*, rows: int = 2048, width: int = 1024, planners: str = "", ops: str = "") -> Scenario:
     """Operators on DTensors over placements of their inputs: what each one redistributes unasked, by each planner.

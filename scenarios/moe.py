@@ -15,7 +15,7 @@ EXPERTS = "layers.*.feed_forward.experts"
     mesh={"dp_shard": 2, "ep": 2},
     axes={"load": ("uniform", "zipf"), "capacity": (0.0, 1.25)},
     quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 64},
-    tags=("ep", "fsdp"),
+    tags=("ep", "fsdp", "further"),
 )
 def moe(
     *,
