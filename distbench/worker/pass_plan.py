@@ -26,7 +26,7 @@ SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it i
 MAX_PASSES = 100
 REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
 # How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
-STRETCH = 6.0
+STRETCH = 4.0
 # Samples of a turn, and of one that begins with an iteration nobody looks at, as far as they take no longer than that:
 # what is not timed shall not be most of a turn.
 LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
