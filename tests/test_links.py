@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import run_files
 from processes import Ranks
 
+from distbench.cli import main
 from distbench.links import LinkRun, link_run_of, verdict_of
 from distbench.links.link_text import link_lines, link_tables
 from distbench.runs.run_file import Run, read_run
@@ -139,3 +141,9 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
     assert all((alike.times_s > 0).all() for alike in links.alike)
+
+
+def test_an_earlier_run_that_cannot_be_read_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    words = ["run", "links", "--quick", "--against", str(tmp_path / "nowhere.jsonl"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and "nowhere.jsonl cannot be read" in done.output and not (tmp_path / "out").exists()

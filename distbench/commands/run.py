@@ -117,6 +117,10 @@ def run(
     where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
     if where["nodes"] or where["launcher"] or where["only_print"]:
         sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
+    if asked["against"]:
+        from distbench.runs.run_file import read_run
+
+        read_run(asked["against"])  # a file that cannot be read is said before anything is measured
     asked = {name: value for name, value in asked.items() if name not in ("fail_on_outlier", "against")}
     request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
     jobs = jobs_of(request, joined)
