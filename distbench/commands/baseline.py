@@ -6,7 +6,7 @@ import click
 
 from distbench.commands.files import expanded
 from distbench.commands.help_sections import WholeSentences
-from distbench.commands.say import say
+from distbench.commands.say import say, say_lines
 from distbench.commands.width import width_option
 
 
@@ -63,7 +63,7 @@ def list_baselines(out: Path) -> None:
 
     rows = describe(out)
     if not rows:
-        say(f"no baseline is under {out / FOLDER}; store one with distbench baseline save")
+        say_lines([f"no baseline is under {out / FOLDER}; store one with distbench baseline save"])
         return
     columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
     say(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows, optional=("saved at", "commit", "cases"))]))

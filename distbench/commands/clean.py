@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from distbench.commands.finite import MAX_LAUNCHES
-from distbench.commands.say import say
+from distbench.commands.say import say, say_lines
 from distbench.spec.errors import UserError
 
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -50,10 +50,10 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
         )
     kept, old = kept_and_old(runs, keep, None if older_than is None else time.time() - age_s(older_than))
     if not old:
-        say(f"nothing to delete under {runs}: {_staying(len(kept))}")
+        say_lines([f"nothing to delete under {runs}: {_staying(len(kept))}"])
         return
     for one in old[:MAX_LISTED]:
-        say(f"{one.started_text}  {disk_text(one.num_bytes):>8}  {one.text}")
+        say_lines([f"{one.started_text}  {disk_text(one.num_bytes):>8}  {one.text}"], " " * 4)
     if len(old) > MAX_LISTED:
         say(f"... {len(old) - MAX_LISTED} more")
     num_files, num_bytes = sum(len(one.files) for one in old), sum(one.num_bytes for one in old)
@@ -65,7 +65,7 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
     failed = delete(old, runs)
     for sentence in failed:
         say(f"distbench: {sentence}", err=True)
-    say(f"deleted {what}")
+    say_lines([f"deleted {what}"])
     sys.exit(2 if failed else 0)
 
 

@@ -4,21 +4,22 @@ from pathlib import Path
 
 import click
 
+from distbench.commands.completion import scenario_names
 from distbench.commands.say import say
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 
 
 @click.command()
-@click.argument("case", default="*", metavar="[CASE_GLOB]")
+@click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
 @click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Folder of run files. [results]")
 @click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw each case's series there.")
 @width_option
 def history(case: str, runs: Path, plots: Path | None) -> None:
     """Show how cases' times went over launches and commits, and where their level changed.
 
-    CASE_GLOB is a pattern on case ids, such as "step/*" or "collective/f32*/all_gather/tp"; none means every case. Only
-    launches that may be compared with the newest one of their scenario are taken.
+    CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp"; none means
+    every case. Only launches that may be compared with the newest one of their scenario are taken.
 
     \b
     Example:
@@ -36,7 +37,9 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
     series, notes = series_of(launches, case)
     if not series:
         known = sorted({name for launch in launches for name in launch.cases})
-        raise UserError(f"no measured case matches {case!r}; there are e.g. {', '.join(known[:3]) or 'none'}")
+        scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
+        cases = f"cases are e.g. {', '.join(known[:3]) or 'none'}"
+        raise UserError(f"no measured case or scenario matches {case!r}; scenarios here are {scenarios}; {cases}")
     say(text(series, [*notes, *warnings]))
     if plots:
         try:

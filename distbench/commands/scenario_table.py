@@ -23,5 +23,6 @@ def scenario_table(entries: Sequence[Entry]) -> str:
         while len("  ".join(cells).rstrip()) > width and len(cells) > 1:
             cells.pop()
         lines.append("  ".join(cells).rstrip())
-        lines += textwrap.wrap(clean(entry.summary), width, initial_indent=INDENT, subsequent_indent=INDENT)
+        indents = {"initial_indent": INDENT, "subsequent_indent": INDENT}
+        lines += textwrap.wrap(clean(entry.summary), width, break_on_hyphens=False, **indents)
     return "\n".join(lines)

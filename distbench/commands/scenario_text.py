@@ -35,9 +35,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _told(line: str) -> list[str]:
-    return textwrap.wrap(line, width_here(), initial_indent="  ", subsequent_indent="    ", break_long_words=False) or [
-        ""
-    ]
+    whole_words = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(line, width_here(), initial_indent="  ", subsequent_indent="    ", **whole_words) or [""]
 
 
 def _mesh(entry: Entry) -> str:

@@ -45,7 +45,9 @@ def markdown(gated: Gated, strict: bool = False) -> str:
 
 
 def _blocks(gated: Gated, strict: bool) -> list[Block]:
-    lines = [f"{gated.num_baseline} baseline launches, {gated.num_candidate} candidate launches; {_terms(gated)}"]
+    sides = (gated.num_baseline, "baseline"), (gated.num_candidate, "candidate")
+    counts = ", ".join(f"{count} {side} launch{'es' * (count != 1)}" for count, side in sides)
+    lines = [f"{counts}; {_terms(gated)}"]
     lines += gated.designs
     lines += [f"allowed to differ: {stamp}" for stamp in gated.stamps]
     lines += [f"differs: {sentence}" for sentence in gated.shown]

@@ -112,7 +112,7 @@ def _single(cases: Sequence[ComparedCase]) -> Table:
         ("B/A", lambda case: decimal_text(case.ratio)),
     )
     title = "one launch a side, median of each:"
-    return capped(table_of(title, columns, cases, breaks=_breaks(cases)), MAX_ROWS, MORE)
+    return capped(table_of(title, columns, cases, (), _breaks(cases), optional=(spread,)), MAX_ROWS, MORE)
 
 
 def _repeated(found: SideBySide) -> Table:
@@ -127,7 +127,9 @@ def _repeated(found: SideBySide) -> Table:
     )
     cases = found.repeated
     notes = ["B against A; verdicts hold for all cases together, with 5 % chance of any false one"]
-    return capped(table_of("several launches a side:", columns, cases, notes, _breaks(cases)), MAX_ROWS, MORE)
+    optional = ("of", "A", "B", "95 % interval")
+    table = table_of("several launches a side:", columns, cases, notes, _breaks(cases), optional)
+    return capped(table, MAX_ROWS, MORE)
 
 
 def _interval(case: ComparedCase) -> str:

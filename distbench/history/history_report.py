@@ -15,29 +15,47 @@ from distbench.render.units import time_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_CASES = 40
+# Those that changed, each with a table of its own; and those that did not.
+MAX_CASES, MAX_STEADY = 40, 60
 SHORT_HASH = 8
 COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
+STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<commit")
 
 
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
-    """Every case's levels, the case with the largest change first."""
-    num_changed = sum(bool(one.changes) for one in series)
-    first_line = f"{len(series)} cases, {num_changed} of them changed their level"
+    """The cases that changed their level, the largest change first; then those that did not, a line each."""
+    changed = [one for one in series if one.changes]
+    first_line = f"{len(series)} cases, {len(changed)} of them changed their level"
     blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
-    for one in series[:MAX_CASES]:
-        rows = []
-        changes = dict(zip((level.start for level in one.levels[1:]), one.changes, strict=True))
-        for level in one.levels:
-            first = one.points[level.start]
-            change = f"{100 * changes[level.start][1]:+.0f} %" if level.start in changes else ""
-            count = str(level.stop - level.start)
-            named = " ".join([commit_text(first), *([f'"{first.label}"'] if first.label else [])])
-            rows.append((_date(first), named, count, time_text(level.seconds), change))
-        blocks.append(Table(f"{one.scenario}: {one.case_id}", COLUMNS, rows))
-    if len(series) > MAX_CASES:
-        blocks.append(Lines((f"... {len(series) - MAX_CASES} more cases: narrow the pattern",)))
+    blocks += map(_changed, changed[:MAX_CASES])
+    steady = [one for one in series if not one.changes]
+    left_out = max(len(changed) - MAX_CASES, 0) + max(len(steady) - MAX_STEADY, 0)
+    if steady:
+        rows = [_steady_row(one) for one in steady[:MAX_STEADY]]
+        blocks.append(Table("one level throughout:", STEADY_COLUMNS, rows, optional=("commit", "from", "scenario")))
+    if left_out:
+        blocks.append(Lines((f"... {left_out} more cases: narrow the pattern, e.g. distbench history SCENARIO",)))
     return text_of(blocks)
+
+
+def _changed(one: Series) -> Table:
+    changes = dict(zip((level.start for level in one.levels[1:]), one.changes, strict=True))
+    rows = []
+    for level in one.levels:
+        change = f"{100 * changes[level.start][1]:+.0f} %" if level.start in changes else ""
+        first = one.points[level.start]
+        rows.append((_date(first), _named(first), str(level.stop - level.start), time_text(level.seconds), change))
+    return Table(f"{one.scenario}: {one.case_id}", COLUMNS, rows)
+
+
+def _steady_row(one: Series) -> tuple[str, ...]:
+    (level,), first = one.levels, one.points[0]
+    count = str(level.stop - level.start)
+    return one.scenario, one.case_id, count, time_text(level.seconds), _date(first), _named(first)
+
+
+def _named(point: Point) -> str:
+    return " ".join([commit_text(point), *([f'"{point.label}"'] if point.label else [])])
 
 
 def _date(point: Point) -> str:

@@ -65,7 +65,9 @@ class Series:
 
 
 def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], list[str]]:
-    """A series for each case that matches the glob, of launches that may be compared with the newest of its scenario.
+    """A series for each case whose id or scenario matches the glob.
+
+    A scenario's launches are those that may be compared with its newest one.
 
     Returns:
         The series, those with the largest change first, and sentences on what was left out.
@@ -78,7 +80,7 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     points: dict[tuple[str, str], list[Point]] = {}
     for launch in kept:
         for case_id, value in launch.cases.items():
-            if value.status == "ok" and fnmatch.fnmatchcase(case_id, pattern):
+            if value.status == "ok" and any(fnmatch.fnmatchcase(name, pattern) for name in (case_id, launch.scenario)):
                 points.setdefault((launch.scenario, case_id), []).append(_point(launch, value.p10_s))
     found = [Series(*key, tuple(some), levels_of([point.seconds for point in some])) for key, some in points.items()]
     return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes

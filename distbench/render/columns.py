@@ -15,6 +15,8 @@ AGAIN, BRIEFLY_AGAIN = " (baseline again)", " (again)"
 # Parts of a variant or of a case's id, but not of a shape: `f32[8,8]` is one.
 _SEPARATOR = re.compile(r"([/,])(?![^\[(]*[\])])")
 _REMARK = re.compile(r"(.*?)( \([^()]*\))?", re.DOTALL)
+# "95 %" is one.
+_HEADING_WORD = re.compile(r"\d+ %|\S+")
 _LAST_PIECE = re.compile(r"[^ ,/>=]*$")
 
 
@@ -58,8 +60,10 @@ def fitted(table: Table, width: int) -> Fitted:
     if _total(columns) > width and table.prose:
         prose = next(column.cells for column in columns if column.name == table.prose)
         columns = [column for column in columns if column.name != table.prose]
-    if _total(columns) > width:
-        columns, above = _said_once(columns)
+    for once in (_said_once, _values_alone):
+        if _total(columns) > width:
+            columns, said = once(columns)
+            above += said
     wanted, left_out = _total(columns), []
     for name in table.optional:
         if _total(columns) > width and any(column.name == name for column in columns):
@@ -83,9 +87,10 @@ def _total(columns: Sequence[ScreenColumn]) -> int:
 
 def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
     """The heading over several lines, broken at spaces where its cells are narrower; the last line is the fullest."""
-    room = max(map(len, (*column.cells, *column.name.split())), default=0)
+    words = _HEADING_WORD.findall(column.name)
+    room = max(map(len, (*column.cells, *words)), default=0)
     lines = [""]
-    for word in reversed(column.name.split()):
+    for word in reversed(words):
         longer = f"{word} {lines[0]}".strip()
         lines = [longer, *lines[1:]] if len(longer) <= room or not lines[0] else [word, *lines]
     return replace(column, heading=tuple(lines))
@@ -100,6 +105,31 @@ def _said_once(columns: Sequence[ScreenColumn]) -> tuple[list[ScreenColumn], lis
         if shared:
             above.append(f"every {column.name}: {', '.join(shared)}")
     return shorter, above
+
+
+def _values_alone(columns: Sequence[ScreenColumn]) -> tuple[list[ScreenColumn], list[str]]:
+    """Variants such as `a=1,b=2` as `1,2` where all name the same axes, and a sentence on those."""
+    shorter, above = [], []
+    for column in columns:
+        values, names = without_names(column.cells) if column.is_text else (column.cells, [])
+        shorter.append(replace(column, cells=tuple(values)))
+        if names:
+            above.append(f"{column.name} is {', '.join(names)}")
+    return shorter, above
+
+
+def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Texts `a=1,b=2` as `1,2`, and the names `a`, `b`, where all have the same ones."""
+    split = [
+        ([part.partition("=") for part in _SEPARATOR.split(body)[::2]], remark)
+        for body, remark in map(_without_remark, texts)
+    ]
+    names = [name for name, _, _ in split[0][0]] if split else []
+    if not all(mark and value for parts, _ in split for _, mark, value in parts):
+        return texts, []
+    if any([name for name, _, _ in parts] != names for parts, _ in split):
+        return texts, []
+    return [",".join(value for _, _, value in parts) + remark for parts, remark in split], names
 
 
 def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:

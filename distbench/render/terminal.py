@@ -14,8 +14,8 @@ INDENT, PROSE_INDENT = "  ", "    "
 _KEPT = "\ue000"
 # What stays on one line: a word with the % or unit of measurement after it, and an interval.
 _WORD = re.compile(r"(?:\[[-+.\d]+, [-+.\d]+\]|[^ ]|(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B(?:/s)?)(?!\w)))+ *| +")
-# Where a word longer than a line is broken: after a separator, but not inside an arrow.
-_PIECE = re.compile(r"(?:[^ ,/>=-]|-(?=>))*(?:[ ,/>=]|-(?!>))?")
+# Where a word longer than a line is broken: after a separator, but not inside an arrow or a number.
+_PIECE = re.compile(r"(?:[^ ,/>=_.-]|-(?=>)|\.(?=\d))*(?:[ ,/>=_]|-(?!>)|\.(?!\d))?")
 
 
 def text_of(blocks: Sequence[Block], width: int | None = None) -> str:

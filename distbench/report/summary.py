@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from distbench.compare.passes import MIN_PASSES
 from distbench.laboratory.study_verdict import verdict_lines
 from distbench.links.link_text import link_lines
-from distbench.render.blocks import Block, Heading, Lines, shorten
-from distbench.render.screen import cells
+from distbench.render.blocks import Block, Code, Heading, Lines, shorten
+from distbench.render.screen import cells, width_here
 from distbench.render.units import counts_text
 from distbench.report import findings
 from distbench.report.calibrations import calibration_lines
@@ -54,7 +54,7 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
         Heading(f"distbench: {count}: {statuses}", 1),
         Lines((*dict.fromkeys(map(machine_line, runs)), *cautions)),
         Lines((*(line for lines in sections[:most] for line in lines), *more)),
-        Lines((*_too_few(sections), *(_next(runs, found[0][2].scenario, report) if report and found else []))),
+        *_to_go_on(_too_few(sections), _next(runs, found[0][2].scenario, report) if report and found else {}),
     ]
 
 
@@ -116,20 +116,25 @@ def _of_study(run: Run, contents: Contents) -> list[str]:
     return [*lines[:1], *lines[1:][-1:]] if run is study.runs[-1] else []
 
 
-def _next(runs: Sequence[Run], scenario: str, report: str) -> list[str]:
-    """The commands to go on with, one a line; an interrupted run comes first."""
+def _next(runs: Sequence[Run], scenario: str, report: str) -> dict[str, str]:
+    """The commands to go on with and what each shows; an interrupted run comes first."""
     cut_short = [run for run in runs if run.footer is None or run.footer.get("status") == "interrupted"]
     resume = [f"distbench run --resume {shlex.quote(str(short_path(run.path)))}" for run in cut_short[:1]]
-    commands = {
+    return {
+        **dict.fromkeys(resume, "the cases that it lacks"),
         f"{report} {scenario}": "its own tables",
         f"{report} --full": "everything",
         **({f"{report} --paths": "what each path costs"} if any(run.traces for run in runs) else {}),
         f"{report} --page FILE": "to send on",
     }
+
+
+def _to_go_on(advice: list[str], commands: dict[str, str]) -> list[Block]:
+    """The last lines; commands that are too long for a line stand alone, to be pasted."""
+    if not commands:
+        return [Lines((*advice,))]
     width = max(map(cells, commands))
-    rest = [f"  {command}  the cases that it lacks" for command in resume]
-    return [
-        "next:",
-        *rest,
-        *(f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()),
-    ]
+    lines = [f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()]
+    if max(map(cells, lines)) <= width_here():
+        return [Lines((*advice, "next:", *lines))]
+    return [Lines((*advice, "next:")), Code(tuple(commands))]
