@@ -12,9 +12,9 @@ body { margin: 12px; font: 14px/1.45 system-ui, sans-serif; color: #222; backgro
 pre { margin: 0; padding: 6px 8px; background: #f5f5f5; border: 1px solid #ddd; white-space: pre-wrap;
       font: 13px/1.4 Menlo, "DejaVu Sans Mono", "Liberation Mono", monospace; }
 pre.out { background: none; border: 0; }
-.cell { display: grid; grid-template-columns: 52px 1fr; gap: 6px; margin: 6px 0; }
+.cell { display: grid; grid-template-columns: 52px minmax(0, 1fr); gap: 6px; margin: 6px 0; }
 .cell > span { color: #307fc1; font: 12px/2.4 monospace; text-align: right; }
-.shown { overflow: hidden; padding-left: 8px; }
+.shown { padding-left: 8px; }
 table { border-collapse: collapse; font-size: 12px; margin: 4px 0; }
 th, td { padding: 3px 8px; text-align: right; border: 0; }
 thead { border-bottom: 1px solid #bbb; }

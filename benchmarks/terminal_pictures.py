@@ -112,13 +112,19 @@ def picture_of(printed: str, columns: int, title: str, path: Path) -> None:
 
 
 def shot_of(page: Path, width: int, height: int, path: Path) -> None:
-    """A picture of the top of a page in a window of that many CSS pixels, of few colours and so small."""
+    """A picture of the top of a page in a window of that many CSS pixels, of few colours and so small.
+
+    What is wider than the window makes it wider: nothing is cut at the right.
+    """
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
         browser = Browser(Path(folder))
         try:
             browser.open(page, width, height)
+            wide = browser.run("document.documentElement.scrollWidth")
+            if wide > width:
+                browser.open(page, wide, height)
             data = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
         finally:
             browser.close()

@@ -149,12 +149,14 @@ def test_4096_ranks_are_checked_in_seconds_and_in_little_memory(children: Childr
 
 def test_all_shipped_plans_pass(cli: Cli) -> None:
     names = ("fsdp_knobs", "fsdp_stack", "llama_2d", "llama_3d", "tp_styles", "shard_params", "recompute")
-    done = cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives", "--quick")
+    knobs = "knob=plain,reshard_to_2,hybrid,bf16_params,cpu_offload,uneven,frozen,accumulate,gather_int8"
+    some = ("--quick", "--set", knobs, "--set", "rotate=allgather")
+    done = cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives", *some)
     assert done.returncode == 0, done.stdout
     assert "llama_3d on dp_replicate=1,dp_shard=1,cp=2,tp=2 (4 ranks)" in done.stdout
     assert "knob=cpu_offload: skipped: CPU offload" in done.stdout
     told = " ".join(done.stdout.split())
-    assert told.count(": ok, ") >= 50 and told.count("; a step runs") == told.count(": ok, ")
+    assert told.count(": ok, ") >= 35 and told.count("; a step runs") == told.count(": ok, ")
 
 
 def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does(cli: Cli) -> None:

@@ -74,6 +74,13 @@ def test_a_launch_of_many_passes_has_an_interval_of_its_own(tmp_path: Path) -> N
     assert found["a_s"] == pytest.approx(1.045)
 
 
+def test_on_a_narrow_screen_intervals_go_before_the_ratio(tmp_path: Path) -> None:
+    sides = [write(tmp_path / f"{name}.jsonl", records(name, 1.0, {CASE: case([1.0] * 9)})) for name in "ab"]
+    done = CliRunner().invoke(main, ["compare", *map(str, sides), "--width", "60"])
+    table = done.output[done.output.index("one launch a side, median of each") :]
+    assert table.split("\n")[1].split() == ["case", "A", "B", "B/A"] and "columns left out: quartiles" in table
+
+
 def test_several_launches_that_took_turns_are_judged_as_the_gate_does(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1.0, 1.3)
     text = flat(run(base, new))

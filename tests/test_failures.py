@@ -50,7 +50,7 @@ def run_misdeed(
 
 
 def test_a_rank_that_raises_alone_is_told_with_its_traceback_and_the_rest_go_on(ranks: Ranks, tmp_path: Path) -> None:
-    done = run_misdeed(ranks, tmp_path, "raise")
+    done = run_misdeed(ranks, tmp_path, "raise", real=False)
     assert done.returncode == 1, done.stderr
     sentence = next(line for line in done.stderr.splitlines() if line.startswith("distbench:"))
     assert "rank 1 raised ValueError: rank one refuses" in sentence
@@ -179,7 +179,7 @@ def test_a_rank_that_hangs_is_given_up_with_every_stack(ranks: Ranks, tmp_path: 
 
 def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves(ranks: Ranks, tmp_path: Path) -> None:
     """The second is the last of all: nothing is left to start ranks for."""
-    done = run_misdeed(ranks, tmp_path, "kill", "--set", "bad=2+5")
+    done = run_misdeed(ranks, tmp_path, "kill", "--set", "bad=2+5", real=False)
     assert done.returncode == 1, done.stderr
     assert outcome_of(tmp_path) == ["ok", "aborted", "ok", "ok", "aborted"]
     footer = footer_of(tmp_path)

@@ -78,6 +78,14 @@ def test_a_pattern_narrows_and_one_that_matches_nothing_says_what_there_is(runs:
     assert code == 2 and "no measured case matches" in output and "collective/" in output
 
 
+def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> None:
+    code, output = run_history("collectives", "--runs", runs)
+    assert code == 0 and CASE in output
+    assert sum(OTHER in line and " 12 " in line for line in output.splitlines()) == 1
+    code, output = run_history("colectives", "--runs", runs)
+    assert code == 2 and "scenarios here are collectives;" in output
+
+
 def test_launches_of_another_machine_are_left_out_and_counted(runs: Path) -> None:
     write_side(runs / "other", lambda _: {CASE: case([9.0] * 5)}, 3, start=10.0, machine="other")
     code, output = run_history("--runs", runs)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from distbench.history.history_report import MAX_CASES, commit_text, text
+from distbench.history.history_report import MAX_CASES, MAX_STEADY, commit_text, text
 from distbench.history.series import Level, Point, Series
 
 HASH = "0123456789abcdef"
@@ -41,6 +41,9 @@ def test_a_level_has_its_first_launch_commit_count_time_and_change() -> None:
 
 def test_a_launch_without_a_date_has_a_dash_and_many_cases_are_cut_with_a_word() -> None:
     undated = Series("scenario", "a", (Point(0.0, None, False, 1.0),), (Level(0, 1, 1.0),))
-    page = text([undated] * (MAX_CASES + 3), [])
-    assert page.count("scenario: a") == MAX_CASES and "... 3 more cases" in page
-    assert any(line.split()[:3] == ["-", "-", "1"] for line in page.splitlines())
+    page = text([undated] * (MAX_STEADY + 3), [])
+    rows = [line.split() for line in page.splitlines() if " 1.00 s" in line or " 1.00  s" in line]
+    assert len(rows) == MAX_STEADY and "... 3 more cases" in page
+    assert rows[0][-2:] == ["-", "-"]
+    changed = text([series(f"c{number}", [1.0, 2.0], 1) for number in range(MAX_CASES + 2)], [])
+    assert changed.count("scenario: c") == MAX_CASES and "... 2 more cases" in changed

@@ -19,15 +19,15 @@ from benchmarks.random_states import random_state
 from distbench.planning import Problem, State, TorchCost, cheapest_route, legal_steps
 
 WORLD_SIZE = 64
-# (mesh shape, tensor ndim, pairs): 2,000 in all, most where a torch plan is cheap.
+# (mesh shape, tensor ndim, pairs): 900 in all, most where a torch plan is cheap.
 SAMPLES = (
     ((4,), 1, 50),
-    ((2, 4), 2, 700),
-    ((3, 2), 3, 500),
-    ((1, 4), 2, 100),
-    ((2, 2, 2), 2, 300),
-    ((4, 4, 4), 2, 200),
-    ((4, 4, 4), 3, 150),
+    ((2, 4), 2, 350),
+    ((3, 2), 3, 200),
+    ((1, 4), 2, 50),
+    ((2, 2, 2), 2, 120),
+    ((4, 4, 4), 2, 80),
+    ((4, 4, 4), 3, 50),
 )
 REDUCE_OPS = ("sum", "avg", "max", "min")
 

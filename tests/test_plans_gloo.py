@@ -7,31 +7,30 @@ from typing import Any
 
 import pytest
 from conftest import DATA, ROOT, run_files
-from processes import WORKER, Ranks
+from processes import Ranks
 
-from distbench.launch import Request, jobs_of
+from distbench.launch import JobOutcome, Request, jobs_of
 from distbench.runs.run_file import read_run
-from distbench.spec import parse_mesh
+from distbench.spec import Job, parse_mesh
 
-SCENARIOS = ("fsdp_knobs", "recompute", "tp_styles", "shard_params")
+NUM_LAYERS = 2
+# Each with its choices.
+SCENARIOS = {
+    "fsdp_knobs": (f"num_layers={NUM_LAYERS}",),
+    "recompute": ("num_layers=1",),
+    "tp_styles": (),
+    "shard_params": (),
+}
+NO_MEMORY = (str(ROOT / "tests" / "ranks" / "no_memory.py"),)
 Variants = dict[str, dict[str, Any]]
 Rows = dict[str, Variants]
 
 
-def measured(
-    ranks: Ranks,
-    target: str,
-    out: Path,
-    mesh: str | None = None,
-    module: tuple[str, ...] = WORKER,
-    check: str = "full",
-) -> tuple[int, Variants]:
-    """What `distbench run TARGET --quick` does, with as few samples as it may take: exit code, variant to row.
-
-    Rows without a variant are known by their scenario.
-    """
+def job_of(target: str, out: Path, mesh: str | None = None, check: str = "full", *choices: str) -> Job:
+    """What `distbench run TARGET --quick` launches, with as few samples as it may take."""
     request = Request(
         targets=(target,),
+        choices=choices,
         mesh=parse_mesh(mesh) if mesh else None,
         device="cpu",
         quick=True,
@@ -41,19 +40,30 @@ def measured(
         started_at=time.time(),
     )
     (job,) = jobs_of(request, None)
-    job = replace(job, settings=replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=1))
-    outcome = ranks.launch(job, module)
+    return replace(job, settings=replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=1))
+
+
+def variants_of(job: Job, outcome: JobOutcome) -> Variants:
+    """Variant to row; rows without a variant are known by their scenario."""
     assert outcome.status == "complete", outcome.message
     rows = ((row["case"]["params"], row) for row in read_run(Path(job.run_file)).cases)
-    return outcome.exit_code, {params["variant"] or params["scenario"]: row for params, row in rows}
+    return {params["variant"] or params["scenario"]: row for params, row in rows}
+
+
+def measured(ranks: Ranks, job: Job, module: tuple[str, ...] = NO_MEMORY) -> tuple[int, Variants]:
+    """The exit code of a launch of its own, and what it measured."""
+    outcome = ranks.launch(job, module)
+    return outcome.exit_code, variants_of(job, outcome)
 
 
 @pytest.fixture(scope="module")
 def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
-    """Scenario name to variant to row."""
-    found = {name: measured(ranks, name, tmp_path_factory.mktemp(name)) for name in SCENARIOS}
-    assert {exit_code for exit_code, _ in found.values()} == {0}
-    return {name: variants for name, (_, variants) in found.items()}
+    """Scenario name to variant to row, all of one launch; the stacks are as low as their plans allow."""
+    folder = tmp_path_factory.mktemp("plans")
+    jobs = [job_of(name, folder, None, "full", *choices) for name, choices in SCENARIOS.items()]
+    outcomes = ranks.launch_all(jobs, NO_MEMORY)
+    assert {outcome.exit_code for outcome in outcomes} == {0}
+    return {job.scenario: variants_of(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)}
 
 
 def errors(row: dict[str, Any]) -> tuple[float, float]:
@@ -66,7 +76,9 @@ EXACT_KNOBS += ("all_reduce_once", "keep_over_microbatches", "not_in_backward", 
 EXACT_KNOBS += ("own_all_gather", "own_reduce_scatter", "state_dict")
 
 
-NUM_PARAMETERS = 2 + 3 * 9 + 1  # embedding and output, in each block seven matrices and two norms, the last norm
+NUM_PARAMETERS = (
+    2 + NUM_LAYERS * 9 + 1
+)  # embedding and output, in each block seven matrices and two norms, the last norm
 
 
 @pytest.mark.parametrize("knob", EXACT_KNOBS)
@@ -99,7 +111,7 @@ def test_int8_travels_less_precisely_than_bf16(rows: Rows) -> None:
 def test_a_round_trip_of_the_state_has_its_phases_and_each_rank_saves_its_quarter(rows: Rows) -> None:
     row = rows["fsdp_knobs"]["knob=state_dict"]
     assert set(row["phases_s"]) == {"forward", "backward", "optimizer", "save", "load"}
-    # Parameters and AdamW's two moments in f32; each of the 30 parameters has a step, which every rank keeps.
+    # Parameters and AdamW's two moments in f32; each of the parameters has a step, which every rank keeps.
     assert row["counters"]["state_bytes"] == 3 * row["counters"]["parameter_bytes"] + 4 * NUM_PARAMETERS
 
 
@@ -110,9 +122,9 @@ def test_cpu_offload_is_skipped_on_a_cpu_with_its_reason(rows: Rows) -> None:
 
 def test_the_row_tells_which_tensor_dims_were_sharded_and_what_was_left_whole(rows: Rows) -> None:
     counters = rows["fsdp_knobs"]["knob=largest_dim"]["counters"]
-    # Three blocks of 7 matrices, of which w2 is wider than tall; two norms each, and the last one, of 64 elements.
-    assert counters["fsdp_shards"] == "20 on tensor dim 0, 3 on tensor dim 1"
-    assert len(counters["fsdp_kept_whole"].split(", ")) == 7 and "norm.weight" in counters["fsdp_kept_whole"]
+    # Two blocks of 7 matrices, of which w2 is wider than tall; two norms each, and the last one, of 64 elements.
+    assert counters["fsdp_shards"] == "14 on tensor dim 0, 2 on tensor dim 1"
+    assert len(counters["fsdp_kept_whole"].split(", ")) == 5 and "norm.weight" in counters["fsdp_kept_whole"]
 
 
 def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
@@ -181,7 +193,7 @@ def combined(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants
     """ "number scenario mesh" to row: every combination of plans, on eight ranks that are launched once."""
     script = str(ROOT / "tests" / "ranks" / "combined_plans.py")
     mesh = "dp_shard=2,cp=2,tp=2"
-    exit_code, found = measured(ranks, "llama_3d", tmp_path_factory.mktemp("combined"), mesh, module=(script,))
+    exit_code, found = measured(ranks, job_of("llama_3d", tmp_path_factory.mktemp("combined"), mesh), (script,))
     assert exit_code == 0 and len(found) == 7
     return found
 
@@ -217,7 +229,7 @@ def test_full_ring_attention_computes_what_one_device_computes(combined: Variant
 
 
 def test_a_plan_that_computes_something_else_comes_out_wrong(ranks: Ranks, tmp_path: Path) -> None:
-    exit_code, found = measured(ranks, str(DATA / "wrong_plans.py"), tmp_path)
+    exit_code, found = measured(ranks, job_of(str(DATA / "wrong_plans.py"), tmp_path))
     assert exit_code == 1
     assert {name.partition("=")[2]: row["status"] for name, row in found.items()} == {
         "none": "ok",
@@ -236,7 +248,7 @@ def test_a_plan_that_computes_something_else_comes_out_wrong(ranks: Ranks, tmp_p
 def test_less_of_a_step_is_checked_where_that_is_asked_for(
     ranks: Ranks, tmp_path: Path, check: str, wrong: list[str], kept: set[str]
 ) -> None:
-    _, found = measured(ranks, str(DATA / "wrong_plans.py"), tmp_path, check=check)
+    _, found = measured(ranks, job_of(str(DATA / "wrong_plans.py"), tmp_path, None, check))
     rows = {name.partition("=")[2]: row for name, row in found.items()}
     assert [name for name, row in rows.items() if row["status"] == "wrong"] == wrong
     assert len(rows) == 3 and {row["counters"]["check"] for row in rows.values()} == {check}

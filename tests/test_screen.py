@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from rich.cells import cell_len
 from trace_records import record, run_file
 
 from distbench.render.blocks import Block, Code, Lines, Table
-from distbench.render.columns import AGAIN, fitted, shortened, without_shared
+from distbench.render.columns import AGAIN, fitted, shortened, without_names, without_shared
 from distbench.render.screen import ask_width, width_here
 from distbench.render.terminal import table_lines, text_of, wrap
 from distbench.report import summary_of
@@ -39,13 +40,16 @@ def no_width_asked() -> Iterator[None]:
     ask_width(None)
 
 
+@cache
 def golden(*names: str) -> Contents:
     runs, _ = collect(tuple(GOLDEN / f"{name}.jsonl" for name in names), Path())
     return Contents.of(runs, frame_of(runs))
 
 
-def blocks_of(name: str, folder: Path) -> list[Block]:
+@pytest.fixture(scope="module", params=["full", "own", "paths", "diff"])
+def blocks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Block]:
     """Every table of some golden run: `full`, `own` (a scenario's own), `paths` or `diff`."""
+    name, folder = request.param, tmp_path_factory.mktemp("blocks")
     if name in ("full", "own"):
         return report_blocks(golden("collectives", "steps", "redistributions", "laboratory"), name == "full")
     paths = [run_file(folder / f"{one}.jsonl", record()) for one in "ab"]
@@ -54,9 +58,8 @@ def blocks_of(name: str, folder: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["full", "own", "paths", "diff"])
-def test_golden_tables_fit_every_screen(tmp_path: Path, name: str, width: int) -> None:
-    blocks = [block for block in blocks_of(name, tmp_path) if not isinstance(block, Code)]
+def test_golden_tables_fit_every_screen(blocks: list[Block], width: int) -> None:
+    blocks = [block for block in blocks if not isinstance(block, Code)]
     tables = [block for block in blocks if isinstance(block, Table)]
     assert tables
     assert max(map(len, text_of(blocks, width).splitlines())) <= width
@@ -147,6 +150,36 @@ def test_what_all_rows_share_is_said_once(texts: list[str], shorter: list[str], 
     assert (list(without_shared(texts)[0]), without_shared(texts)[1]) == (shorter, shared)
 
 
+@pytest.mark.parametrize(
+    ("texts", "shorter", "names"),
+    [
+        (["a=1,b=x", "a=2,b=y (baseline again)"], ["1,x", "2,y (baseline again)"], ["a", "b"]),
+        (["a=1", "b=2"], ["a=1", "b=2"], []),
+        (["a=1,b=2", "a=1"], ["a=1,b=2", "a=1"], []),
+        (["plain", "a=1"], ["plain", "a=1"], []),
+        ([], [], []),
+    ],
+)
+def test_names_of_axes_that_all_variants_have_are_said_once(
+    texts: list[str], shorter: list[str], names: list[str]
+) -> None:
+    assert (list(without_names(texts)[0]), without_names(texts)[1]) == (shorter, names)
+    if names:
+        table = Table("t", ("<variant", "step"), [(text, "1.23 ms") for text in texts])
+        wide = max(map(len, texts)) + 10
+        assert table_lines(table, wide)[3].startswith(texts[0])
+        lines = table_lines(table, wide - 2)
+        assert lines[1] == "variant is a, b" and lines[4].startswith(shorter[0] + " ")
+
+
+def test_a_heading_is_not_broken_between_a_number_and_its_percent_sign() -> None:
+    table = Table("t", ("<case", "95 % interval"), [("a" * 30, "[1, 2]")])
+    assert [line.strip() for line in table_lines(table, 40)[1:3]] == [
+        "95 %",
+        "case                            interval",
+    ]
+
+
 def test_prose_goes_below_its_row_where_it_does_not_fit_beside_it() -> None:
     table = Table("t", ("<status", "<why"), [("wrong", "a sentence " * 8)], prose="why")
     assert len(table_lines(table, 120)) == 4
@@ -167,6 +200,8 @@ def test_numbers_keep_their_points_in_a_column() -> None:
         ("mean is 1.57 [1.02, 1.90] here", 20, ["mean is 1.57", "[1.02, 1.90] here"]),
         ("see results/host/run.jsonl", 14, ["see results/", "host/run.jsonl"]),
         ("a well-known path", 8, ["a well-", "known", "path"]),
+        ("torch.nn.functional.mse_loss()", 16, ["torch.nn.", "functional.mse_", "loss()"]),
+        ("1.25/1.25", 6, ["1.25/", "1.25"]),
     ],
 )
 def test_sentences_break_at_spaces_and_long_words_at_separators(text: str, width: int, lines: list[str]) -> None:

@@ -120,9 +120,9 @@ class Ranks(Children):
         with self.forked():
             return launch(job, None, Quiet(), module)
 
-    def launch_all(self, jobs: list[Job]) -> list[JobOutcome]:
+    def launch_all(self, jobs: list[Job], module: tuple[str, ...] = WORKER) -> list[JobOutcome]:
         """Launch the jobs as one command does: those of one number of ranks share a launch."""
-        with self.forked(), RankProcesses(jobs, None, WORKER) as ranks:
+        with self.forked(), RankProcesses(jobs, None, module) as ranks:
             return [launch_on(ranks, job, Quiet()) for job in jobs]
 
     def run_forked(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
