@@ -38,6 +38,65 @@ def test_shell_lines_are_valid(children: Children) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def stand_in(folder: Path, *names: str) -> dict[str, str]:
+    """The environment of a shell in which these commands do nothing but write down their words, into `folder/did`."""
+    for name in names:
+        (folder / name).write_text(
+            f'#!/bin/sh\nprintf \'%s\\n\' "{name} $*" >>{folder}/did\n[ "$2" != "import torch" ]\n'
+        )
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def test_the_steps_of_the_dockerfile_do_what_they_should(children: Children, tmp_path: Path) -> None:
+    """Each as a shell runs it, with stand-ins for what would change this machine: torch first, ours without another."""
+    variables = stand_in(tmp_path, "apt-get", "rm", "python3", "useradd", "mkdir", "chown")
+    (tmp_path / "constraints.txt").write_bytes((ROOT / "constraints.txt").read_bytes())
+    for line in instructions("RUN"):
+        here = line.replace("/src", str(tmp_path)).replace("/tmp/constraints.txt", f"{tmp_path}/kept.txt")
+        done = children.run(
+            "sh", "-e", "-c", here, env=variables | {"TORCH": "torch==2.13.0", "TORCH_INDEX": "https://i"}
+        )
+        assert done.returncode == 0, done.stderr
+    did = (tmp_path / "did").read_text().splitlines()
+    assert [line.split()[0] for line in did] == [
+        *("apt-get", "apt-get", "rm", "python3", "python3", "python3", "useradd", "mkdir", "chown")
+    ]
+    assert did[4] == "python3 -m pip install --no-cache-dir --index-url https://i torch==2.13.0"
+    assert did[5] == f"python3 -m pip install --no-cache-dir --constraint {tmp_path}/kept.txt {tmp_path}"
+    given, kept = ((tmp_path / name).read_text().splitlines() for name in ("constraints.txt", "kept.txt"))
+    assert kept == [line for line in given if not line.startswith("torch==")] and len(kept) == len(given) - 1
+
+
+def test_options_of_the_dockerfile_and_the_action_are_known_to_the_commands(children: Children) -> None:
+    text = "\n".join([*instructions("RUN"), STEPS[0]["run"]])
+    helps = {
+        "pip install": children.python("-m", "pip", "install", "--help").stdout,
+        "useradd": children.run("useradd", "--help").stdout,
+        "grep": children.run("grep", "--help").stdout,
+    }
+    for command, known in helps.items():
+        # An option's value may itself be a variable that brings an option: ${X:+--index-url "$X"}.
+        used = {
+            option for line in re.findall(rf"{command} ([^&|\n]*)", text) for option in re.findall(r"--[a-z-]+", line)
+        }
+        assert used and {option for option in used if option not in known} == set(), command
+
+
+@pytest.mark.parametrize(("torch", "index"), [("", ""), ("torch==2.13.0", ""), ("torch==2.13.0", "https://i")])
+def test_the_installing_step_takes_torch_first_from_its_index(
+    children: Children, tmp_path: Path, torch: str, index: str
+) -> None:
+    variables = stand_in(tmp_path, "python3")
+    given = {"INSTALL": "/action", "TORCH": torch, "TORCH_INDEX": index}
+    assert given.keys() == STEPS[0]["env"].keys() - {"PIP_BREAK_SYSTEM_PACKAGES"}
+    done = children.run("bash", "-e", "-c", STEPS[0]["run"], env=variables | given)
+    assert done.returncode == 0, done.stderr
+    first = [f"python3 -m pip install --quiet {f'--index-url {index} ' * bool(index)}{torch}"] * bool(torch)
+    ours = ["python3 -m pip install --quiet /action", "python3 -m distbench doctor"]
+    assert (tmp_path / "did").read_text().splitlines() == [*first, *ours]
+
+
 def test_what_docs_say_of_the_container_is_in_the_dockerfile() -> None:
     text = (ROOT / "docs" / "install.md").read_text()
     assert "has not been built by us" in text and 'ENTRYPOINT ["distbench"]' in DOCKERFILE

@@ -91,7 +91,7 @@ def test_ranks_that_raise_seconds_apart_have_all_raised(ranks: Ranks, tmp_path: 
 
 def torchrun(ranks: Ranks, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command as two ranks of somebody else's launch."""
-    more = ("--quick", "--timeout", "20", "--out", folder)
+    more = ("--quick", "--budget", "1", "--timeout", "20", "--out", folder)
     return ranks.torchrun(2, "--no-python", *arguments, *more, cwd=folder, variables={"PYTHON": ranks.forked_python})
 
 

@@ -75,7 +75,7 @@ def test_a_pattern_narrows_and_one_that_matches_nothing_says_what_there_is(runs:
     code, output = run_history(OTHER.replace("[", "[[]"), "--runs", runs)
     assert code == 0 and CASE not in output
     code, output = run_history("nothing/*", "--runs", runs)
-    assert code == 2 and "no measured case matches" in output and "collective/" in output
+    assert code == 2 and "no measured case or scenario matches" in output and "collective/" in output
 
 
 def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> None:

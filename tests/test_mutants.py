@@ -60,8 +60,8 @@ def test_every_redistribution_that_communicates_is_wrong_and_no_other(ranks: Ran
 @pytest.mark.parametrize(
     ("target", "choices", "removed"),
     [
-        ("llama_2d", (), "all_gather"),
-        ("llama_2d", (), "reduce_scatter"),
+        ("llama_2d", ("num_layers=1",), "all_gather"),
+        ("llama_2d", ("num_layers=1",), "reduce_scatter"),
         ("tp_mlp", (), None),
         ("cp_attention", ("load_balance=False",), None),
     ],

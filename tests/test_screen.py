@@ -75,7 +75,9 @@ def check_table(table: Table, width: int) -> None:
     kept = fitted(table, width)
     shown = [line for line in below if not line.startswith("    ")] if kept.prose else below
     for row, line in zip(table.rows, shown, strict=False):
-        words = {word for cell in row for word in re.split(r"[ ,/]", cell.replace("\n", " "))}
+        words = {
+            word for cell in row for mark in ("", "=") for word in re.split(rf"[ ,/{mark}]", cell.replace("\n", " "))
+        }
         for word in filter(None, re.split(r"[ ,/]", line.strip())):
             assert word in words or (CUT in word and len(word) < width), (word, line, table.title)
     numbers = [column for column in kept.columns if not column.is_text]
@@ -96,7 +98,7 @@ def test_the_summary_of_golden_runs_fits_every_screen(width: int) -> None:
 
 def test_names_that_differ_are_never_cut_to_the_same() -> None:
     """Where their ends tell them apart, their middle is left out; Chinese characters and emoji take two places."""
-    ends = ("a=1", "a=2", "a=1 (baseline again)")
+    ends = ("a1", "a2", "a1 (baseline again)")
     for word in ("some_very_long_name_of_a_parameter", "序列_並列_🚀_序列_並列_🚀"):
         rows = [(f"{word}.{end}", "1.23 ms", "2.34 ms") for end in ends]
         lines = table_lines(Table("t", ("<variant", "step", "rate"), rows), 40)

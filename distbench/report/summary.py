@@ -54,7 +54,7 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
         Heading(f"distbench: {count}: {statuses}", 1),
         Lines((*dict.fromkeys(map(machine_line, runs)), *cautions)),
         Lines((*(line for lines in sections[:most] for line in lines), *more)),
-        *_to_go_on(_too_few(sections), _next(runs, found[0][2].scenario, report) if report and found else {}),
+        *_joined(Lines((*_too_few(sections),)), _next(runs, found[0][2].scenario, report) if report and found else []),
     ]
 
 
@@ -116,25 +116,27 @@ def _of_study(run: Run, contents: Contents) -> list[str]:
     return [*lines[:1], *lines[1:][-1:]] if run is study.runs[-1] else []
 
 
-def _next(runs: Sequence[Run], scenario: str, report: str) -> dict[str, str]:
-    """The commands to go on with and what each shows; an interrupted run comes first."""
+def _joined(first: Lines, rest: list[Block]) -> list[Block]:
+    """No blank line between both, where the rest begins with sentences too."""
+    match rest:
+        case [Lines(texts), *more]:
+            return [Lines((*first.texts, *texts)), *more]
+    return [first, *rest]
+
+
+def _next(runs: Sequence[Run], scenario: str, report: str) -> list[Block]:
+    """The commands to go on with, an interrupted run first; those that are too long for a line alone, to be pasted."""
     cut_short = [run for run in runs if run.footer is None or run.footer.get("status") == "interrupted"]
     resume = [f"distbench run --resume {shlex.quote(str(short_path(run.path)))}" for run in cut_short[:1]]
-    return {
-        **dict.fromkeys(resume, "the cases that it lacks"),
+    commands = {
         f"{report} {scenario}": "its own tables",
         f"{report} --full": "everything",
         **({f"{report} --paths": "what each path costs"} if any(run.traces for run in runs) else {}),
         f"{report} --page FILE": "to send on",
     }
-
-
-def _to_go_on(advice: list[str], commands: dict[str, str]) -> list[Block]:
-    """The last lines; commands that are too long for a line stand alone, to be pasted."""
-    if not commands:
-        return [Lines((*advice,))]
     width = max(map(cells, commands))
-    lines = [f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()]
+    lines = [f"  {command}  the cases that it lacks" for command in resume]
+    lines += [f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()]
     if max(map(cells, lines)) <= width_here():
-        return [Lines((*advice, "next:", *lines))]
-    return [Lines((*advice, "next:")), Code(tuple(commands))]
+        return [Lines(("next:", *lines))]
+    return [Lines(("next:",)), Code((*resume, *commands))]
