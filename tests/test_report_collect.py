@@ -47,10 +47,11 @@ def test_a_broken_file_is_a_warning_and_not_the_end(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_logs_and_progress_files_are_no_run_files(tmp_path: Path) -> None:
+def test_logs_progress_files_and_recordings_are_no_run_files(tmp_path: Path) -> None:
     kept = put(tmp_path / "logs" / "box", "kept", "inv-1", 1.0)
     put(tmp_path / "logs" / "box" / "logs" / "r", "left", "inv-1", 1.0)
     put(tmp_path / "logs" / "box", "progress", "inv-1", 1.0)
+    put(tmp_path / "logs" / "sweep" / "tp_mlp-4" / "recordings", "left", "inv-1", 1.0)
     assert run_files_in(tmp_path / "logs") == [kept]
 
 

@@ -38,7 +38,8 @@ def job_left_of(file: Path) -> Job:
     if job is None:
         raise UserError(f"run file {file} does not say how it was made in words of this distbench; measure anew")
     for what, then, now in _differences(run, job, facts):
-        raise UserError(f"--resume {file}: {what} was {then}, now it is {now}; go back to that, or measure anew")
+        was, now_is = ("not known" if fact is None else fact for fact in (then, now))
+        raise UserError(f"--resume {file}: {what} was {was}, now it is {now_is}; go back to that, or measure anew")
     footer = run.footer or {}
     if footer.get("status") == "complete" and not footer.get("num_not_run"):
         raise UserError(f"--resume {file}: nothing is left to run, each of its {len(run.cases)} cases has a row")

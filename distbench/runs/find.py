@@ -11,6 +11,8 @@ from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
 
 MAX_FILE_WARNINGS = 5
+# Folders of what a launch and a sweep leave beside run files.
+NO_RUNS = {"logs", "recordings"}
 T = TypeVar("T")
 
 
@@ -66,9 +68,9 @@ def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
 
 
 def run_files_in(folder: Path) -> list[Path]:
-    """Every *.jsonl below the folder that can be a run file: the ranks' logs and progress files are not."""
+    """Every *.jsonl below the folder that can be a run file: the ranks' logs, progress files, recordings are not."""
     found = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
-    return sorted(folder / path for path in found if path.name != "progress.jsonl" and "logs" not in path.parts[:-1])
+    return sorted(folder / path for path in found if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
 
 
 def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
