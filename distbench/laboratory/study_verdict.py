@@ -11,7 +11,6 @@ from distbench.laboratory.study import Study
 from distbench.render.blocks import Block, Code, Heading, Lines
 from distbench.render.units import known, percent_text, ratio_text
 from distbench.spec.planner_names import BASELINE, NATIVE, OUR_VARIANTS
-from distbench.spec.printable import count_text
 
 # What torch can be made to plan with everywhere, operators and backward included.
 EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
@@ -132,11 +131,11 @@ def _wrong_line(study: Study) -> str:
     )
     if not own and not theirs:
         return "Every value was checked, and right." if study.outcomes else ""
-    parts = [f"torch's planners gave wrong values or broke: {count_text(theirs, 'case')}"] if theirs else []
+    parts = [f"torch's planners gave wrong values or broke: {theirs} cases"] if theirs else []
     if own:
-        parts.append(f"OURS TOO: {count_text(own, 'case')}")
+        parts.append(f"OURS TOO: {own} cases")
     elif ours:
-        parts.append(f"distbench's own planners gave none wrong among the {count_text(ours, 'case')} that they moved")
+        parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
     return "; ".join(parts) + "."
 
 
