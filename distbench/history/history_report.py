@@ -11,6 +11,7 @@ from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.render.plot_style import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.render.terminal import text_of
 from distbench.render.units import time_text
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     """The cases that changed their level, the largest change first; then those that did not, a line each."""
     changed = [one for one in series if one.changes]
-    first_line = f"{len(series)} cases, {len(changed)} of them changed their level"
+    first_line = f"{count_text(len(series), 'case')}, {len(changed)} of them changed their level"
     blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
     blocks += map(_changed, changed[:MAX_CASES])
     steady = [one for one in series if not one.changes]
