@@ -176,7 +176,18 @@ def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, s
         joined_ranks(variables)
 
 
-def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_command_ends() -> None:
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Signals as a program in a terminal has them: a suite under nohup was started to ignore some."""
+    before = {each: signal.getsignal(each) for each in STOPPING}
+    for each in STOPPING:
+        signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_command_ends(heeded: None) -> None:
     before = [signal.getsignal(each) for each in STOPPING]
     with stopped_as_interrupt():
         with noted_stop() as stop:
@@ -202,10 +213,8 @@ def test_noted_signals_interrupt_nothing_and_the_handlers_come_back() -> None:
 
 
 @pytest.mark.parametrize("first", STOPPING)
-def test_only_the_first_signal_interrupts_however_deep_the_clean_up_is(first: signal.Signals) -> None:
+def test_only_the_first_signal_interrupts_however_deep_the_clean_up_is(heeded: None, first: signal.Signals) -> None:
     """A second one while the inner or the outer of two cleans up would leave things behind."""
-    if first == signal.SIGHUP and signal.getsignal(first) == signal.SIG_IGN:
-        pytest.skip("this suite was started to ignore SIGHUP (nohup), and so it stays ignored")
     cleaned = []
     with pytest.raises(KeyboardInterrupt), stopped_as_interrupt():
         try:

@@ -23,6 +23,6 @@ def scenario_table(entries: Sequence[Entry]) -> str:
         while len("  ".join(cells).rstrip()) > width and len(cells) > 1:
             cells.pop()
         lines.append("  ".join(cells).rstrip())
-        indents = {"initial_indent": INDENT, "subsequent_indent": INDENT}
-        lines += textwrap.wrap(clean(entry.summary), width, break_on_hyphens=False, **indents)
+        wrapper = textwrap.TextWrapper(width, INDENT, INDENT, break_on_hyphens=False)
+        lines += wrapper.wrap(clean(entry.summary))
     return "\n".join(lines)

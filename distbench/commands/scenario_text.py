@@ -36,8 +36,8 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 
 def _told(line: str) -> list[str]:
-    whole_words = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.wrap(line, width_here(), initial_indent="  ", subsequent_indent="    ", **whole_words) or [""]
+    wrapper = textwrap.TextWrapper(width_here(), "  ", "    ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(line) or [""]
 
 
 def _mesh(entry: Entry) -> str:
