@@ -105,6 +105,9 @@ def test_names_that_differ_are_never_cut_to_the_same() -> None:
         assert all(cell_len(line) <= 40 for line in lines) and len(lines) == 3 + len(rows)
         assert len({line.split("  ")[0] for line in lines[3:]}) == 3
     assert AGAIN.strip() == run_files.AGAIN
+    changes = ["as written", *(f"checkpoint=none, prefetch={count}, reshard_after_forward=False" for count in (1, 2))]
+    lines = table_lines(Table("t", ("<changes", "step"), [(text, "1.23 ms") for text in changes]), 34)
+    assert len({line.split("  ")[0] for line in lines[3:]}) == 3
 
 
 def test_a_summary_has_what_failed_first_then_verdicts() -> None:
@@ -233,7 +236,10 @@ def width(monkeypatch: pytest.MonkeyPatch, columns: str) -> int:
 
 def test_code_to_paste_is_never_cut() -> None:
     line = "x = " + "a" * 90
-    assert text_of([Code((line,)), Lines(("end",))], 60).startswith(line)
+    assert text_of([Code(("def f():", "    pass", line)), Lines(("end",))], 60).startswith(
+        f"def f():\n    pass\n{line}"
+    )
+    assert text_of([Code(("def f():", "    pass"))], 60) == "    def f():\n        pass"
 
 
 def test_a_label_is_told(tmp_path: Path) -> None:

@@ -179,7 +179,8 @@ def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
         return column
     heading = _narrow_heading(replace(column, cells=("x" * width,))).heading
     short = tuple(shortened(cell, width) for cell in column.cells)
-    is_prose = any(" " in cell.removesuffix(AGAIN) for cell in column.cells)
+    too_long = [cell.removesuffix(AGAIN) for cell in column.cells if cells(cell) > width]
+    is_prose = any(" " in cell and "=" not in cell for cell in too_long)
     if not is_prose and len(set(short)) < len(set(column.cells)):
         short = tuple(_without_middle(cell, width) for cell in column.cells)
     return replace(column, heading=heading, cells=short)

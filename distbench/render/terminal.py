@@ -37,13 +37,11 @@ def _text_block(block: Block, width: int) -> str:
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text, width) for text in block.texts)
     if isinstance(block, Code):
-        # A line to paste is never cut.
-        return "\n".join(_code_line(clean(line), width) for line in block.lines)
+        # A line to paste is never cut; all are indented or none, as their own indents have a meaning.
+        lines = [clean(line) for line in block.lines]
+        indent = PROSE_INDENT * (max(map(cells, lines), default=0) <= width - len(PROSE_INDENT))
+        return "\n".join(indent + line for line in lines)
     return "\n".join(table_lines(block, width))
-
-
-def _code_line(line: str, width: int) -> str:
-    return f"{PROSE_INDENT}{line}" if len(PROSE_INDENT + line) <= width else line
 
 
 def _paragraph(text: str, width: int) -> str:
