@@ -106,7 +106,7 @@ def test_names_that_differ_are_never_cut_to_the_same() -> None:
         assert len({line.split("  ")[0] for line in lines[3:]}) == 3
     assert AGAIN.strip() == run_files.AGAIN
     changes = ["as written", *(f"checkpoint=none, prefetch={count}, reshard_after_forward=False" for count in (1, 2))]
-    lines = table_lines(Table("t", ("<changes", "step"), [(text, "1.23 ms") for text in changes]), 34)
+    lines = table_lines(Table("t", ("<changes", "step"), [(text, "1.23 ms") for text in changes]), 40)
     assert len({line.split("  ")[0] for line in lines[3:]}) == 3
 
 

@@ -40,8 +40,15 @@ def shape_of(printed: str) -> set[str]:
     """What an output looks like, whatever was measured: heads of its tables, its headings, and how its lines begin."""
     lines = printed.splitlines()
     ruled = {" ".join(line.split()) for line, below in pairwise(lines) if re.fullmatch(r"[-=]{4,}", below)}
-    starts = {re.match(r"[ ]*[A-Za-z_^]*", line)[0] for line in lines}  # type: ignore[index]
+    # Upper lines of a heading stand where the widths below put them.
+    starts = {re.match(r"[ ]*[A-Za-z_^]*", line)[0] for line in lines if not line.startswith(" " * 12)}  # type: ignore[index]
     return {re.sub(r"[\d.,]+", "#", text) for text in ruled | starts}
+
+
+def alike(heading: str, other: str) -> bool:
+    """Whether both head the same table: which columns fit depends on what was measured."""
+    words, others = heading.split(), other.split()
+    return len(words) > 3 and words[:3] == others[:3] and len({*words} & {*others}) >= 0.6 * len({*words})
 
 
 def test_what_the_first_run_shows_is_what_its_commands_print(ranks: Ranks, tmp_path: Path) -> None:
@@ -55,7 +62,8 @@ def test_what_the_first_run_shows_is_what_its_commands_print(ranks: Ranks, tmp_p
     for line, shown in blocks:
         done = ranks.run("bash", "-c", line, cwd=tmp_path, variables=variables, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
-        missing = shape_of(shown) - shape_of(done.stdout)
+        printed = shape_of(done.stdout)
+        missing = {text for text in shape_of(shown) - printed if not any(alike(text, other) for other in printed)}
         # Verdicts, cautions and which columns fit are the run's own.
         own = ("caution", "best", "worst", "columns", "in", "a", "more", "and")
         assert {text for text in missing if text.strip().split(":")[0] not in own} == set(), line

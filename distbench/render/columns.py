@@ -182,8 +182,15 @@ def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
     too_long = [cell.removesuffix(AGAIN) for cell in column.cells if cells(cell) > width]
     is_prose = any(" " in cell and "=" not in cell for cell in too_long)
     if not is_prose and len(set(short)) < len(set(column.cells)):
-        short = tuple(_without_middle(cell, width) for cell in column.cells)
+        # At any character, or in the middle: whichever leaves more of them apart.
+        ways = ([way(cell, width) for cell in column.cells] for way in (_without_middle, _without_end))
+        short = max(map(tuple, ways), key=lambda texts: len(set(texts)))
     return replace(column, heading=heading, cells=short)
+
+
+def _without_end(text: str, width: int) -> str:
+    """At most `width` characters: where the beginnings of names tell them apart."""
+    return text if cells(text) <= width else first_cells(text, width - len(MARK)) + MARK
 
 
 def _without_middle(text: str, width: int) -> str:
