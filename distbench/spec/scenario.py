@@ -118,7 +118,7 @@ class Links:
 
     size_bytes: int = 0
     matmul_size: int = 0
-    burst_s: float = 0.3
+    burst_s: float = 0.25
 
 
 @dataclass(frozen=True)

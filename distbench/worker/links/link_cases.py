@@ -17,14 +17,14 @@ from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
 
-GROUP, MAX_PASSES = "links", 16
+GROUP, MAX_PASSES = "links", 12
 DTYPE, PERIOD = "f32", 251
 # A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
 SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
 SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
 # Of a turn: a stretch has a level of its own, which further samples do not tell.
-SMALL_SAMPLES, LARGE_SAMPLES = 10, 3
+SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
 
 
 def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
