@@ -73,8 +73,8 @@ class Launch:
         """For who watches."""
         names = [f"{kind} {ranks} {quantity} {times:.2f}" for kind, ranks, quantity, times in self.named]
         slowed = "" if self.kind == NOTHING else f" ({self.slow})"
-        said = "; ".join(names) or "nothing named"
-        return f"{self.number + 1:3d} {self.kind}{slowed}, {self.seconds:.0f} s: {'' if self.is_right else 'WRONG: '}{said}"
+        said = ("" if self.is_right else "WRONG: ") + ("; ".join(names) or "nothing named")
+        return f"{self.number + 1:3d} {self.kind}{slowed}, {self.seconds:.0f} s: {said}"
 
 
 def main(num_launches: int = NUM_LAUNCHES) -> list[Row]:

@@ -92,7 +92,7 @@ class Lab:
             "PYTHONPATH": ROOT,
         }
         command = [self._pythons[rank], "-m", "distbench", "run", "links", "--mesh", f"tp={NUM_RANKS}"]
-        with log.open("ab") if rank == 0 else open(os.devnull, "wb") as output:
+        with (log if rank == 0 else Path(os.devnull)).open("ab") as output:
             return subprocess.Popen(
                 [*command, "--out", str(folder), "--quiet", *words],
                 env={**os.environ, **{name: str(value) for name, value in told.items()}},
@@ -236,7 +236,7 @@ def serve_all(surroundings: Sequence[tuple[str, str, str, int, str]]) -> NoRetur
 def enter(namespace: str, host: str, cpu: int, cgroup: str) -> None:
     """Have this process and what it starts be on that host."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{namespace}") as opened:
+    with Path("/run/netns", namespace).open() as opened:
         if libc.setns(opened.fileno(), 0) or libc.unshare(CLONE_NEWUTS):
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
     socket.sethostname(host)

@@ -12,8 +12,8 @@ from distbench.runs import machine
 from distbench.runs.machine import accelerator_here, device_count, num_visible
 from distbench.spec import UserError
 from distbench.spec.devices import backend_for, device_of
+from distbench.worker.hosts.alike import require_own_devices
 from distbench.worker.rank import device as seam
-from distbench.worker.rank.agreement import require_own_devices
 
 
 class Event:

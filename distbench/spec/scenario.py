@@ -113,7 +113,7 @@ class Links:
     Args:
         size_bytes: of a large message; 0 for one that suits the device.
         matmul_size: rows and columns of the product that each rank computes; 0 likewise.
-        burst_s: seconds that a rank computes for at a time: some periods of a CPU limit (0.1 s), or it shows too little.
+        burst_s: seconds that a rank computes for at a time: some periods of a limit on its CPU, which are 0.1 s.
     """
 
     size_bytes: int = 0
