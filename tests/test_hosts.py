@@ -21,6 +21,7 @@ from distbench.worker.hosts.alike import GivenToRank, require_alike
 from distbench.worker.hosts.cautions import HostFacts, cautions_about
 from distbench.worker.hosts.presence import Presence
 
+Change = Callable[[GivenToRank], GivenToRank]
 # Of four ranks: what each of rank 0's values is on the others.
 OTHERS = {"host": ("a", "b", "b"), "boot": ("1", "2", "2")}
 
@@ -42,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(run_id="1", invocation_id="1", scenario="mine", timeout_s=1.0, started_at=0.0, **files, **where)
 
 
-def gather_with(change: Callable[[GivenToRank], GivenToRank], code: str | None = None) -> Callable[[Any], list[Any]]:
+def gather_with(change: Change, code: str | None = None) -> Callable[[Any], list[Any]]:
     """As four ranks on two hosts would: those on host b told something else; `code` is a digest of theirs."""
 
     def gather(own: Any) -> list[Any]:
