@@ -143,15 +143,17 @@ class NoCpuLimit(Exception):
 
 
 class CpuLimit:
-    """A cgroup of one rank."""
+    """A cgroup of one rank, which comes before whatever else wants its CPU, as on a host of its own."""
 
     def __init__(self, name: str) -> None:
-        self._first = (CGROUPS / "cpu" / "cpu.cfs_quota_us").exists() or (CGROUPS / "cpu").is_dir()
+        self._first = (CGROUPS / "cpu").is_dir()  # version 1
         self.folder = CGROUPS / "cpu" / name if self._first else CGROUPS / name
         try:
             if not self._first:
                 (CGROUPS / "cgroup.subtree_control").write_text("+cpu")
             self.folder.mkdir(exist_ok=True)
+            weight = ("cpu.shares", 1 << 18) if self._first else ("cpu.weight", 10_000)
+            (self.folder / weight[0]).write_text(str(weight[1]))
             self.set(None)
         except OSError as error:
             raise NoCpuLimit(f"needs cgroups with a CPU limit that may be set ({error})") from error
