@@ -1,5 +1,7 @@
 """Two hosts whose cable is cut in the middle of a launch, or before it: which host is named, and after how long.
 
+Each is started as `distbench run --nodes 2 --launcher torchrun`.
+
 `python -m benchmarks.cut_cable`: about two minutes, most of it waiting. Needs root and iproute2.
 """
 
@@ -12,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.two_host_lab import HOSTS, NoNamespaces, cable, ip, torchrun_on, two_hosts
+from benchmarks.two_host_lab import HOSTS, NoNamespaces, cable, ip, two_hosts
 
 PORT, RANKS_PER_HOST, MIN_ROWS = 29561, 2, 4
 START_S, NAMED_S = 120, 60
 FIRST, OTHER = HOSTS
-SAID = {"in the middle": "answers host", "before": "nothing answers there"}
+SAID = {"in the middle": "answers host", "before": "nothing answers at"}
 
 
 def main() -> None:
@@ -53,13 +55,16 @@ def tried(folder: Path, is_before: bool, wanted: str) -> Iterator[str]:
 
 
 def started(host: str, folder: Path, log: Path) -> "subprocess.Popen[bytes]":
-    """The torchrun of one host."""
-    words = ("distbench", "run", "collectives", "--budget", "300", "--mesh", f"tp={len(HOSTS) * RANKS_PER_HOST}")
-    command, variables = torchrun_on(host, RANKS_PER_HOST, PORT, (*words, "--out", str(folder)))
+    """One host's part."""
+    where = f"--node-rank {list(HOSTS).index(host)} --master-addr {HOSTS[FIRST]} --master-port {PORT}"
+    words = ["collectives", "--budget", "300", "--mesh", f"tp={len(HOSTS) * RANKS_PER_HOST}", "--out", str(folder)]
+    words += ["--nodes", "2", "--launcher", "torchrun", "--launcher-args", where]
+    name = f'hostname {host}; exec "$@"'
+    command = ["ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", name, "sh"]
     with log.open("wb") as output:
         return subprocess.Popen(
-            command,
-            env={**os.environ, **variables},
+            [*command, sys.executable, "-m", "distbench", "run", *words],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": cable(host)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -64,7 +64,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
 
     count, pairs = len(links.hosts), pair_values(links, quantity)
     colors = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
-    colors.set_bad(style.GRID)
+    colors = colors.with_extremes(bad=style.GRID)
     ratios = _square({pair: np.log(ratio) for pair, ratio in _ratios(links, quantity).items()}, count)
     image = axes.imshow(ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal")
     _frames(axes, links, verdict, quantity)
