@@ -23,6 +23,7 @@ UNITS = {BANDWIDTH: (("GB/s", 1.0), ("MB/s", 1e3)), LATENCY: (("ms", 1e3), ("\u0
 WHAT = {BANDWIDTH: "Large messages: algbw each way", LATENCY: "Small messages: time each way"}
 # Times as long as its like: where colour begins, and where it is full.
 PALEST, DARKEST = 1.0, 3.0
+PALE = 0.4  # how opaque the colour of what is not named is
 MAX_HOSTS = 16  # whose names fit beside an axis
 
 
@@ -45,7 +46,10 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     bar.set_label("time over that of its like")
     bar.outline.set_visible(False)  # type: ignore[operator]
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
-    style.caption(figure, f"numbers: medians of {verdict.num_passes} passes; framed: surely slower than its like")
+    style.caption(
+        figure,
+        f"numbers: medians of {verdict.num_passes} passes; framed: surely slower than its like; pale: may be chance",
+    )
     yield "links", figure
 
 
@@ -66,7 +70,11 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
     colors = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
     colors = colors.with_extremes(bad=style.GRID)
     ratios = _square({pair: np.log(ratio) for pair, ratio in _ratios(links, quantity).items()}, count)
-    image = axes.imshow(ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal")
+    # What may be chance is there to see, but not the first thing that is seen.
+    opaque = np.where(_is_named(verdict, quantity, count) | np.isnan(ratios), 1.0, PALE)
+    image = axes.imshow(
+        ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal", alpha=opaque.tolist()
+    )
     _frames(axes, links, verdict, quantity)
     # The unit in which the middle pair is no fraction.
     middle = float(np.median(list(pairs.values())))
@@ -98,6 +106,17 @@ def _square(pairs: dict[tuple[int, int], float], count: int) -> "np.ndarray[tupl
     for (first, second), value in pairs.items():
         values[first, second] = values[second, first] = value
     return values
+
+
+def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+    """Where a pair is that is named itself, or through one of its ranks."""
+    found = np.zeros((count, count), dtype=bool)
+    for one in verdict.outliers:
+        if one.kind == RANK and one.quantity == quantity:
+            found[list(one.ranks), :] = found[:, list(one.ranks)] = True
+    for first, second in slow_pairs(verdict, quantity):
+        found[first, second] = found[second, first] = True
+    return found
 
 
 def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> None:
