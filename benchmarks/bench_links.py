@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -102,13 +103,23 @@ def series(num_launches: int, kinds: Sequence[str] = KINDS) -> list[Launch]:
     missing = [one for one in wanted if one not in {(launch.number, launch.kind) for launch in kept}]
     print(f"{len(wanted) - len(missing)} of {len(wanted)} launches are in {file.relative_to(ROOT)}", flush=True)
     if missing:
-        with tempfile.TemporaryDirectory(prefix="links") as folder, links_lab(Path(folder)) as lab:
+        with lab_here() as (lab, folder):
             for number, kind in missing:
-                launch, run = launched(lab, Path(folder) / f"{number}-{kind[-4:]}", number, kind)
+                launch, run = launched(lab, folder / f"{number}-{kind[-4:]}", number, kind)
                 append(file, launch)
                 shutil.copy(run.path, file.parent / f"{file.stem}-{number}-{kind.replace(' ', '-')}.run")
                 print(launch.line(), flush=True)
     return [one for one in read(file) if (one.number, one.kind) in wanted]
+
+
+@contextmanager
+def lab_here() -> Iterator[tuple[Lab, Path]]:
+    """The lab, and a folder for its launches; a sentence where this machine cannot have it."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="links") as folder, links_lab(Path(folder)) as lab:
+            yield lab, Path(folder)
+    except (NoNamespaces, NoCpuLimit) as reason:
+        sys.exit(f"bench links {reason}")
 
 
 def launched(lab: Lab, folder: Path, number: int, kind: str, slow: int | None = None) -> tuple[Launch, Run]:
@@ -165,8 +176,8 @@ def seconds_of_a_command() -> float:
 
 def draw(file: Path) -> None:
     """The heat map of a launch of which one rank's cable is slow."""
-    with tempfile.TemporaryDirectory(prefix="links") as folder, links_lab(Path(folder)) as lab:
-        launch, run = launched(lab, Path(folder) / "pictured", 0, LINK, PICTURED)
+    with lab_here() as (lab, folder):
+        launch, run = launched(lab, folder / "pictured", 0, LINK, PICTURED)
     print(launch.line())
     with plot_style.styled():
         for _, figure in link_figures(run):
@@ -189,8 +200,5 @@ def from_words(words: Sequence[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    try:
-        for told in from_words(sys.argv[1:]):
-            print(told)
-    except (NoNamespaces, NoCpuLimit) as reason:
-        sys.exit(f"bench links {reason}")
+    for told in from_words(sys.argv[1:]):
+        print(told)

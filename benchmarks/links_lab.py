@@ -122,6 +122,7 @@ def links_lab(folder: Path) -> Iterator[Lab]:
 def cables() -> Iterator[None]:
     """A namespace and an address for each rank, joined by a bridge."""
     names = [f"{PREFIX}{rank}" for rank in range(NUM_RANKS)]
+    clear(names)  # what one that was killed left behind
     try:
         ip("link", "add", BRIDGE, "type", "bridge")
         ip("link", "set", BRIDGE, "up")
@@ -134,7 +135,13 @@ def cables() -> Iterator[None]:
                 ip("-n", name, "link", "set", device, "up")
         yield
     finally:
-        for words in (*(("netns", "delete", name) for name in names), ("link", "delete", BRIDGE)):
+        clear(names)
+
+
+def clear(names: Sequence[str]) -> None:
+    """Delete the namespaces, and with them the cables, and the bridge."""
+    for words in (*(("netns", "delete", name) for name in names), ("link", "delete", BRIDGE)):
+        with suppress(FileNotFoundError):
             subprocess.run(["ip", *words], capture_output=True, check=False)
 
 
