@@ -68,6 +68,7 @@ def _say_where_nobody_answers(host: str, port: int) -> None:
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except OSError as error:
-        what = f"{TOLD_AFTER_S:.0f} s after the start nothing answers at {host}:{port}, where torchrun meets the first node"
+        where = f"{host}:{port}, where torchrun meets the first node"
+        what = f"{TOLD_AFTER_S:.0f} s after the start nothing answers at {where}"
         advice = "--master-addr must be that node, its port open, and the network between them up"
         print(f"distbench: {what} ({error}); {advice}", file=sys.stderr, flush=True)
