@@ -67,8 +67,8 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
     from matplotlib.colors import LinearSegmentedColormap
 
     count, pairs = len(links.hosts), pair_values(links, quantity)
-    colors = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
-    colors = colors.with_extremes(bad=style.GRID)
+    slow = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
+    colors = slow.with_extremes(bad=style.GRID)
     ratios = _square({pair: np.log(ratio) for pair, ratio in _ratios(links, quantity).items()}, count)
     # What may be chance is there to see, but not the first thing that is seen.
     opaque = np.where(_is_named(verdict, quantity, count) | np.isnan(ratios), 1.0, PALE)
