@@ -17,7 +17,7 @@ from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
 
-GROUP, MAX_PASSES = "links", 12
+GROUP, MAX_PASSES = "links", 10
 DTYPE, PERIOD = "f32", 251
 # A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
 SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
