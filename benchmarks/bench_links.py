@@ -1,12 +1,13 @@
-"""Eight ranks on two hosts that are network namespaces with shaped links: what is slow is named, what is not is not.
+"""What is slow among eight ranks on two hosts is named, what is not is not: see `links_lab.py` for the hosts.
 
-Each rank has a namespace, a virtual cable to one bridge, and that cable's rate; ranks 0 to 3 call themselves host a,
-the others b. In a run nothing is slowed, a rank has half of a CPU, or a rank's cable has half of the rate.
-
-`./run.sh bench links`: 60 launches of about a minute; `python -m benchmarks.bench_links KIND COUNT` for some of one
-kind. Needs root, iproute2 and util-linux.
+In a launch nothing is slowed, a rank has half of a CPU, or a rank's cable has half of the rate. `./run.sh bench links`:
+60 launches of about half a minute. Each is kept in build/links/ as it ends, and a series that was interrupted goes on
+where it was, as long as the code is the same. `python -m benchmarks.bench_links --launches N [--kind KIND]` for fewer;
+`--picture FILE` draws the heat map of one launch with a slow cable. Needs root and iproute2.
 """
 
+import argparse
+import hashlib
 import json
 import os
 import random
@@ -15,23 +16,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
-from benchmarks.claims import Claim, Row
+from benchmarks.claims import Claim, Row, detail
+from benchmarks.links_lab import NUM_RANKS, ROOT, Lab, NoCpuLimit, links_lab
+from benchmarks.two_host_lab import NoNamespaces
 from distbench.links import LinkVerdict, link_run_of, verdict_of
+from distbench.links.heat_map import link_figures
+from distbench.render import plot_style
 from distbench.runs.find import run_files_in
-from distbench.runs.run_file import read_run
+from distbench.runs.run_file import Run, read_run
 
 IS_LONG = True
-NUM_RANKS, NUM_LAUNCHES, SEED = 8, 20, 1
-KINDS = ("nothing", "a rank", "a link")
-BRIDGE, PREFIX = "dblinks", "dbl"
-# Megabits a second: little enough that two cores are not what limits the links.
-RATE = 400
-DUTY_S = 0.004  # a rank at half speed is stopped for every other such time
+NUM_LAUNCHES, SEED = 20, 1
+NOTHING, RANK, LINK = KINDS = ("nothing", "a rank", "a link")
+FOLDER = ROOT / "build" / "links"
+# What a series depends on: with other code it begins anew.
+CODE = ("benchmarks/*link*.py", "scenarios/links.py", "distbench/links/*.py", "distbench/worker/links/*.py",
+        "distbench/worker/pass_plan.py", "distbench/worker/rank/measure.py")  # fmt: skip
+PICTURED = 5  # the rank whose cable is slow in the picture
 CLAIMS = (
     Claim(
         "8 ranks, two hosts: a rank at half speed named rightly, a link at half rate named rightly; anything named"
@@ -44,140 +51,154 @@ CLAIMS = (
 )
 
 
-def main(kinds: Sequence[str] = KINDS, num_launches: int = NUM_LAUNCHES) -> list[Row]:
+@dataclass(frozen=True)
+class Launch:
+    """One launch: what was slowed, and what was named (kind, ranks, quantity, times as long)."""
+
+    number: int
+    kind: str
+    slow: int
+    named: list[tuple[str, list[int], str, float]]
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether what is slow was named, in what it is slow in, and no other rank or link."""
+        named = {(kind, *ranks) for kind, ranks, _, _ in self.named}
+        if self.kind == NOTHING:
+            return not named
+        quantity = "compute" if self.kind == RANK else "bandwidth"
+        return named == {("rank", self.slow)} and quantity in {one for _, _, one, _ in self.named}
+
+    def line(self) -> str:
+        """For who watches."""
+        names = [f"{kind} {ranks} {quantity} {times:.2f}" for kind, ranks, quantity, times in self.named]
+        slowed = "" if self.kind == NOTHING else f" ({self.slow})"
+        said = ("" if self.is_right else "WRONG: ") + ("; ".join(names) or "nothing named")
+        return f"{self.number + 1:3d} {self.kind}{slowed}, {self.seconds:.0f} s: {said}"
+
+
+def main(num_launches: int = NUM_LAUNCHES) -> list[Row]:
     """Rows (name, measured, allowed)."""
-    drawn, right, seconds = random.Random(SEED), Counter[str](), []
-    with cables() as addresses:
-        for number in range(num_launches):
-            for kind in kinds:
-                slow = drawn.randrange(NUM_RANKS)
-                began = time.monotonic()
-                verdict = launched(kind, slow, addresses)
-                seconds.append(time.monotonic() - began)
-                named = sorted((one.kind, one.ranks, one.quantity, round(one.slowdown, 2)) for one in verdict.outliers)
-                right[kind] += is_right(kind, slow, verdict)
-                print(f"{number + 1:3d} {kind} ({slow}), {seconds[-1]:.0f} s: {named or 'nothing named'}", flush=True)
-    share = {kind: 100 * right[kind] / num_launches for kind in kinds}
+    launches = series(num_launches)
+    right = {kind: [one.is_right for one in launches if one.kind == kind] for kind in KINDS}
+    for kind, of_kind in right.items():
+        print(f"{kind} slowed: {sum(of_kind)} of {len(of_kind)} launches right", flush=True)
+    share = {kind: 100 * sum(of_kind) / len(of_kind) for kind, of_kind in right.items()}
     return [
         ("links: launches", float(num_launches), -float(NUM_LAUNCHES)),
-        ("links: a rank named", share.get("a rank", 0.0), -95.0),
-        ("links: a link named", share.get("a link", 0.0), -95.0),
-        ("links: anything named", 100 - share.get("nothing", 100.0), 5.0),
-        ("links: seconds", sorted(seconds)[len(seconds) // 2], 60.0),
+        ("links: a rank named", share[RANK], -95.0),
+        ("links: a link named", share[LINK], -95.0),
+        ("links: anything named", 100 - share[NOTHING], 5.0),
+        ("links: seconds of a launch in the lab", median(one.seconds for one in launches), 35.0),
+        ("links: seconds", seconds_of_a_command(), 60.0),
     ]
 
 
-def is_right(kind: str, slow: int, verdict: LinkVerdict) -> bool:
-    """Whether what is slow was named, in what it is slow in, and no other rank or link."""
-    named = {(one.kind, one.ranks) for one in verdict.outliers}
-    quantities = {one.quantity for one in verdict.outliers}
-    if kind == "nothing":
-        return not named
-    return named == {("rank", (slow,))} and ("compute" if kind == "a rank" else "bandwidth") in quantities
+def series(num_launches: int, kinds: Sequence[str] = KINDS) -> list[Launch]:
+    """The launches of each kind that are kept, and those that are missing, made now."""
+    file = FOLDER / f"{digest()}.jsonl"
+    kept = read(file)
+    wanted = [(number, kind) for number in range(num_launches) for kind in kinds]
+    missing = [one for one in wanted if one not in {(launch.number, launch.kind) for launch in kept}]
+    print(f"{len(wanted) - len(missing)} of {len(wanted)} launches are in {file.relative_to(ROOT)}", flush=True)
+    if missing:
+        with lab_here() as (lab, folder):
+            for number, kind in missing:
+                launch, run = launched(lab, folder / f"{number}-{kind[-4:]}", number, kind)
+                append(file, launch)
+                shutil.copy(run.path, file.parent / f"{file.stem}-{number}-{kind.replace(' ', '-')}.run")
+                print(launch.line(), flush=True)
+    return [one for one in read(file) if (one.number, one.kind) in wanted]
 
 
 @contextmanager
-def cables() -> Iterator[list[str]]:
-    """A namespace and an address for each rank, joined by a bridge."""
-    names = [f"{PREFIX}{rank}" for rank in range(NUM_RANKS)]
+def lab_here() -> Iterator[tuple[Lab, Path]]:
+    """The lab, and a folder for its launches; a sentence where this machine cannot have it."""
     try:
-        ip("link", "add", BRIDGE, "type", "bridge")
-        ip("link", "set", BRIDGE, "up")
-        for rank, name in enumerate(names):
-            ip("netns", "add", name)
-            ip("link", "add", f"{name}h", "type", "veth", "peer", "name", "eth", "netns", name)
-            ip("link", "set", f"{name}h", "master", BRIDGE, "up")
-            ip("-n", name, "addr", "add", f"10.78.0.{rank + 1}/24", "dev", "eth")
-            for device in ("eth", "lo"):
-                ip("-n", name, "link", "set", device, "up")
-        yield [f"10.78.0.{rank + 1}" for rank in range(NUM_RANKS)]
-    finally:
-        for name in names:
-            with suppress(subprocess.CalledProcessError):
-                ip("netns", "delete", name)
-        with suppress(subprocess.CalledProcessError):
-            ip("link", "delete", BRIDGE)
+        with tempfile.TemporaryDirectory(prefix="links") as folder, links_lab(Path(folder)) as lab:
+            yield lab, Path(folder)
+    except (NoNamespaces, NoCpuLimit) as reason:
+        sys.exit(f"bench links {reason}")
 
 
-def ip(*words: str) -> None:
-    """One command of iproute2."""
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def launched(lab: Lab, folder: Path, number: int, kind: str, slow: int | None = None) -> tuple[Launch, Run]:
+    """One launch, and its run."""
+    drawn = random.Random(f"{SEED} {number} {kind}").randrange(NUM_RANKS)
+    slow = drawn if slow is None else slow
+    folder.mkdir()
+    lab.slow_down(rank=slow if kind == RANK else None, link=slow if kind == LINK else None)
+    began = time.monotonic()
+    lab.run(folder)
+    seconds = time.monotonic() - began
+    (file,) = run_files_in(folder)
+    run = read_run(file)
+    links = link_run_of(run)
+    assert links is not None and len(set(links.hosts)) == 2, links
+    return Launch(number, kind, slow, named_in(verdict_of(links)), seconds), run
 
 
-def shape(rank: int, rate: int) -> None:
-    """Both ends of a rank's cable at that rate (Mbit/s): a token bucket each way."""
-    for where in ([], ["-n", f"{PREFIX}{rank}"]):
-        device = "eth" if where else f"{PREFIX}{rank}h"
-        words = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", f"{rate}mbit", "burst", "128kb"]
-        subprocess.run(["tc", *where, *words, "latency", "200ms"], check=True, capture_output=True)
+def named_in(verdict: LinkVerdict) -> list[tuple[str, list[int], str, float]]:
+    """What a verdict names."""
+    return [(one.kind, list(one.ranks), one.quantity, round(one.slowdown, 3)) for one in verdict.outliers]
 
 
-def launched(kind: str, slow: int, addresses: Sequence[str]) -> LinkVerdict:
-    """One run of scenario links on eight ranks, of which one may be slow."""
-    for rank in range(NUM_RANKS):
-        shape(rank, RATE // 2 if kind == "a link" and rank == slow else RATE)
-    folder = Path(tempfile.mkdtemp(prefix="links"))
-    processes = [start(rank, addresses, folder) for rank in range(NUM_RANKS)]
-    slowed = None
-    try:
-        if kind == "a rank":
-            slowed = subprocess.Popen([sys.executable, "-c", HALVED, str(folder), str(slow), str(DUTY_S)])
-        for process in processes:
-            process.wait(300)
-        (file,) = run_files_in(folder)
-        links = link_run_of(read_run(file))
-        assert links is not None and len(set(links.hosts)) == 2, links
-        return verdict_of(links)
-    finally:
-        for process in [*processes, *([slowed] if slowed else [])]:
-            process.kill()
-            process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+def digest() -> str:
+    """Of the code that a series depends on."""
+    files = sorted(path for pattern in CODE for path in ROOT.glob(pattern))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
-def start(rank: int, addresses: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
-    """One rank in its namespace; the host's name is its own in a namespace of names."""
-    host = "a" if rank < NUM_RANKS // 2 else "b"
-    words = [sys.executable, "-m", "distbench", "run", "links", "--mesh", f"tp={NUM_RANKS}", "--out", str(folder)]
-    command = f"hostname {host} && exec {' '.join(words)}"
-    variables = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank % (NUM_RANKS // 2)),
-        "WORLD_SIZE": str(NUM_RANKS),
-        "LOCAL_WORLD_SIZE": str(NUM_RANKS // 2),
-        "MASTER_ADDR": addresses[0],
-        "MASTER_PORT": "29571",
-        "GLOO_SOCKET_IFNAME": "eth",
-        "DISTBENCH_MACHINE": "lab",
-    }
-    return subprocess.Popen(
-        ["ip", "netns", "exec", f"{PREFIX}{rank}", "unshare", "--uts", "sh", "-c", command],
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL if rank else None,
-    )
+def append(file: Path, launch: Launch) -> None:
+    """Keep one more, on the disk before this returns."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as opened:
+        opened.write(json.dumps(asdict(launch)) + "\n")
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
-# Stops a rank's worker for every other stretch of time, as a limit of half of a CPU does.
-HALVED = """
-import os, pathlib, signal, sys, time
-folder, rank, duty = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-pid = 0
-while not pid:
-    for path in folder.rglob(f"rank{rank}.pid"):
-        text = path.read_text()
-        pid = int(text) if text else 0
-    time.sleep(0.1)
-try:
-    while True:
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(duty)
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(duty)
-except ProcessLookupError:  # the run is over
-    pass
-"""
+def read(file: Path) -> list[Launch]:
+    """The launches of a series; a line that was cut is none."""
+    if not file.exists():
+        return []
+    return [Launch(**json.loads(line)) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def seconds_of_a_command() -> float:
+    """What `distbench run links` on eight ranks takes here, imports and all."""
+    with tempfile.TemporaryDirectory(prefix="links") as folder:
+        words = ("run", "links", "--mesh", f"tp={NUM_RANKS}", "--yes", "--quiet", "--out", folder)
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-m", "distbench", *words], cwd=ROOT, check=True)
+        return time.monotonic() - began
+
+
+def draw(file: Path) -> None:
+    """The heat map of a launch of which one rank's cable is slow."""
+    with lab_here() as (lab, folder):
+        launch, run = launched(lab, folder / "pictured", 0, LINK, PICTURED)
+    print(launch.line())
+    with plot_style.styled():
+        for _, figure in link_figures(run):
+            plot_style.save_figure(figure, file)
+
+
+def from_words(words: Sequence[str]) -> Iterator[str]:
+    """What the command line asks for, done; lines to print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_links", description=__doc__)
+    parser.add_argument("--launches", type=int, default=NUM_LAUNCHES, help="of each kind")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="only these")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw one launch's heat map instead")
+    given = parser.parse_args(words)
+    if given.picture:
+        draw(given.picture)
+    elif given.kind:
+        yield from (one.line() for one in series(given.launches, given.kind))
+    else:
+        yield from map(detail, main(num_launches=given.launches))
+
 
 if __name__ == "__main__":
-    print(json.dumps(main((sys.argv[1],), int(sys.argv[2])), indent=1))
+    for told in from_words(sys.argv[1:]):
+        print(told)

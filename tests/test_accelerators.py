@@ -11,8 +11,8 @@ import torch
 
 from distbench.worker.cases import step_check
 from distbench.worker.cases.step_check import StepCheck, full_precision
-from distbench.worker.rank import agreement
-from distbench.worker.rank.agreement import Presence
+from distbench.worker.hosts import presence
+from distbench.worker.hosts.presence import Presence
 from distbench.worker.tracing.attribution import RunningModules
 
 
@@ -93,13 +93,13 @@ class Keys(dict[str, str]):
 @pytest.fixture
 def present(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Presence], list[tuple[int, str]]]]:
     """Three ranks, as threads of this process, and (rank, what it was told) of those who heard of an end."""
-    monkeypatch.setattr(agreement, "GONE_AFTER_S", 0.05)
+    monkeypatch.setattr(presence, "GONE_AFTER_S", 0.05)
     store, told = Keys(), []
 
     def teller(rank: int) -> Callable[[str], None]:
         return lambda message: told.append((rank, message))
 
-    ranks = [Presence(store, rank, 3, "127.0.0.1", teller(rank)) for rank in range(3)]  # type: ignore[arg-type]
+    ranks = [Presence(store, rank, ("a", "a", "b"), "127.0.0.1", teller(rank)) for rank in range(3)]  # type: ignore[arg-type]
     yield ranks, told
     for one in ranks:
         one.leave()

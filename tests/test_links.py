@@ -1,20 +1,28 @@
 """Slow ranks, hosts and links: named from made-up times whose truth is known, and measured for real."""
 
 import itertools
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from conftest import run_files
 from processes import Ranks
 
 from distbench.cli import main
 from distbench.links import LinkRun, link_run_of, verdict_of
+from distbench.links.heat_map import link_figures
 from distbench.links.link_text import link_lines, link_tables
+from distbench.render import plot_style
 from distbench.runs.run_file import Run, read_run
-from distbench.worker.links.link_rounds import ACROSS, SAME_PLACE, WITHIN, link_rounds, tournament
+from distbench.spec import Settings
+from distbench.worker.links.computing_cases import Product
+from distbench.worker.links.link_rounds import ACROSS, SAME_PLACE, WITHIN, compute_turns, link_rounds, tournament
+from distbench.worker.pass_plan import PassPlan
 
 HOSTS = ["a"] * 4 + ["b"] * 4
 
@@ -45,6 +53,68 @@ def test_hosts_of_any_number_and_size_have_every_pair_once(hosts: list[str]) -> 
     rounds = link_rounds(hosts)
     assert sorted(pair for one in rounds for pair in one.pairs) == list(itertools.combinations(range(len(hosts)), 2))
     assert all(one.pairs for one in rounds)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "at_once", "turns"),
+    [
+        (HOSTS, 1, [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        (HOSTS, 3, [(0, 1, 4, 5), (2, 3, 6, 7)]),  # as many in each turn
+        (HOSTS, 8, [tuple(range(8))]),
+        (["a"] * 3, 2, [(0,), (1,), (2,)]),
+        (["a", "a", "b"], 0, [(0, 2), (1,)]),
+    ],
+)
+def test_of_each_host_as_many_ranks_compute_at_a_time_as_have_cpus(
+    hosts: list[str], at_once: int, turns: list[tuple[int, ...]]
+) -> None:
+    assert compute_turns(hosts, dict.fromkeys(hosts, at_once)) == turns
+
+
+def test_a_product_that_is_wrong_in_one_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = Product(16, torch.device("cpu"))
+    assert product.difference() is None and product.nbytes == 3 * 16 * 16 * 4
+
+    def wrong(count: int) -> None:
+        Product.multiply(product, count)
+        product._got[3, 5] += 1
+
+    monkeypatch.setattr(product, "multiply", wrong)
+    assert "1 of 16 elements are wrong; the first, at offset 3" in str(product.difference())
+
+
+def test_a_burst_of_products_counts_as_one_product() -> None:
+    run = made_up(1, {})
+    links = link_run_of(run)
+    for case in run.cases:
+        case["counters"] = {"repeats": 10} if case["case"]["params"]["op"] == "matmul" else {}
+    bursts = link_run_of(run)
+    assert links is not None and bursts is not None
+    ratios = {
+        one.quantity: float((one.times_s / of_bursts.times_s).mean())
+        for one, of_bursts in zip(links.alike, bursts.alike, strict=True)
+    }
+    assert ratios == pytest.approx({"latency": 1, "bandwidth": 1, "compute": 10})
+
+
+@pytest.mark.parametrize("passes", [0, 4])
+def test_a_case_that_takes_a_sample_a_turn_takes_no_more(passes: int) -> None:
+    plan = PassPlan(replace(Settings(), passes=passes), 4, is_compared=True)
+    assert plan.limits(1e-3).max_samples > 1
+    of_one = plan.limits(1e-3, most=1)
+    assert (of_one.min_samples, of_one.max_samples) == (1, 1)
+
+
+def test_the_picture_frames_what_is_named_and_colours_what_is_slow() -> None:
+    run = made_up(3, {(2, 7): 3.0})
+    with plot_style.styled():
+        ((name, figure),) = link_figures(run)
+    bandwidth = figure.axes[0]
+    frames = [patch.get_xy() for patch in bandwidth.patches]
+    assert name == "links" and sorted(frames) == [(1.5, 6.5), (6.5, 1.5)]
+    shown = np.asarray(bandwidth.images[0].get_array())
+    assert np.exp(shown[2, 7]) == pytest.approx(3, rel=0.2) and np.exp(np.nanmedian(shown)) == pytest.approx(1, rel=0.1)
+    assert {text.get_text() for text in bandwidth.texts} >= {"host a", "host b"}
 
 
 def made_up(
@@ -128,14 +198,20 @@ def test_the_matrix_has_each_pair_and_a_mark_at_the_slow_one() -> None:
 
 def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path) -> None:
     done = ranks.run_here(
-        "run", "links", "--quick", "--passes", "4", "--mesh", "dp_shard=2,tp=2", "--out", str(tmp_path)
+        *("run", "links", "--quick", "--passes", "4", "--mesh", "dp_shard=2,tp=2", "--set", "burst_s=0.02"),
+        *("--out", str(tmp_path)),
     )
     assert done.exit_code == 0, done.stderr
     (file,) = run_files(tmp_path)
     run = read_run(file)
     assert {case["status"] for case in run.cases} == {"ok"}
-    # Three rounds of two sizes, two mesh dims, four ranks.
-    assert len(run.cases) == 3 * 2 + 2 + 4
+    # Three rounds of two sizes, two mesh dims, and each rank in one of the turns, of equal size.
+    computing = [case for case in run.cases if case["case"]["params"]["op"] == "matmul"]
+    assert len(run.cases) == 3 * 2 + 2 + len(computing)
+    turns = [case["case"]["params"]["ranks"] for case in computing]
+    assert sorted(itertools.chain(*turns)) == [0, 1, 2, 3] and len(set(map(len, turns))) == 1
+    assert len(turns[0]) <= len(os.sched_getaffinity(0))
+    assert all(case["counters"]["repeats"] > 1 for case in computing)
     links = link_run_of(run)
     assert isinstance(links, LinkRun) and len(links.hosts) == 4
     shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}

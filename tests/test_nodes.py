@@ -2,6 +2,7 @@
 
 import shlex
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from distbench.cli import main
 from distbench.commands.on_nodes import without_where
 from distbench.launch.meeting import Meeting, require_address
 from distbench.launch.ranks import Joined, joined_ranks
-from distbench.nodes import slurm_job
+from distbench.nodes import slurm_job, torchrun_nodes
 from distbench.nodes.node_launch import NodeLaunch
 from distbench.nodes.slurm_job import JobState, state_of
 from distbench.runs.old_runs import kept_and_old
@@ -35,6 +36,36 @@ def run(*words: str) -> tuple[int, str]:
 )
 def test_a_node_is_given_the_command_without_what_says_where(given: list[str], kept: tuple[str, ...]) -> None:
     assert without_where(given) == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("--node-rank", "1", "--master-addr", "node_0", "--master-port", "29501"), ("node_0", 29501)),
+        (("--node_rank=1", "--master_addr=node_0"), ("node_0", 29500)),
+        (("--rdzv-endpoint=node0:29400", "--rdzv-backend=c10d"), None),
+        (("--master-addr=x", "--master-port=y"), None),
+    ],
+)
+def test_the_first_node_of_torchruns_words_is_known(words: tuple[str, ...], found: tuple[str, int] | None) -> None:
+    assert torchrun_nodes.head_of(words) == found
+
+
+def test_a_first_node_that_does_not_answer_is_said_while_torchrun_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = ("--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}")
+    told, said = list[str](), threading.Event()
+
+    def tell(text: str, **_: object) -> None:
+        told.append(text)
+        said.set()
+
+    monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(torchrun_nodes, "print", tell, raising=False)
+    monkeypatch.setattr(torchrun_nodes, "run_here", lambda _: int(not said.wait(10)))
+    assert torchrun_nodes.run_by_torchrun(NodeLaunch(("tiny",), 2, 1, "cpu", Path("out"), "tiny", words)) == 0
+    assert f"nothing answers at 127.0.0.1:{port}" in told[0]
 
 
 def test_the_batch_file_has_the_nodes_and_the_command() -> None:

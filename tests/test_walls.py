@@ -55,8 +55,9 @@ MAY_IMPORT = {
     "worker.launcher": {"spec", "runs", "worker.rank", "worker.session", "worker.torch_internals"},
     "worker.session": {
         *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
-        *("worker.changed_plan", "worker.rank"),
+        *("worker.changed_plan", "worker.hosts", "worker.rank"),
     },
+    "worker.hosts": {"spec", "worker.rank"},
     "worker.pass_plan": {"spec", "compare", "worker.rank"},
     "worker.runner": {
         "spec",

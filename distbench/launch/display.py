@@ -36,6 +36,8 @@ class Plain(Display):
 
     def event(self, event: dict[str, Any]) -> None:
         """Count, and print a line when the last one is old enough."""
+        if event["event"] == "caution":
+            self._line(f"caution: {event['text']}")
         if event["event"] == "plan":
             self._total = event["num_cases"]
             self._start = self._now()
@@ -71,6 +73,8 @@ class Live(Display):
     def event(self, event: dict[str, Any]) -> None:
         """Move the bar."""
         match event["event"]:
+            case "caution":
+                self._progress.console.print(f"caution: {clean(event['text'])}", markup=False, highlight=False)
             case "plan":
                 self._progress.update(self._task, total=event["num_cases"])
             case "case":

@@ -93,12 +93,13 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
-    """Each rank's median of each pass, seconds, shape (passes, ranks)."""
+    """Each rank's median of each pass, seconds, shape (passes, ranks); of a burst of products, for each of them."""
     rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
     num_ranks = len(rows[0])
     if not num_ranks or any(len(row) != num_ranks for row in rows):
         return None
-    return np.array(rows, dtype=np.float64)
+    repeats = (case.get("counters") or {}).get("repeats")
+    return np.array(rows, dtype=np.float64) / (repeats if isinstance(repeats, int) and repeats > 0 else 1)
 
 
 def _columns(

@@ -1,11 +1,17 @@
 """torchrun, started once on each node."""
 
 import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
 
 from distbench.nodes.node_launch import NodeLaunch, run_here
 from distbench.spec import UserError
 
 PORT = 29500
+TOLD_AFTER_S, CONNECT_S = 20.0, 3.0
 # With one of these torchrun knows which node this is, or finds out.
 SAYS_WHERE = ("--node-rank", "--node_rank", "--rdzv-endpoint", "--rdzv_endpoint")
 
@@ -41,4 +47,28 @@ def run_by_torchrun(asked: NodeLaunch) -> int:
         what = f"torchrun on {asked.num_nodes} nodes is started once on each, and was not told which this is"
         raise UserError(f"{what}; add {example} with each node's rank, or see --print for the commands")
     where = asked.extra or ("--standalone",)
+    if address := head_of(asked.extra):
+        threading.Thread(target=_say_where_nobody_answers, args=address, daemon=True).start()
     return run_here(torchrun_words(asked, where))
+
+
+def head_of(words: Sequence[str]) -> tuple[str, int] | None:
+    """(host, port) of the first node, where torchrun's words name it."""
+    told = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, _, value = word.partition("=")
+        told[name.replace("_", "-")] = value or after
+    host, port = told.get("--master-addr"), told.get("--master-port", str(PORT))
+    return (host, int(port)) if host and port.isdecimal() else None
+
+
+def _say_where_nobody_answers(host: str, port: int) -> None:
+    """torchrun itself waits for a first node that does not answer, in silence and for long."""
+    time.sleep(TOLD_AFTER_S)
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
+        where = f"{host}:{port}, where torchrun meets the first node"
+        what = f"{TOLD_AFTER_S:.0f} s after the start nothing answers at {where}"
+        advice = "--master-addr must be that node, its port open, and the network between them up"
+        print(f"distbench: {what} ({error}); {advice}", file=sys.stderr, flush=True)

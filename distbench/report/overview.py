@@ -110,7 +110,7 @@ def machine_line(run: Run) -> str:
 
 
 def cautions_of(run: Run) -> Iterator[str]:
-    """What every time of the run includes besides its own."""
+    """What every time of the run includes besides its own, and in what its hosts differ."""
     facts, repeats = run.about.environment, run.about.settings.get("iterations_per_sample", 1)
     if facts.device == "cpu" and facts.num_cpus and facts.world_size:
         on_each = facts.world_size / (facts.num_hosts or 1)
@@ -118,6 +118,7 @@ def cautions_of(run: Run) -> Iterator[str]:
             calm = " (less of it: the ranks ran under SCHED_BATCH)" if facts.scheduler == "batch" else ""
             shared = f"{on_each:g} ranks share {facts.num_cpus} CPUs"
             yield f"caution: {shared}, so every time includes waiting for a CPU{calm}"
+    yield from (f"caution: {sentence}" for sentence in facts.cautions)
     if known(repeats) and repeats > 1:
         yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
 

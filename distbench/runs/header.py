@@ -37,6 +37,7 @@ class Environment:
     nccl: str | None = None
     git_commit: str | None = None
     git_dirty: bool | None = None
+    cautions: tuple[str, ...] = ()  # in what hosts differ
     load_per_cpu: Number | None = None  # of the minute before the run began
 
 
@@ -90,7 +91,10 @@ def header_of(record: Mapping[str, Any]) -> Header:
 
 
 def _environment(record: dict[str, Any]) -> Environment:
-    found = Environment(**{one.name: _of_type(record, one.name, one.type) for one in fields(Environment)})
+    scalars = [one for one in fields(Environment) if one.name != "cautions"]
+    found = Environment(**{one.name: _of_type(record, one.name, one.type) for one in scalars})
+    if isinstance(cautions := record.get("cautions"), list):
+        found = replace(found, cautions=tuple(map(str, cautions)))
     load = record.get("load_at_start")
     if not (found.num_cpus and isinstance(load, list) and load and isinstance(load[0], Number)):
         return found

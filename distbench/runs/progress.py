@@ -1,9 +1,10 @@
 """What the ranks report to the parent while they work: one JSON line an event in the log folder.
 
-Events: meeting (before the ranks meet), connected, none_chosen (num_cases, ids: a few), plan (num_cases), case (index,
-id, kind, params, number of the pass), samples (count), tracing, done (id, status, spent_s, measuring_s; of the first
-pass), pass (number, num_passes, num_cases), turn (as done; of a further pass), end (spent_s, measuring_s); and left,
-from the launcher, where this job's ranks have ended and those of another will follow.
+Events: meeting (before the ranks meet), connected, caution (text: in what hosts differ), none_chosen (num_cases, ids:
+a few), plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
+status, spent_s, measuring_s; of the first pass), pass (number, num_passes, num_cases), turn (as done; of a further
+pass), end (spent_s, measuring_s); and left, from the launcher, where this job's ranks have ended and those of another
+will follow.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from distbench.spec.reading import parse_json
 FILE_NAME = "progress.jsonl"
 SAMPLES_EVERY_S = 0.25
 EVENT: Kinds = {
-    **dict.fromkeys(("event", "id", "kind", "status"), TEXT),
+    **dict.fromkeys(("event", "id", "kind", "status", "text"), TEXT),
     "params": RECORD,
     **dict.fromkeys(("index", "number", "count", "num_cases", "num_passes"), COUNT),
     "ids": list_of(TEXT),
@@ -31,6 +32,7 @@ EVENT: Kinds = {
 }
 NEEDED = {
     "none_chosen": ("num_cases", "ids"),
+    "caution": ("text",),
     "plan": ("num_cases",),
     "case": ("id", "kind", "params"),
     "samples": ("count",),

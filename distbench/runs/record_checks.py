@@ -57,7 +57,7 @@ ENVIRONMENT: Kinds = {
     **dict.fromkeys(("nccl", "python", "platform", "git_commit"), TEXT),
     **dict.fromkeys(("num_cpus", "num_devices", "memory_bytes", "world_size", "num_hosts", "num_threads"), COUNT),
     "git_dirty": FLAG,
-    "hosts": list_of(TEXT),
+    **dict.fromkeys(("hosts", "cautions"), list_of(TEXT)),
     "load_at_start": list_of(AMOUNT),
     "variables": RECORD,
 }

@@ -113,10 +113,12 @@ class Links:
     Args:
         size_bytes: of a large message; 0 for one that suits the device.
         matmul_size: rows and columns of the product that each rank computes; 0 likewise.
+        burst_s: seconds that a rank computes for at a time: some periods of a limit on its CPU, which are 0.1 s.
     """
 
     size_bytes: int = 0
     matmul_size: int = 0
+    burst_s: float = 0.25
 
 
 @dataclass(frozen=True)

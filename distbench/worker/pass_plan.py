@@ -61,16 +61,21 @@ class PassPlan:
             random.Random(f"{self._settings.seed} {self._group} pass {number}").shuffle(places)
         return places
 
-    def limits(self, estimate_s: float, is_touched: bool = False) -> Settings:
+    def limits(self, estimate_s: float, is_touched: bool = False, most: int = 0) -> Settings:
         """What one turn may take of a case whose samples take that many seconds, where an iteration that is not timed
-        comes before them or none does."""
+        comes before them or none does; `most` samples, if not 0."""
         settings = self._settings
         if not self.is_automatic:
-            return replace(settings, passes=self.num_passes).of_a_pass()
+            of_a_pass = replace(settings, passes=self.num_passes).of_a_pass()
+            if not most:
+                return of_a_pass
+            least, most = min(of_a_pass.min_samples, most), min(of_a_pass.max_samples, most)
+            return replace(of_a_pass, min_samples=least, max_samples=most)
         sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
         wanted = max(SAMPLES_A_TURN, int(SHORT_TURN_S / sample_s))
         least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
         count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), wanted, settings.max_samples)
+        count = min(count, most or count)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
     def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:

@@ -241,8 +241,9 @@ class Runner:
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
             if turn.limits is None or not opened_case.stays_open:
-                turn.estimate_s = self._meter.started_on(opened_case.starts_on).warm_up(opened_case.call)
-                turn.limits = turn.limits or self._plan.limits(turn.estimate_s, not opened_case.held_bytes)
+                meter, most = self._meter.started_on(opened_case.starts_on), turn.case_spec.most_samples
+                turn.estimate_s = meter.warm_up(opened_case.call, opened_case.warm_ups)
+                turn.limits = turn.limits or self._plan.limits(turn.estimate_s, not opened_case.held_bytes, most)
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:

@@ -3,10 +3,8 @@
 import contextlib
 import datetime
 import gc
-import hashlib
 import importlib.util
 import itertools
-import json
 import os
 import random
 import sys
@@ -31,8 +29,11 @@ from distbench.spec.planner_names import BASELINE, NATIVE
 from distbench.worker.cases import cases_of
 from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.changed_plan import scenario_of
+from distbench.worker.hosts.alike import digest, require_alike, require_own_devices, require_same
+from distbench.worker.hosts.cautions import host_cautions
+from distbench.worker.hosts.presence import presence_of
 from distbench.worker.pass_plan import groups_of
-from distbench.worker.rank.agreement import Agreement, Store, presence_of, require_own_devices, require_same
+from distbench.worker.rank.agreement import Agreement, Store
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
 from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
 from distbench.worker.rank.opened_case import CaseSpec
@@ -47,10 +48,11 @@ PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
 @dataclass(frozen=True)
 class ConnectedRanks:
-    """This rank's context among connected ranks, and the job's key-value store."""
+    """This rank's context among connected ranks, the job's key-value store, and in what hosts differ, in sentences."""
 
     context: RankContext
     store: Store
+    cautions: tuple[str, ...]
 
 
 def run_session(job: Job, stopwatch: Stopwatch) -> None:
@@ -69,10 +71,13 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     with connected_ranks(job) as ranks:
         context = ranks.context
         progress.tell("connected")
+        for caution in ranks.cautions:
+            progress.tell("caution", text=caution)
         with stopwatch.on("set-up"):
             found = all_cases(job, function, context)
             case_specs = chosen_cases(job, found)
-            require_same({"the list of cases": _digest(repr([one.case.id for one in case_specs]))}, context.gather)
+            ids = digest(repr([one.case.id for one in case_specs]))
+            require_same([{"the list of cases": one} for one in context.gather(ids)], context.hosts)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
             agreement = Agreement(ranks.store, context.rank, context.hosts)
@@ -83,7 +88,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             elif not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
-                rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), context))
+                rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), ranks))
         progress.tell("plan", num_cases=len(case_specs))
         # What is imported by now stays: looking through it for garbage would take a fifth of a second a case.
         gc.freeze()
@@ -161,36 +166,22 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     backend = backend_of(job.device)
     moves = backend_for(job.device, backend)
     dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    presence = presence_of(Path(job.log_dir), store, rank, world_size)
     control = control_group(job.device, timeout)
-    require_same(_must_agree(job), partial(gather_objects, control))
-    hosts = tuple(gather_objects(control, os.uname().nodename))
+    gather = partial(gather_objects, control)
+    hosts = require_alike(job, gather)
+    presence = presence_of(Path(job.log_dir), store, rank, hosts)
     profile = profile_here(profile, job, hosts)
     if is_accelerator(device.type):
-        require_own_devices(identity(device), partial(gather_objects, control))
+        require_own_devices(identity(device), gather)
     mesh = init_device_mesh(device.type, tuple(job.mesh.values()), mesh_dim_names=tuple(job.mesh))
     settings = job.settings
     context = RankContext(rank, device, mesh, backend, control, settings.seed, profile, settings.check, hosts)
-    yield ConnectedRanks(context, store)
+    yield ConnectedRanks(context, store, tuple(host_cautions(hosts, device, gather)))
     if presence is not None:
         presence.leave()
     # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
-
-
-def _must_agree(job: Job) -> dict[str, str]:
-    """What decides which collectives a rank issues; under another launcher each rank has its own job and files."""
-    asked = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
-    return {
-        "the scenario file": _digest(Path(job.file).read_bytes()),
-        "the profile": _digest(Path(job.profile).read_bytes()) if job.profile else "",
-        "what to run": json.dumps(asked, default=repr),
-    }
-
-
-def _digest(content: str | bytes) -> str:
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup:
@@ -267,10 +258,12 @@ def variant_label(job: Job, variant: Variant) -> str:
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 
-def header_of(job: Job, context: RankContext) -> dict[str, Any]:
+def header_of(job: Job, ranks: ConnectedRanks) -> dict[str, Any]:
     """The run file's first line."""
     record = job.to_record()
-    environment = {**record.pop("environment"), **_torch_facts(context)}
+    environment = {**record.pop("environment"), **_torch_facts(ranks.context)}
+    if ranks.cautions:
+        environment["cautions"] = list(ranks.cautions)
     return {
         "type": "run",
         "schema_version": SCHEMA_VERSION,

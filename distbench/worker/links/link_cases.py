@@ -11,22 +11,25 @@ import torch.distributed as dist
 
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Scenario
+from distbench.worker.links.computing_cases import computing_cases
 from distbench.worker.links.link_rounds import LinkRound, link_rounds
 from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
 
-GROUP, MAX_PASSES = "links", 16
+GROUP, MAX_PASSES = "links", 10
 DTYPE, PERIOD = "f32", 251
 # A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
 SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
 SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
+# Of a turn: a stretch has a level of its own, which further samples do not tell.
+SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
 
 
 def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """For each `Links`: two cases a round of pairs (a small message, a large one), one a mesh dim with several groups,
-    and one for each rank's own product; all take turns."""
+    and those of what each rank computes; all take turns."""
     for links in scenario.links:
         kind = context.device.type
         hosts = context.gather(os.uname().nodename)
@@ -38,14 +41,11 @@ def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
             if 1 < context.size(mesh_dim) < context.mesh.size():
                 yield _group_case(mesh_dim, size_bytes, hosts, context)
         matmul_size = links.matmul_size or MATMUL_SIZE.get(kind, MATMUL_SIZE_ELSEWHERE)
-        # Ranks that share a host's cores compute one at a time.
-        turns = [(rank,) for rank in range(len(hosts))] if kind == "cpu" else [tuple(range(len(hosts)))]
-        for ranks in turns:
-            yield _compute_case(ranks, matmul_size, hosts, context)
+        yield from computing_cases(matmul_size, links.burst_s, hosts, GROUP, MAX_PASSES, context)
 
 
-def _spec(case: Case, opener: Any) -> CaseSpec:
-    return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True)
+def _spec(case: Case, opener: Any, most_samples: int) -> CaseSpec:
+    return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True, most_samples=most_samples)
 
 
 def _round_case(number: int, one: LinkRound, size_bytes: int, hosts: list[str], context: RankContext) -> CaseSpec:
@@ -60,7 +60,8 @@ def _round_case(number: int, one: LinkRound, size_bytes: int, hosts: list[str], 
         "hosts": hosts,
     }
     case = Case(f"links/{DTYPE}[{numel}]/send_recv/round{number}", "links", params)
-    return _spec(case, partial(_open_round, dict(_both_ways(one)), numel, context))
+    most = SMALL_SAMPLES if size_bytes == SMALL_BYTES else LARGE_SAMPLES
+    return _spec(case, partial(_open_round, dict(_both_ways(one)), numel, context), most)
 
 
 def _both_ways(one: LinkRound) -> Iterator[tuple[int, int]]:
@@ -108,7 +109,7 @@ def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankC
         "hosts": hosts,
     }
     case = Case(f"links/{DTYPE}[{numel}]/all_reduce/{mesh_dim}", "links", params)
-    return _spec(case, partial(_open_group, mesh_dim, numel, context))
+    return _spec(case, partial(_open_group, mesh_dim, numel, context), LARGE_SAMPLES)
 
 
 @contextlib.contextmanager
@@ -126,31 +127,6 @@ def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[Ope
     fields = {"payload_bytes": ones.nbytes, "group_size": size, "mesh_dim": mesh_dim}
     ones.zero_()  # whose sums stay finite, however often
     yield _opened(lambda _: dist.all_reduce(ones, group=group), check, fields, ones.nbytes)
-
-
-def _compute_case(ranks: tuple[int, ...], size: int, hosts: list[str], context: RankContext) -> CaseSpec:
-    params = {"op": "matmul", "dtype": DTYPE, "shape": [size, size, size], "ranks": list(ranks), "hosts": hosts}
-    where = f"rank{ranks[0]}" if len(ranks) == 1 else "all"
-    case = Case(f"links/{DTYPE}[{size},{size}]/matmul/{where}", "links", params)
-    return _spec(case, partial(_open_compute, ranks, size, context))
-
-
-@contextlib.contextmanager
-def _open_compute(ranks: tuple[int, ...], size: int, context: RankContext) -> Iterator[OpenedCase]:
-    takes_part = context.rank in ranks
-    identity = torch.eye(size, device=context.device)
-    given = torch.arange(size * size, device=context.device).remainder(PERIOD).reshape(size, size).float()
-    got = torch.zeros_like(given)
-
-    def multiply() -> None:
-        if takes_part:
-            torch.mm(identity, given, out=got)
-
-    def check() -> str | None:
-        multiply()
-        return first_difference(got.cpu(), given.cpu()) if takes_part else None
-
-    yield _opened(lambda _: multiply(), check, {}, 3 * given.nbytes)
 
 
 def _opened(call: Any, check: Any, fields: dict[str, Any], held_bytes: int) -> OpenedCase:

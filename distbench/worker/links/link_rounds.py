@@ -1,7 +1,8 @@
-"""Who talks to whom while links are measured: every pair of ranks once, all ranks at a time."""
+"""Who talks to whom while links are measured (every pair of ranks once, all ranks at a time), and who computes when."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "across hosts"
 Pairs = tuple[tuple[int, int], ...]
@@ -47,6 +48,24 @@ def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
             pairs = tuple((members[a][i], members[b][(i + shift) % size]) for a, b in meetings for i in range(size))
             found.append(LinkRound(ACROSS if shift else SAME_PLACE, pairs))
     return found
+
+
+def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The ranks that compute at the same time, turn by turn, each rank once: all hosts at a time, and of a host as many
+    ranks in each turn, so that one finds what the others do.
+
+    Args:
+        hosts: each rank's host, in rank order.
+        at_once: how many ranks each host has room for.
+    """
+    queues = []
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, name in enumerate(hosts) if name == host]
+        room = min(max(at_once[host], 1), len(ranks))
+        size = max(size for size in range(1, room + 1) if len(ranks) % size == 0)
+        queues.append([ranks[at : at + size] for at in range(0, len(ranks), size)])
+    turns = zip_longest(*queues, fillvalue=[])
+    return [tuple(sorted(chain.from_iterable(together))) for together in turns]
 
 
 def tournament(num_players: int) -> list[Pairs]:

@@ -89,7 +89,7 @@ class Accelerator:
         if not (count := self.num_devices):
             raise UserError(f"--device {self.type}: {self._missing()}")
         if 1 < count <= local_rank:
-            which = f"this rank is number {local_rank} on its host (LOCAL_RANK)"
+            which = f"this rank is number {local_rank} on host {os.uname().nodename} (LOCAL_RANK)"
             what = f"{which} and may use {count} {self.type.upper()} devices"
             raise UserError(f"{what}; show each rank one device, or all ranks of a host all of theirs")
         device = torch.device(self.type, local_rank if count > 1 else 0)

@@ -33,6 +33,7 @@ class OpenedCase:
             iteration warms it up; None: as much as its parameters do.
         pause: called before other cases run while it is kept open.
         resume: called before it runs again.
+        warm_ups: iterations thrown away before the first sample; None: as the settings have it.
         starts_on: the group over which its devices start each sample together; None: as the hosts do.
     """
 
@@ -46,6 +47,7 @@ class OpenedCase:
     held_bytes: int | None = None
     pause: Callable[[], None] = lambda: None
     resume: Callable[[], None] = lambda: None
+    warm_ups: int | None = None
     starts_on: Any = None
 
 
@@ -57,6 +59,7 @@ class CaseSpec:
         group: cases of one group are compared with each other, so they take turns; "" for one compared with none.
         max_passes: its group takes at most so many; 0 for no limit of its own.
         keeps_ranks: whether a further pass's line says each rank's median too.
+        most_samples: of a turn; 0 for no limit of its own.
     """
 
     case: Case
@@ -64,6 +67,7 @@ class CaseSpec:
     group: str = ""
     max_passes: int = 0
     keeps_ranks: bool = False
+    most_samples: int = 0
 
 
 def first_difference(got: Any, expected: Any) -> str | None:

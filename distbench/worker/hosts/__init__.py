@@ -1,0 +1,1 @@
+"""What the hosts of a launch must have in common, and which of them answers no more."""

@@ -1,0 +1,149 @@
+"""Hosts that differ, or are gone: what is refused and what is only said, by the names of ranks and hosts."""
+
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from distbench.launch.display import Plain
+from distbench.report.overview import cautions_of
+from distbench.runs.run_file import Run
+from distbench.spec import Job, Settings, UserError
+from distbench.worker.hosts import alike, presence
+from distbench.worker.hosts.alike import GivenToRank, require_alike
+from distbench.worker.hosts.cautions import HostFacts, cautions_about
+from distbench.worker.hosts.presence import Presence
+
+Change = Callable[[GivenToRank], GivenToRank]
+# Of four ranks: what each of rank 0's values is on the others.
+OTHERS = {"host": ("a", "b", "b"), "boot": ("1", "2", "2")}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Whose scenario file imports another one beside it, on a host called a."""
+    (tmp_path / "mine.py").write_text("import layers\n")
+    (tmp_path / "layers.py").write_text("WIDTH = 64\n")
+    layers = ModuleType("layers")
+    layers.__file__ = str(tmp_path / "layers.py")
+    monkeypatch.setitem(sys.modules, "layers", layers)
+    boot = tmp_path / "boot_id"
+    boot.write_text("1\n")
+    monkeypatch.setattr(alike, "BOOT_ID", boot)
+    monkeypatch.setattr(os, "uname", lambda: type("Name", (), {"nodename": "a"}))
+    files = {"file": str(tmp_path / "mine.py"), "run_file": "", "log_dir": ""}
+    where = {"variants": [{}], "axes": [], "mesh": {"tp": 4}, "device": "cpu", "settings": Settings()}
+    return Job(run_id="1", invocation_id="1", scenario="mine", timeout_s=1.0, started_at=0.0, **files, **where)
+
+
+def gather_with(change: Change, code: str | None = None) -> Callable[[Any], list[Any]]:
+    """As four ranks on two hosts would: those on host b told something else; `code` is a digest of theirs."""
+
+    def gather(own: Any) -> list[Any]:
+        if isinstance(own, str):
+            return [own, own, *(2 * [own if code is None else code])]
+        others = [replace(own, host=host, boot=boot) for host, boot in zip(*OTHERS.values(), strict=True)]
+        return [own, others[0], *map(change, others[1:])]
+
+    return gather
+
+
+def as_it_is(told: GivenToRank) -> GivenToRank:
+    return told
+
+
+def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
+    assert require_alike(job, gather_with(as_it_is)) == ("a", "a", "b", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda own: replace(own, torch="2.11.0"), "torch of ranks 2, 3 (host b) is 2.11.0, of rank 0 (host a) "),
+        (
+            lambda own: replace(own, asked={**own.asked, "the scenario file": "0"}),
+            "the scenario file of ranks 2, 3 (host b) differs from rank 0's (host a); give all ranks the same",
+        ),
+        (
+            lambda own: replace(own, imported=dict.fromkeys(own.imported, "0")),
+            "layers.py, which the scenario file imports, of ranks 2, 3 (host b) differs from rank 0's",
+        ),
+        (
+            lambda own: replace(own, host="a"),
+            "ranks 0 and 2 are on different hosts that are both called a; give each host a name of its own",
+        ),
+    ],
+)
+def test_what_hosts_were_given_differently_is_named(
+    job: Job, change: Callable[[GivenToRank], GivenToRank], says: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        require_alike(job, gather_with(change))
+    assert says in str(refused.value)
+
+
+def test_another_distbench_on_a_host_is_named(job: Job) -> None:
+    with pytest.raises(UserError, match=r"distbench's own code of ranks 2, 3 \(host b\) differs from rank 0's"):
+        require_alike(job, gather_with(as_it_is, code="0"))
+
+
+def test_a_file_that_one_rank_alone_imports_is_no_difference(job: Job) -> None:
+    require_alike(job, gather_with(lambda own: replace(own, imported={})))
+    require_alike(job, gather_with(lambda own: replace(own, imported={**own.imported, "more.py": "0"})))
+
+
+def test_of_many_ranks_a_few_are_named() -> None:
+    hosts = ["a"] * 8 + ["b"] * 16
+    assert alike.named(range(8, 24), hosts) == "ranks 8, 9, 10, 11, 12, 13, 14, 15 and 8 more (host b)"
+    assert alike.named([3], ["a"] * 4) == "rank 3"
+
+
+def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
+    first = HostFacts(1000.0, "H100", 8)
+    others = {"b": HostFacts(1001.0, "H100", 8), "c": HostFacts(1000.0 - 3600, "H100", 8)}
+    (clock,) = cautions_about({"a": first, **others})
+    assert clock == "the clock of host c is 60 min behind host a's: dates are host a's, and no time depends on them"
+    fewer, *_ = cautions_about({"a": first, "b": HostFacts(1000.0, "H100", 4)})
+    assert fewer.startswith("host b shows a rank 4 devices, host a 8")
+    header = {"type": "run", "job": {"scenario": "x"}, "environment": {"cautions": [clock]}}
+    assert f"caution: {clock}" in cautions_of(Run(Path("x"), header, [], [], None))
+
+
+def test_a_caution_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    Plain("mine", sys.stderr).event({"event": "caution", "text": "the clock of host b is wrong"})
+    assert capsys.readouterr().err == "mine: caution: the clock of host b is wrong\n"
+
+
+class Silent(socket.socket):
+    """A connection whose other end answers no more."""
+
+    def recv(self, *_: Any) -> bytes:  # type: ignore[override]
+        raise OSError(errno.ETIMEDOUT, "timed out")
+
+
+def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives up a silent connection after 25 s; nobody waits any longer then."""
+    monkeypatch.setattr(presence, "GONE_AFTER_S", 1000.0)
+    told: list[str] = []
+    alone = Presence({}, 0, ("a",), "", told.append)  # type: ignore[arg-type]
+    alone._hosts = ("a", "a", "b", "b")
+    with Silent() as link:
+        alone._ranks[link] = 2
+        assert alone._end_of(link) == errno.ETIMEDOUT
+        del alone._ranks[link]
+        alone._tell(2, is_silent=True)
+        alone._rank = 3
+        alone._follow_first(link)
+    assert told == [
+        "host b (ranks 2, 3) answers host a no more: it is down, or the network between them",
+        "host a (ranks 0, 1) answers host b no more: it is down, or the network between them",
+    ]
+    seconds = presence.KEEP_ALIVE
+    assert seconds["TCP_KEEPIDLE"] + seconds["TCP_KEEPINTVL"] * seconds["TCP_KEEPCNT"] <= 28
