@@ -19,7 +19,7 @@ from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, spl
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
 from distbench.sweep.explore import Explored, take_in
-from distbench.sweep.measured_sweep import combined, judged
+from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
 from distbench.sweep.prediction import Prediction, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
 from distbench.sweep.run_sweep import is_here
@@ -184,6 +184,18 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
 
 def measured(step_s: float, *choices: tuple[str, Any]) -> RankedPlan:
     return RankedPlan(Candidate((("dp_shard", 4),), choices), step_s, 100 / step_s, None, "measured", True)
+
+
+def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_time_for() -> None:
+    one = space()
+    slow, fast = one.meshes[0], one.meshes[1]
+    found = changes_of_best(one, [fast, slow, slow.with_choice("plan.prefetch", 2)])
+    assert found == [*one.neighbours(fast), *one.neighbours(slow)]
+    # 20 s, half of them for the second look, and 2 s a plan.
+    assert num_affordable(2.0, 20.0, 80) == 5 and num_affordable(2.0, 20.0, 3) == 3
+    assert (
+        num_affordable(2.0, -1.0, 80) == 4 and num_affordable(0.0, 20.0, 7) == 7 and num_affordable(2.0, 20.0, -1) == 0
+    )
 
 
 def test_the_two_best_changes_are_tried_together() -> None:

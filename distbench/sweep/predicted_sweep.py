@@ -183,7 +183,9 @@ def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
     if setup.note:
         notes.append(setup.note)
     if explored.refused:
-        notes.append(f"{len(explored.refused)} meshes were refused unrecorded: their shards alone do not fit")
+        notes.append(
+            f"meshes that were refused unrecorded, since their shards alone do not fit: {len(explored.refused)}"
+        )
     notes += [f"left out: {candidate.text}: {why}" for candidate, why in list(explored.left_out.items())[:MAX_LEFT_OUT]]
     if len(explored.left_out) > MAX_LEFT_OUT:
         notes.append(f"left out: {len(explored.left_out) - MAX_LEFT_OUT} more: --format json")
