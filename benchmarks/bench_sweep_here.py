@@ -1,9 +1,9 @@
 """What a measured sweep recommends, against every plan measured: two models over four ranks of this machine.
 
-`python -m benchmarks.bench_sweep_here`. All plans of the sweep's space are measured in one launch, each as often as in
-the sweep's second look. Then the sweep runs, with a fifth of that time as its budget. What it recommends and the best
-of all are measured once more, in turn: the best of a hundred noisy times would be too good. Kept in `build/sweep_here`:
-plans that were measured there are not measured again. About 8 minutes on two quiet cores.
+`python -m benchmarks.bench_sweep_here`. All plans of the sweep's space (96 and 32) are measured in one launch, in three
+passes. Then the sweep runs, with a fifth of that time as its budget. What it recommends and the best of all are measured
+once more, in turn: the best of a hundred noisy times would be too good. Kept in `build/sweep_here`: plans that were
+measured there are not measured again. About 9 minutes on two quiet cores.
 """
 
 import json
@@ -28,8 +28,10 @@ from distbench.sweep.setup import Setup, set_up
 from distbench.sweep.sweep_child import SweepChild
 
 FOLDER = Path(__file__).parent.parent / "build" / "sweep_here"
-MODELS, WORLD = ("llama_2d", "fsdp_stack"), 4
-EXHAUSTIVE = replace(SCREENING, min_samples=6, max_samples=6, passes=3)
+WORLD = 4
+# What is set of each; with nothing set, its quick sizes.
+MODELS: dict[str, tuple[str, ...]] = {"llama_2d": (), "fsdp_stack": ("sequence=64",)}
+EXHAUSTIVE = replace(SCREENING, passes=3)
 AGAIN = replace(SCREENING, min_samples=6, max_samples=6, passes=8)
 BUDGET_SHARE, LEAST_BUDGET_S, NUM_BEST = 0.2, 12.0, 3
 WANTED_TIME, WANTED_SHARE = 1.05, 0.25
@@ -49,13 +51,13 @@ def main() -> list[Row]:
     """Rows for the benchmark table; the best plans of all go to stderr."""
     times: list[Row] = []
     shares: list[Row] = []
-    for name in MODELS:
-        setup, folder = set_up(name, (), WORLD, None, quick=True), FOLDER / name
+    for name, choices in MODELS.items():
+        setup, folder = set_up(name, choices, WORLD, None, quick=not choices), FOLDER / name
         plans = {one.text: one for one in plans_of(setup)}
         known_s, exhaustive_s = _exhaustive(setup, list(plans.values()), folder)
         best = sorted(known_s, key=known_s.__getitem__)
         began = time.monotonic()
-        chosen = recommended(name, max(LEAST_BUDGET_S, BUDGET_SHARE * exhaustive_s), folder / "sweep")
+        chosen = recommended(setup, max(LEAST_BUDGET_S, BUDGET_SHARE * exhaustive_s), folder / "sweep")
         took_s = time.monotonic() - began
         again = measured(
             setup, [plans[text] for text in dict.fromkeys([chosen, *best[:NUM_BEST]])], AGAIN, folder / "again"
@@ -78,19 +80,19 @@ def plans_of(setup: Setup) -> list[Candidate]:
         return list(all_of(setup.space(facts_of(setup, child))))
 
 
-def recommended(name: str, budget_s: float, out: Path) -> str:
-    """What `distbench sweep NAME --world 4 --quick --budget ...` recommends."""
-    given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": (), "price": None}
+def recommended(setup: Setup, budget_s: float, out: Path) -> str:
+    """What `distbench sweep NAME --world 4 --budget ...` recommends."""
+    given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": setup.given, "price": None}
     limits = {"budget": f"{budget_s:.0f}s", "max_plans": 80, "world": WORLD}
-    flags = {"around_my_plan": False, "quick": True, "resume": False, "quiet": True}
-    found, _ = run_sweep(AskedSweep.of(name, out, **given, **limits, **flags), lambda _: None)
+    flags = {"around_my_plan": False, "quick": setup.quick, "resume": False, "quiet": True}
+    found, _ = run_sweep(AskedSweep.of(setup.entry.name, out, **given, **limits, **flags), lambda _: None)
     return found.best.candidate.text
 
 
 def measured(setup: Setup, plans: Sequence[Candidate], settings: Settings, out: Path) -> dict[str, float]:
     """Median seconds of a step of each, measured in turn in one launch."""
     target = f"{setup.entry.file}::{setup.entry.name}"
-    (job,) = jobs_of(Request((target,), mesh=setup.mesh, quick=True, out=out, started_at=time.time()), None)
+    (job,) = jobs_of(Request((target,), mesh=setup.mesh, quick=setup.quick, out=out, started_at=time.time()), None)
     variants = [one.variant(setup.base) for one in plans]
     axes = list(dict.fromkeys([MESH, *(name for one in plans for name, _ in one.choices)]))
     job = replace(job, variants=variants, axes=axes, settings=settings, profile=None, note="")

@@ -198,7 +198,7 @@ def test_a_float8_copy_has_memory_until_the_last_matmul_of_its_phase_that_reads_
         Freed(3),
         Freed(1),
     ]
-    found = in_float8(run(StepBegun(2), *events), ["layers.0"]).events
+    found = in_float8(run(*events), ["layers.0"]).events
     made = [event for event in found if isinstance(event, Allocated) and event.block > 3]
     # A byte an element where there were two; backward casts what was kept in bf16 again.
     assert [(one.num_bytes, one.held) for one in made] == [(2 * GIB, "activations"), (2 * GIB, "backward")]
