@@ -1,9 +1,9 @@
 """What a measured sweep recommends, against every plan measured: two models over four ranks of this machine.
 
 `python -m benchmarks.bench_sweep_here`. All plans of the sweep's space (96 and 32) are measured in one launch, in three
-passes. Then the sweep runs, with a fifth of that time as its budget. What it recommends and the best of all are measured
-once more, in turn: the best of a hundred noisy times would be too good. Kept in `build/sweep_here`: plans that were
-measured there are not measured again. About 9 minutes on two quiet cores.
+passes. Then the sweep runs, with a fifth of that time as its budget. What it recommends and the best of all are
+measured once more, in turn: the best of a hundred noisy times would be too good. Kept in `build/sweep_here`: plans that
+were measured there are not measured again. About 9 minutes on two quiet cores.
 """
 
 import json
