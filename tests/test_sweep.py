@@ -1,10 +1,10 @@
 """Sweeps: what is tried, refused and recommended, on plain data; and two commands that record real steps."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -18,7 +18,7 @@ from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
-from distbench.sweep.explore import Explored, take_in
+from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
 from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
 from distbench.sweep.prediction import Prediction, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
@@ -105,6 +105,27 @@ def test_the_lower_bound_is_of_shards_of_parameters_gradients_and_optimizer() ->
     # 4,000 bytes of parameters, as many of gradients, and twice as many of AdamW's moments, over 4 ranks.
     assert lower_bound_bytes(FACTS, {"dp_shard": 2, "tp": 2}) == (4_000 + 4_000 + 8_000) // 4
     assert lower_bound_bytes(FACTS, {"dp_replicate": 8, "tp": 2}) == 8_000
+
+
+def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
+    class Known:
+        hardware = load_hardware("h100")
+
+        def outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Prediction]]:
+            """Slower from mesh to mesh; no change makes a difference."""
+            return ((one, prediction(1.0 + sizes.index(one.sizes), candidate=one)) for one in candidates)
+
+    names = {"dp_replicate": 1, "dp_shard": 64, "tp": 1}
+    many = Space(names, [*names], 64, {**FACTS, "batch_size": 64}, {})
+    sizes = [mesh.sizes for mesh in many.meshes]
+    explored = Explored()
+    explore(many, cast(Predictor, Known()), Limits(20, 600.0), explored)
+    tried = list(explored.found)
+    assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
+    assert set(tried[16:]) <= set(many.neighbours(many.meshes[0])) and len(tried) >= 20
+    explored = Explored()
+    explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
+    assert {*many.meshes} <= {*explored.found} and not explored.stopped
 
 
 def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:

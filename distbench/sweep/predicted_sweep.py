@@ -177,8 +177,9 @@ def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
     tokens = f"{best.num_tokens:,} tokens" if best.num_tokens else f"{best.batch_size:,} samples"
     notes = [
         f"every plan takes the same global batch a step ({tokens}), so step times rank them",
-        f"tried: {len(explored.found) + len(explored.left_out)} of {explored.num_legal:,} plans: every mesh as "
-        "written, then changes of the best, one at a time" + (f"; {explored.stopped}" if explored.stopped else ""),
+        f"tried: {len(explored.found) + len(explored.left_out)} of {explored.num_legal:,} plans: meshes as written, "
+        "those that need the fewest fast links first, and changes of the best, one at a time"
+        + (f"; {explored.stopped}" if explored.stopped else ""),
     ]
     if setup.note:
         notes.append(setup.note)
