@@ -5,6 +5,10 @@ nobody here made: benchmarks/llama3_h100_202412_torchtitan.md, and of June 2025 
 pull request 1299). Memory: nothing is fitted. Time: one figure of the hardware file, the matmul rate, is fitted to the
 first row; the others are predictions. RMSNorm is written out, as torch's was then. What is compiled and in float8 is
 made of the same recording by rules. CPU seconds and memory are those of recording, in a process of its own.
+
+torchtitan's launch script has set expandable segments since October 2024 (its pull request 643, which says that the
+launcher of their cluster did not yet). Which row was launched by which is not published: the table of context parallel,
+on one node, is taken as the script's, the others as the cluster's. Each row's memory is printed both ways.
 """
 
 import itertools
@@ -40,7 +44,8 @@ class Published(NamedTuple):
     """A published run.
 
     Args:
-        kind: "fitted", "bf16", "float8" or "cp" (in float8): what its throughput is held against.
+        kind: "fitted", "bf16", "float8" or "cp" (in float8): what its throughput is held against; the last also had
+            expandable segments.
         reserved_gib: max_reserved; None where none is published.
         tokens_per_s: a GPU.
     """
@@ -189,12 +194,13 @@ def main() -> list[Row]:
 def _rows(run: Published, simulation: Simulation) -> list[Row]:
     speed, reserved = simulation.tokens_per_s or 0.0, simulation.memory.reserved_bytes / GIB
     off = speed / run.tokens_per_s - 1
-    memory = ""
+    other = replace(simulation, expandable=not simulation.expandable).memory.reserved_bytes / GIB
+    memory = f"; {other:.1f} {'without' if simulation.expandable else 'with'} expandable segments"
     rows: list[Row] = []
     if run.reserved_gib is not None:
         how = "compile" if run.is_compiled else "eager"
         error = reserved / run.reserved_gib - 1
-        memory = f" (published {run.reserved_gib}, {error:+.1%})"
+        memory = f" (published {run.reserved_gib}, {error:+.1%}){memory}"
         rows.append((f"reserved, {how}, {run.name}", abs(error), 0.05 if run.is_compiled else 0.02))
     print(
         f"  {run.name}: {speed:,.0f} tokens/s a GPU (published {run.tokens_per_s:,.0f}, {off:+.1%}); "
@@ -212,11 +218,18 @@ def simulated(recording: Recording, run: Published) -> Simulation:
     layers = tuple(f"layers.{number}" for number in range(80))
     recording = replace(recording, head=replace(recording.head, compiled=layers if run.is_compiled else ()))
     in_8 = run.kind in ("float8", "cp")
-    return Simulation(in_float8(recording, layers) if in_8 else recording, load_hardware(MACHINE))
+    recording = in_float8(recording, layers) if in_8 else recording
+    return Simulation(recording, load_hardware(MACHINE), expandable=run.kind == "cp")
 
 
 def recorded(step: Recorded, folder: Path) -> tuple[float, float, Recording]:
     """CPU seconds and peak MB of the process that recorded it, and the recording."""
+    cpu_s, peak_mb, (recording,) = all_recorded(step, folder)
+    return cpu_s, peak_mb, recording
+
+
+def all_recorded(step: Recorded, folder: Path) -> tuple[float, float, list[Recording]]:
+    """The same of every variant where a choice has several values, all in one process."""
     command = [sys.executable, "-m", "distbench.worker.children.recordings", str(folder)]
     choices = ("norm=written_out", *step.choices)
     (job,) = jobs_of(Request((step.scenario,), choices, parse_mesh(step.mesh), "cpu", shapes_only=True), None)
@@ -231,10 +244,11 @@ def recorded(step: Recorded, folder: Path) -> tuple[float, float, Recording]:
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write(json.dumps([job.to_record()]).encode())
     child.stdin.close()
-    ((answer,),) = json.loads(child.stdout.read().splitlines()[-1])
+    (answers,) = json.loads(child.stdout.read().splitlines()[-1])
     child.stdout.close()
     _, _, used = os.wait4(child.pid, 0)
-    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, load_recording(Path(answer["file"]))
+    found = [load_recording(Path(answer["file"])) for answer in answers]
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, found
 
 
 def collectives_that_differ() -> int:

@@ -42,6 +42,15 @@ def test_what_is_compiled_is_one_kernel_that_never_writes_what_dies_in_it() -> N
     assert compiled == pytest.approx(4 + 1 + 2 + 2)
 
 
+def test_complex_numbers_stay_kernels_of_their_own_where_compiled() -> None:
+    gib = 10**9  # a second each; torch's inductor calls aten for them: fallback_node_due_to_unsupported_type
+    turned = elementwise(2, [(1, gib)], [(2, gib)])._replace(dtype="complex64")
+    events = [elementwise(2, [(0, gib)], [(1, gib)]), turned, Freed(1), elementwise(2, [(2, gib)], [(3, gib)])]
+    assert replay_time(run(*events, head=COMPILED), machine()).step_s == pytest.approx(2 + 2 + 2)
+    in_bf16 = [events[0], turned._replace(dtype="bf16"), *events[2:]]
+    assert replay_time(run(*in_bf16, head=COMPILED), machine()).step_s == pytest.approx(3)  # reads 0, writes 2 and 3
+
+
 def block(number: int, size: int = 1) -> Allocated:
     return Allocated(number, size * GIB, 0, "activations", "layers.0")
 
@@ -171,6 +180,33 @@ def test_float8_transposes_what_a_weights_gradient_is_made_from() -> None:
     assert [event.name for event in found if isinstance(event, Operator)][:-1] == [
         *("float8.largest", "float8.cast", "float8.cast") * 2
     ]
+
+
+def test_a_float8_copy_has_memory_until_the_last_matmul_of_its_phase_that_reads_it() -> None:
+    def linear(phase: str) -> Operator:
+        read = [(1, 4 * GIB), (2, GIB)]  # an activation and a gathered weight
+        return matmul(0, 1, "layers.0.w1")._replace(reads=read, num_bytes=5 * GIB, phase=phase)
+
+    weight = elementwise(2, [(2, GIB)], [(2, GIB)], "layers.0")._replace(name="fsdp.split_with_sizes_copy.default")
+    events = [
+        block(1, 4),
+        weight,
+        linear("forward"),
+        linear("forward"),
+        block(3),
+        linear("backward"),
+        Freed(3),
+        Freed(1),
+    ]
+    found = in_float8(run(*events), ["layers.0"]).events
+    made = [event for event in found if isinstance(event, Allocated) and event.block > 3]
+    # A byte an element where there were two; backward casts what was kept in bf16 again.
+    assert [(one.num_bytes, one.held) for one in made] == [(2 * GIB, "activations"), (2 * GIB, "backward")]
+    names = [getattr(event, "name", type(event).__name__) for event in found]
+    assert names[3:10] == [
+        *("float8.largest", "Allocated", "float8.cast", "aten.mm.default", "aten.mm.default", "Freed", "Allocated")
+    ]
+    assert replay_memory(found).live_bytes == (4 + 2 + 1) * GIB
 
 
 def test_float8_is_of_the_modules_that_patterns_match() -> None:

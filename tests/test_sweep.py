@@ -1,10 +1,10 @@
 """Sweeps: what is tried, refused and recommended, on plain data; and two commands that record real steps."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -18,8 +18,8 @@ from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
-from distbench.sweep.explore import Explored, take_in
-from distbench.sweep.measured_sweep import combined, judged
+from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
+from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
 from distbench.sweep.prediction import Prediction, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
 from distbench.sweep.run_sweep import is_here
@@ -107,6 +107,27 @@ def test_the_lower_bound_is_of_shards_of_parameters_gradients_and_optimizer() ->
     assert lower_bound_bytes(FACTS, {"dp_replicate": 8, "tp": 2}) == 8_000
 
 
+def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
+    class Known:
+        hardware = load_hardware("h100")
+
+        def outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Prediction]]:
+            """Slower from mesh to mesh; no change makes a difference."""
+            return ((one, prediction(1.0 + sizes.index(one.sizes), candidate=one)) for one in candidates)
+
+    names = {"dp_replicate": 1, "dp_shard": 64, "tp": 1}
+    many = Space(names, [*names], 64, {**FACTS, "batch_size": 64}, {})
+    sizes = [mesh.sizes for mesh in many.meshes]
+    explored = Explored()
+    explore(many, cast(Predictor, Known()), Limits(20, 600.0), explored)
+    tried = list(explored.found)
+    assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
+    assert len(tried) >= 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
+    explored = Explored()
+    explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
+    assert {*many.meshes} <= {*explored.found} and not explored.stopped
+
+
 def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
     a, b, c = (Candidate((("dp_shard", size),)) for size in (1, 2, 4))
     explored = Explored()
@@ -184,6 +205,18 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
 
 def measured(step_s: float, *choices: tuple[str, Any]) -> RankedPlan:
     return RankedPlan(Candidate((("dp_shard", 4),), choices), step_s, 100 / step_s, None, "measured", True)
+
+
+def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_time_for() -> None:
+    one = space()
+    slow, fast = one.meshes[0], one.meshes[1]
+    found = changes_of_best(one, [fast, slow, slow.with_choice("plan.prefetch", 2)])
+    assert found == [*one.neighbours(fast), *one.neighbours(slow)]
+    # 20 s, half of them for the second look, and 2 s a plan.
+    assert num_affordable(2.0, 20.0, 80) == 5 and num_affordable(2.0, 20.0, 3) == 3
+    assert (
+        num_affordable(2.0, -1.0, 80) == 4 and num_affordable(0.0, 20.0, 7) == 7 and num_affordable(2.0, 20.0, -1) == 0
+    )
 
 
 def test_the_two_best_changes_are_tried_together() -> None:

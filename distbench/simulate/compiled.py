@@ -28,6 +28,8 @@ _BETWEEN = (Allocated, Freed, EventRecorded, EventWaited, HostWaited)
 DEFAULT_STREAM = 0
 # Waits for the largest element of the whole tensor, so it is never part of the kernel that made the tensor.
 OWN_KERNEL = "float8.cast"
+# The inductor has no code for complex numbers and calls torch's own kernel: rotary embeddings are often written so.
+COMPLEX = "complex"
 
 
 def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int, int]:
@@ -102,6 +104,7 @@ def _is_fusible(event: Event, compiled: Set[str]) -> bool:
         and event.kind == MEMORY
         and event.stream == DEFAULT_STREAM
         and event.name != OWN_KERNEL
+        and not event.dtype.startswith(COMPLEX)
         and is_within(event.owner, compiled)
     )
 

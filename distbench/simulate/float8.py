@@ -5,10 +5,12 @@ is looked for (by the kernel that made it, where that is compiled), then it is r
 all matmuls that read it. What the gradient of a weight is made from is copied once more, transposed: float8 matmuls
 take one layout only. FSDP gathers weights in float8, so those are cast in their shards, which takes no time
 here. What is kept for backward stays as it was: torchao keeps the high-precision tensor where a module is checkpointed.
+A copy has memory until the last matmul of its phase that reads it; backward casts what it was kept again.
 """
 
-from collections.abc import Sequence, Set
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from distbench.simulate.compiled import OWN_KERNEL, is_within
 from distbench.simulate.hardware.hardware_file import Hardware
@@ -23,6 +25,7 @@ from distbench.simulate.recording import (
     Operator,
     Recording,
     StepBegun,
+    Touched,
 )
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.parallel import folded, matching
@@ -86,20 +89,40 @@ def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
         if isinstance(event, Operator) and event.name.startswith(GATHERS) and is_within(event.owner, inside)
         for block, _ in (*event.reads, *event.writes)
     }
+    copies = _Copies(1 + max((event.block for event in recording.events if isinstance(event, Allocated)), default=0))
     found: list[Event] = []
-    cast: set[int] = set()
     for event in recording.events:
         if isinstance(event, StepBegun):
-            cast = set()
+            copies.of.clear()
         elif isinstance(event, Freed):
-            cast.discard(event.block)
+            copies.of.pop(event.block, None)
         elif isinstance(event, Operator):
-            cast -= {block for block, _ in event.writes}
-        found += _changed(event, inside, gathered, cast)
-    return replace(recording, events=found)
+            for block, _ in event.writes:
+                copies.of.pop(block, None)
+        found += _changed(event, inside, gathered, copies)
+    return replace(recording, events=list(_with_memory(found, copies.first)))
 
 
-def _changed(event: Event, modules: Set[str], gathered: Set[int], cast: set[int]) -> Sequence[Event]:
+@dataclass
+class _Copies:
+    """Float8 copies that are there now.
+
+    Args:
+        first: the number of the first one's block.
+        of: a block to the phase that its copy was made in, and the copy's block.
+    """
+
+    first: int
+    of: dict[int, tuple[str, int]] = field(default_factory=dict)
+    num_made: int = 0
+
+    def next(self) -> int:
+        """A block for one more."""
+        self.num_made += 1
+        return self.first + self.num_made - 1
+
+
+def _changed(event: Event, modules: Set[str], gathered: Set[int], copies: _Copies) -> Sequence[Event]:
     if isinstance(event, Allocated):
         is_gathered = event.block in gathered and event.held == "fsdp"
         return (event._replace(num_bytes=-(-event.num_bytes // 2)) if is_gathered else event,)
@@ -110,27 +133,57 @@ def _changed(event: Event, modules: Set[str], gathered: Set[int], cast: set[int]
         return (event._replace(payload_bytes=event.payload_bytes // 2, dtype=FLOAT8) if is_gather else event,)
     if event.name.startswith(GATHERS):
         return (event._replace(num_bytes=event.num_bytes // 2),)
-    return _matmul(event, gathered, cast) if event.kind == MATMUL and event.dtype in LOW else (event,)
+    return _matmul(event, gathered, copies) if event.kind == MATMUL and event.dtype in LOW else (event,)
 
 
-def _matmul(event: Operator, gathered: Set[int], cast: set[int]) -> Sequence[Event]:
+def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Event]:
     """A matmul in float8, after the casts of what it reads. The gradient of a weight reads no weight."""
     of_weight = not any(block in gathered for block, _ in event.reads)
     found: list[Event] = []
+    reads: list[Sequence[int]] = []
     for block, num_bytes in event.reads:
-        if block not in gathered and block not in cast:
-            cast.add(block)
-            found += _casts(event, block, num_bytes)
+        copy, half = block, num_bytes // 2
+        if block not in gathered:
+            phase, copy = copies.of.get(block, ("", 0))
+            if phase != event.phase:
+                copy = copies.next()
+                copies.of[block] = event.phase, copy
+                found += _casts(event, block, num_bytes, copy)
         if of_weight:
-            found.append(_kernel(event, num_bytes))  # read and written again, a byte an element
+            transposed = copies.next()
+            found.append(_kernel(event, num_bytes, [(copy, half)], [(transposed, half)]))  # a byte an element each way
+            copy = transposed
+        reads.append((copy, half))
     read = sum(num_bytes for _, num_bytes in event.reads)
-    return (*found, event._replace(dtype=FLOAT8, num_bytes=max(event.num_bytes - read // 2, 0)))
+    return (*found, event._replace(dtype=FLOAT8, num_bytes=max(event.num_bytes - read // 2, 0), reads=reads))
 
 
-def _casts(matmul: Operator, block: int, num_bytes: int) -> Sequence[Operator]:
-    largest = _kernel(matmul, num_bytes)._replace(name="float8.largest", reads=[(block, num_bytes)])
-    return (largest, _kernel(matmul, num_bytes + num_bytes // 2))
+def _casts(matmul: Operator, block: int, num_bytes: int, copy: int) -> Sequence[Operator]:
+    read, half = [(block, num_bytes)], num_bytes // 2
+    largest = _kernel(matmul, num_bytes, read, [])._replace(name="float8.largest")
+    return (largest, _kernel(matmul, num_bytes + half, read, [(copy, half)]))
 
 
-def _kernel(matmul: Operator, num_bytes: int) -> Operator:
-    return matmul._replace(name=OWN_KERNEL, kind=MEMORY, flops=0, num_bytes=num_bytes, reads=[], writes=[])
+def _kernel(matmul: Operator, num_bytes: int, reads: Touched, writes: Touched) -> Operator:
+    return matmul._replace(name=OWN_KERNEL, kind=MEMORY, flops=0, num_bytes=num_bytes, reads=reads, writes=writes)
+
+
+def _with_memory(events: Sequence[Event], first: int) -> Iterator[Event]:
+    """The events, and the memory of blocks from `first` on: from what writes one until the last that touches it."""
+    last = {
+        block: place
+        for place, event in enumerate(events)
+        if isinstance(event, Operator)
+        for block, _ in (*event.reads, *event.writes)
+        if block >= first
+    }
+    ends: dict[int, list[int]] = defaultdict(list)
+    for block, place in last.items():
+        ends[place].append(block)
+    for place, event in enumerate(events):
+        if isinstance(event, Operator) and event.name == OWN_KERNEL:
+            held = "activations" if event.phase == "forward" else "backward"
+            for block, num_bytes in event.writes:
+                yield Allocated(block, num_bytes, event.stream, held, event.owner)
+        yield event
+        yield from (Freed(block) for block in ends.get(place, ()))

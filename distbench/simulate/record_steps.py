@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,15 @@ def record_steps(
             left_out = {one["label"]: one["left_out"] for one in of_job if "left_out" in one}
             files = [Path(one["file"]) for one in of_job if "file" in one]
             if not files:
-                raise UserError("; ".join(f"{label}: {reason}" for label, reason in left_out.items()))
+                raise UserError("; ".join(_reasons(left_out)))
             found.append(Recorded([one for file in files for one in load_recordings(file)], left_out))
         return found
+
+
+def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
+    """Each reason once, with the first variant that it is of and how many more."""
+    of_reason: dict[str, list[str]] = {}
+    for label, reason in left_out.items():
+        of_reason.setdefault(reason, []).append(label)
+    for reason, (first, *others) in of_reason.items():
+        yield f"{first}{f' (and {len(others)} more variants)' if others else ''}: {reason}"

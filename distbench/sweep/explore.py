@@ -1,4 +1,4 @@
-"""Which candidates are predicted, and in which order: every mesh as written, then changes of the best, one a time."""
+"""Which candidates are predicted, and in which order: meshes as written, then changes of the best, one a time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ NUM_EXPANDED = 3  # of the best, whose changes are tried
 NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all
 AT_ONCE = 8
 SEARCH_SHARE = 0.6  # of the budget; the rest is for recording all layers
+MESH_SHARE = 0.5  # of what is tried; further meshes wait until nothing that is better known can be changed
 
 
 @dataclass
@@ -120,16 +121,21 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
     capacity = predictor.hardware["memory_bytes"]
     bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
     explored.refused |= {candidate: bound for candidate, bound in bounds.items() if bound > capacity}
-    waiting = [candidate for candidate in space.meshes if candidate not in explored.refused]
+    meshes = [candidate for candidate in space.meshes if candidate not in explored.refused]
+    waiting: list[Candidate] = []
     expanded: set[Candidate] = set()
     while True:
         if not waiting:
-            best = next((one for one in _leaders(explored) if one.candidate not in expanded), None)
-            if best is None:
-                break
-            expanded.add(best.candidate)
             tried = {*explored.found, *explored.left_out}
-            waiting = [one for one in space.neighbours(best.candidate) if one not in tried]
+            best = next((one for one in _leaders(explored) if one.candidate not in expanded), None)
+            is_early = len(tried) < MESH_SHARE * limits.max_plans and limits.left_s(MESH_SHARE * SEARCH_SHARE) > 0
+            if meshes and (is_early or best is None):
+                waiting, meshes = meshes[:AT_ONCE], meshes[AT_ONCE:]
+            elif best is None:
+                break
+            else:
+                expanded.add(best.candidate)
+                waiting = [one for one in space.neighbours(best.candidate) if one not in tried]
             continue
         if len(explored.found) + len(explored.left_out) >= limits.max_plans:
             explored.stopped = f"{limits.max_plans} plans were tried (--plans)"

@@ -1,13 +1,14 @@
-"""A sweep by measurement: successive halving over the candidates, in passes that take turns, then verdicts of the best.
+"""A sweep by measurement: every mesh, changes of the fastest, the best again, then verdicts in passes that take turns.
 
 All candidates of a round are variants of one job, each on its own mesh of the same ranks, and all rounds share one
-launch. The first rounds only screen; what is recommended was measured in turn with the next best.
+launch. The first rounds only screen; what is recommended was measured in turn with the next best. How many changes are
+screened is what the first round says that there is time for.
 """
 
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.traces.records import Trace, traces_of
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
-FINAL_BUDGET_SHARE = 0.5
-ROUNDS, LEAST_FINAL_S = ("first round", "second round", "last round"), 2.0
+SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
+ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
+LEAST_CHANGES = 4
+SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
 @dataclass
@@ -62,13 +65,19 @@ class Measured:
         return [*self.final, *rest]
 
 
-def starting_candidates(space: Space, limit: int) -> list[Candidate]:
-    """Every mesh as written, then each of its single changes, as many as are tried at most."""
-    found = list(space.meshes)
-    changed = [list(space.neighbours(candidate)) for candidate in space.meshes]
-    for place in range(max(map(len, changed), default=0)):
-        found += [of_mesh[place] for of_mesh in changed if place < len(of_mesh)]
-    return found[:limit]
+def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
+    """The single changes of the plan as written on each mesh: all of the fastest mesh's first."""
+    return [changed for candidate in best if not candidate.choices for changed in space.neighbours(candidate)]
+
+
+def num_affordable(each_s: float, left_s: float, most: int) -> int:
+    """Changes that are screened: the second look at a third of all plans takes about as long as screening them.
+
+    Args:
+        each_s: what screening a plan took; 0 where that is not known.
+        left_s: for screening and the second look.
+    """
+    return max(min(most, max(LEAST_CHANGES, int(left_s / 2 / each_s)) if each_s else most), 0)
 
 
 def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, Any]) -> list[Candidate]:
@@ -104,17 +113,27 @@ class Rounds:
         self._setup, self._limits, self._out, self._resume, self._quiet = setup, limits, out, resume, quiet
         self.measured = Measured()
         self._jobs = [self._job() for _ in ROUNDS]
+        self._spent_s = 0.0
 
-    def run(self, starting: Sequence[Candidate]) -> Measured:
-        """All rounds, or as many as there were until it was interrupted."""
+    def run(
+        self, starting: Sequence[Candidate], changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+    ) -> Measured:
+        """All rounds, or as many as there were until it was interrupted.
+
+        Args:
+            changes: of candidates, the fastest first, what to try next, so many at most.
+        """
         with RankProcesses(self._jobs, None, MODULE) as ranks:
-            screening = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
-            self._round(ranks, 0, starting, screening)
-            kept = self._best(max(NUM_FINAL, math.ceil(len(starting) / KEPT_SHARE)))
+            self._round(ranks, 0, starting, SCREENING)
+            if not self.measured.interrupted and (
+                more := changes(self._best(len(starting)), self._num_changes(len(starting)))
+            ):
+                self._round(ranks, 1, more, SCREENING)
+            kept = self._best(max(NUM_FINAL, math.ceil(len(self.measured.plans) / KEPT_SHARE)))
             if not self.measured.interrupted and len(kept) > NUM_FINAL:
                 more = combined(self.measured.ranked, self.measured.plans)
-                again = replace(screening, min_samples=6, max_samples=6, passes=3)
-                self._round(ranks, 1, [*kept, *more], again)
+                again = replace(SCREENING, min_samples=6, max_samples=6, passes=3)
+                self._round(ranks, 2, [*kept, *more], again)
                 measured_twice = {*kept, *more}
                 kept = [one for one in self._best(len(self.measured.plans)) if one in measured_twice][:NUM_FINAL]
             if not self.measured.interrupted and kept:
@@ -130,6 +149,13 @@ class Rounds:
     def _last_round(self, ranks: RankProcesses, kept: Sequence[Candidate]) -> None:
         budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), LEAST_FINAL_S)
         self._round(ranks, len(ROUNDS) - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
+
+    def _num_changes(self, num_measured: int) -> int:
+        """As many as there is time for, or as the sweep that is resumed had."""
+        before = self._labels_before(1)
+        left_s = self._limits.left_s(SCREEN_SHARE)
+        most = num_affordable(self._spent_s / max(num_measured, 1), left_s, self._limits.max_plans - num_measured)
+        return len(before) if before else most
 
     def _best(self, count: int) -> list[Candidate]:
         return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]
@@ -154,7 +180,7 @@ class Rounds:
         job = replace(job, trace_paths=is_final)
         labels = {_label(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
         known = self._out / f"round-{number + 1}.json"
-        run_file = self._known(known, [*labels])
+        run_file = self._known(known, number, [*labels])
         if run_file is None:
             # A display of its own: each round counts its cases anew.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
@@ -169,16 +195,20 @@ class Rounds:
             self.measured.run_files.append(str(run_file))
             self._take_in(run_file, labels, is_final)
 
-    def _known(self, file: Path, labels: Sequence[str]) -> Path | None:
-        if not self._resume or not file.is_file():
+    def _labels_before(self, number: int) -> list[str]:
+        file = self._out / f"round-{number + 1}.json"
+        record = read_json(file, "round") if self._resume and file.is_file() else None
+        return [*record.get("labels", ())] if isinstance(record, dict) else []
+
+    def _known(self, file: Path, number: int, labels: Sequence[str]) -> Path | None:
+        if not labels or self._labels_before(number) != [*labels]:
             return None
-        record = read_json(file, "round")
-        same = isinstance(record, dict) and record.get("labels") == [*labels]
-        path = Path(str(record.get("run_file"))) if same else None
+        path = Path(str(read_json(file, "round").get("run_file")))
         return path if path is not None and path.is_file() else None
 
     def _take_in(self, run_file: Path, labels: Mapping[str, Candidate], is_final: bool) -> None:
         run = read_run(run_file)
+        self._spent_s += sum((run.footer or {}).get("spent_s", {}).values())
         for record in run.cases:
             candidate = labels.get(str(record["case"]["params"].get("variant")))
             if candidate is not None and record["status"] != "ok":

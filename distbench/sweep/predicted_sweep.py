@@ -177,13 +177,16 @@ def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
     tokens = f"{best.num_tokens:,} tokens" if best.num_tokens else f"{best.batch_size:,} samples"
     notes = [
         f"every plan takes the same global batch a step ({tokens}), so step times rank them",
-        f"tried: {len(explored.found) + len(explored.left_out)} of {explored.num_legal:,} plans: every mesh as "
-        "written, then changes of the best, one at a time" + (f"; {explored.stopped}" if explored.stopped else ""),
+        f"tried: {len(explored.found) + len(explored.left_out)} of {explored.num_legal:,} plans: meshes as written, "
+        "those that need the fewest fast links first, and changes of the best, one at a time"
+        + (f"; {explored.stopped}" if explored.stopped else ""),
     ]
     if setup.note:
         notes.append(setup.note)
     if explored.refused:
-        notes.append(f"{len(explored.refused)} meshes were refused unrecorded: their shards alone do not fit")
+        notes.append(
+            f"meshes that were refused unrecorded, since their shards alone do not fit: {len(explored.refused)}"
+        )
     notes += [f"left out: {candidate.text}: {why}" for candidate, why in list(explored.left_out.items())[:MAX_LEFT_OUT]]
     if len(explored.left_out) > MAX_LEFT_OUT:
         notes.append(f"left out: {len(explored.left_out) - MAX_LEFT_OUT} more: --format json")

@@ -1,7 +1,7 @@
 """One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
 from distbench.spec.quantities import BYTES, SECONDS, amount
+from distbench.sweep.candidates import Candidate
 from distbench.sweep.explore import Explored, Limits
-from distbench.sweep.measured_sweep import NUM_FINAL, Measured, Rounds, legal, starting_candidates
+from distbench.sweep.measured_sweep import NUM_FINAL, Measured, Rounds, changes_of_best, legal
 from distbench.sweep.predicted_sweep import (
     around_of,
     best_measured,
@@ -30,7 +31,6 @@ from distbench.sweep.sweep_text import Found
 
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
 MAX_RANKS_A_CPU = 4
-SCREEN_S, LEAST_PLANS = 15.0, 6  # of the budget for a candidate; and how many in any case
 Say = Callable[[str], None]
 
 
@@ -145,12 +145,18 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
     space = setup.space(facts_of(setup, recorder))
     setup.require_meshes(space)
     written = setup.as_written(space) if asked.around else None
-    most = min(asked.limits.max_plans, max(LEAST_PLANS, int(asked.limits.budget_s / SCREEN_S)))
-    starting = [written, *around_of(space, written)][:most] if written else starting_candidates(space, most)
+    starting = ([written] if written else space.meshes)[: asked.limits.max_plans]
     fine, wrong = legal(recorder, setup, starting)
     if not fine:
         raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")
-    measured = Rounds(setup, asked.limits, asked.out, asked.resume, asked.quiet).run(fine)
+
+    def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
+        found = around_of(space, written) if written else changes_of_best(space, best)
+        works, others = legal(recorder, setup, found[:most])
+        wrong.update(others)
+        return works
+
+    measured = Rounds(setup, asked.limits, asked.out, asked.resume, asked.quiet).run(fine, changes)
     if not measured.plans:
         if measured.interrupted:
             raise KeyboardInterrupt

@@ -68,7 +68,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
     if scenario.plan.ddp is not None:
-        raise UserError("it cannot be simulated, DDP's buckets ask for values; FSDP2 with replicate_dims can be")
+        # Its reducer is C++: _verify_params_across_processes and sync_bucket_indices read tensors on the host.
+        what = "it cannot be simulated: DDP's reducer reads values when it checks parameters and orders its buckets"
+        raise UserError(f"{what}; FSDP2 with replicate_dims can be")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))

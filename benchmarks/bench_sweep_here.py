@@ -1,0 +1,120 @@
+"""What a measured sweep recommends, against every plan measured: two models over four ranks of this machine.
+
+`python -m benchmarks.bench_sweep_here`. All plans of the sweep's space (96 and 32) are measured in one launch, in three
+passes. Then the sweep runs, with a fifth of that time as its budget. What it recommends and the best of all are
+measured once more, in turn: the best of a hundred noisy times would be too good. Kept in `build/sweep_here`: plans that
+were measured there are not measured again. About 9 minutes on two quiet cores.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.claims import Claim, Row
+from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
+from distbench.launch.display import display_for
+from distbench.runs.frame import frame_of, measured_of
+from distbench.runs.run_file import read_run
+from distbench.spec import Settings
+from distbench.spec.plan_knobs import MESH
+from distbench.sweep.candidates import Candidate, all_of
+from distbench.sweep.measured_sweep import SCREENING
+from distbench.sweep.predicted_sweep import facts_of
+from distbench.sweep.run_sweep import AskedSweep, run_sweep
+from distbench.sweep.setup import Setup, set_up
+from distbench.sweep.sweep_child import SweepChild
+
+FOLDER = Path(__file__).parent.parent / "build" / "sweep_here"
+WORLD = 4
+# What is set of each; with nothing set, its quick sizes.
+MODELS: dict[str, tuple[str, ...]] = {"llama_2d": (), "fsdp_stack": ("sequence=64",)}
+EXHAUSTIVE = replace(SCREENING, passes=3)
+AGAIN = replace(SCREENING, min_samples=6, max_samples=6, passes=8)
+BUDGET_SHARE, LEAST_BUDGET_S, NUM_BEST = 0.2, 12.0, 3
+WANTED_TIME, WANTED_SHARE = 1.05, 0.25
+IS_LONG = True
+CLAIMS = (
+    Claim(
+        "time of the plan that `sweep` recommends on this machine, of two models, to the best of all plans measured; "
+        "time that the sweep took to that of measuring them all",
+        "{:.2f}, {:.2f}; {:.0%}, {:.0%}",
+        "at most 1.05; at most 25 %",
+        ("recommended*", "share*"),
+    ),
+)
+
+
+def main() -> list[Row]:
+    """Rows for the benchmark table; the best plans of all go to stderr."""
+    times: list[Row] = []
+    shares: list[Row] = []
+    for name, choices in MODELS.items():
+        setup, folder = set_up(name, choices, WORLD, None, quick=not choices), FOLDER / name
+        plans = {one.text: one for one in plans_of(setup)}
+        known_s, exhaustive_s = _exhaustive(setup, list(plans.values()), folder)
+        best = sorted(known_s, key=known_s.__getitem__)
+        began = time.monotonic()
+        chosen = recommended(setup, max(LEAST_BUDGET_S, BUDGET_SHARE * exhaustive_s), folder / "sweep")
+        took_s = time.monotonic() - began
+        again = measured(
+            setup, [plans[text] for text in dict.fromkeys([chosen, *best[:NUM_BEST]])], AGAIN, folder / "again"
+        )
+        for text, step_s in sorted(again.items(), key=lambda item: item[1]):
+            print(f"    {step_s * 1e3:7.1f} ms  {text}{' <- ' * (text == chosen)}", file=sys.stderr)
+        print(
+            f"  {name}: {len(best)} plans measured in {exhaustive_s:.0f} s; recommended after {took_s:.0f} s, place "
+            f"{best.index(chosen) + 1} of all",
+            file=sys.stderr,
+        )
+        times.append((f"recommended, {name}", again[chosen] / min(again.values()), WANTED_TIME))
+        shares.append((f"share of the time, {name}", took_s / exhaustive_s, WANTED_SHARE))
+    return [*times, *shares]
+
+
+def plans_of(setup: Setup) -> list[Candidate]:
+    """Every plan of the sweep's space; what cannot work is left out when it is measured."""
+    with SweepChild(setup.entry.file, setup.entry.name) as child:
+        return list(all_of(setup.space(facts_of(setup, child))))
+
+
+def recommended(setup: Setup, budget_s: float, out: Path) -> str:
+    """What `distbench sweep NAME --world 4 --budget ...` recommends."""
+    given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": setup.given, "price": None}
+    limits = {"budget": f"{budget_s:.0f}s", "max_plans": 80, "world": WORLD}
+    flags = {"around_my_plan": False, "quick": setup.quick, "resume": False, "quiet": True}
+    found, _ = run_sweep(AskedSweep.of(setup.entry.name, out, **given, **limits, **flags), lambda _: None)
+    return found.best.candidate.text
+
+
+def measured(setup: Setup, plans: Sequence[Candidate], settings: Settings, out: Path) -> dict[str, float]:
+    """Median seconds of a step of each, measured in turn in one launch."""
+    target = f"{setup.entry.file}::{setup.entry.name}"
+    (job,) = jobs_of(Request((target,), mesh=setup.mesh, quick=setup.quick, out=out, started_at=time.time()), None)
+    variants = [one.variant(setup.base) for one in plans]
+    axes = list(dict.fromkeys([MESH, *(name for one in plans for name, _ in one.choices)]))
+    job = replace(job, variants=variants, axes=axes, settings=settings, profile=None, note="")
+    with RankProcesses([job], None, MODULE) as ranks, display_for(setup.entry.name, True) as display:
+        launch_on(ranks, job, display)
+    rows = measured_of(frame_of([read_run(Path(job.run_file))]), "step")
+    found = dict(zip(rows["variant"], rows["median_s"], strict=True))
+    labels = (",".join(f"{name}={variant[name]}" for name in axes if name in variant) for variant in variants)
+    return {one.text: float(found[label]) for one, label in zip(plans, labels, strict=True) if label in found}
+
+
+def _exhaustive(setup: Setup, plans: Sequence[Candidate], folder: Path) -> tuple[dict[str, float], float]:
+    """Seconds of a step of all plans, and seconds that it took to measure them."""
+    file = folder / "all.json"
+    if not file.is_file():
+        began = time.monotonic()
+        found = measured(setup, plans, EXHAUSTIVE, folder / "all")
+        file.write_text(json.dumps([found, time.monotonic() - began]))
+    known_s, took_s = json.loads(file.read_text())
+    return known_s, took_s
+
+
+if __name__ == "__main__":
+    for name, value, allowed in main():
+        print(f"{name}: {value:g} (allowed {allowed:g})")
