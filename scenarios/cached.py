@@ -1,4 +1,4 @@
-"""A llama-like stack that keeps its keys and values. Ordinary PyTorch: nothing here knows that it will be parallelised."""
+"""A llama-like stack that keeps its keys and values. Ordinary PyTorch: nothing here knows that it will be parallel."""
 
 import torch
 import torch.nn.functional as F

@@ -76,7 +76,9 @@ def llama_inference(
     if phase not in phases:
         raise UserError(f"--set phase={phase} is unknown; use {', '.join(phases)}")
     if not 0 < prompt < cache_length:
-        raise UserError(f"--set prompt={prompt} leaves no room in a cache of {cache_length}; use 1 to {cache_length - 1}")
+        raise UserError(
+            f"--set prompt={prompt} leaves no room in a cache of {cache_length}; use 1 to {cache_length - 1}"
+        )
     if phase == "decode" and sequence_parallel:
         return Scenario()  # one token cannot be split over ranks, and torch's norms refuse the empty parts
     vocab_size = 1000

@@ -4,9 +4,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distbench.compare.intervals import MIN_FOR_PERCENTILE
+from distbench.compare.passes import MIN_PASSES
 from distbench.compare.verdicts import WITHIN_NOISE
 from distbench.render import units
-from distbench.render.blocks import Table, TableColumns, capped, table_of
+from distbench.render.blocks import Table, TableColumn, TableColumns, capped, table_of
 from distbench.report.steps import (
     FORWARD_ONLY,
     MAX_ROWS,
@@ -48,7 +49,7 @@ LATENCIES: TableColumns = (
     ("p50", lambda row: units.time_text(percentile_s(row, PERCENTS[0]))),
     *((f"p{percent} (slower)", partial(_tail_text, percent)) for percent in TAILS),
     ("samples", lambda row: units.whole_text(row["num_samples"])),
-    ("throughput", rate_text),
+    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
     ("<speed-up, 95 % CI", speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
@@ -86,9 +87,15 @@ def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
     notes = [*_about_percentiles(rows), *measured.attrs["told"]]
     if num_left_out := len(rows) - len(told):
         notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
-    optional = ("samples", "throughput", "p90 (slower)")
-    times = table_of("latency of a forward pass", LATENCIES, told, notes, (), optional)
+    optional = ("samples", "p90 (slower)", "tokens/s", "samples/s")
+    columns = LATENCIES if any(units.known(row["num_tokens"]) for row in rows) else [*map(_in_samples, LATENCIES)]
+    times = table_of("latency of a forward pass", columns, told, notes, (), optional)
     return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
+
+
+def _in_samples(column: TableColumn) -> TableColumn:
+    """The column of throughput where no row says how many tokens it has; any other as it is."""
+    return ("samples/s", lambda row: units.count_text(row["samples_per_s"])) if column[0] == "tokens/s" else column
 
 
 def _about_percentiles(rows: list[Row]) -> list[str]:
@@ -105,7 +112,7 @@ def _about_percentiles(rows: list[Row]) -> list[str]:
 
 def _passes(num_samples: int) -> int:
     """Passes that give so many samples, five of them each, as a pass of a step of 4 ms and more does."""
-    return -(-num_samples // 5)
+    return max(-(-num_samples // 5), MIN_PASSES)
 
 
 def _checks(rows: list[Row]) -> Table:

@@ -31,7 +31,9 @@ def latency_figures(name: str, frame: "pd.DataFrame") -> "Iterator[tuple[str, Fi
         told = [(at, row) for at, row in enumerate(rows) if _is_known(row, percent)]
         if told:
             seconds = [percentile_s(row, percent) / scale for _, row in told]
-            axes.scatter(seconds, [at for at, _ in told], marker=marker, color=color, s=46, label=f"p{percent}", zorder=3)
+            axes.scatter(
+                seconds, [at for at, _ in told], marker=marker, color=color, s=46, label=f"p{percent}", zorder=3
+            )
             hover(axes, [Spot(x, at, _said(row, percent)) for x, (at, row) in zip(seconds, told, strict=True)])
     _spans(axes, rows, scale)
     axes.set_xlim(0, largest / scale * 1.12)
@@ -39,7 +41,9 @@ def latency_figures(name: str, frame: "pd.DataFrame") -> "Iterator[tuple[str, Fi
     axes.set_xlabel(f"latency of a forward pass ({unit})")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
     style.title(figure, f"{name}: latency of a forward pass")
-    style.caption(figure, "of all samples, each on its slowest rank; a percentile that they are too few for is left out")
+    style.caption(
+        figure, "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
+    )
     yield "latency", figure
 
 

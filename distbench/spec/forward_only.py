@@ -31,7 +31,9 @@ def require_forward_only(scenario: "Scenario") -> None:
     if scenario.plan.cp is not None:
         raise UserError("context parallel is not run forward-only yet; leave plan.cp out, or inference=True")
     if scenario.make_cache is not None and scenario.call is None:
-        raise UserError("a scenario with make_cache needs call(model, batch, cache), which gives the cache to the model")
+        raise UserError(
+            "a scenario with make_cache needs call(model, batch, cache), which gives the cache to the model"
+        )
 
 
 def _parts_for_training(scenario: "Scenario") -> Iterator[str]:

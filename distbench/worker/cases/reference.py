@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import Scenario
-from distbench.worker.inference import cache_of, output_of
+from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.plans.batch import batch_of, loss_of, mapped
 from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values
 from distbench.worker.rank.device import random_states
@@ -118,7 +118,7 @@ def run_step(
 
     if scenario.inference:
         loss = torch.zeros(())
-        with torch.inference_mode():
+        with forward_alone(context.device):
             keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
         outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
     else:

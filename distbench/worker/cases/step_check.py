@@ -253,8 +253,8 @@ def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor 
 
 
 def _counters(found: Differences, findings: list[Finding]) -> dict[str, Any]:
-    """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared, or to
-    the output where there is no loss."""
+    """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared, or
+    to the output where there is no loss."""
     by_part = {one.what if one.what in ("the loss", "the output") else "gradient": one for one in findings}
     counters: dict[str, Any] = {}
     if (loss := by_part.get("the loss")) is not None:

@@ -1,11 +1,13 @@
 """A forward pass of a parallel model with its batch on this rank: prefill, one decode step, or any other."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from distbench.spec import Scenario
+from distbench.spec.devices import DEVICES
 from distbench.worker.inference.model_output import cache_of, output_of, tensors_in
 from distbench.worker.plans.materialise import Blueprint, materialise
 from distbench.worker.plans.training_step import Stamp, TrainingStep
@@ -13,8 +15,14 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import storages_of
 
 
+def forward_alone(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """`torch.inference_mode()`, or where a device is simulated `torch.no_grad()`: its attention has a kernel under
+    autograd's key alone, which inference mode passes over."""
+    return torch.inference_mode() if device.type in DEVICES else torch.no_grad()
+
+
 class ForwardStep(TrainingStep):
-    """The forward pass alone, under `torch.inference_mode()`; its one phase is `forward`.
+    """The forward pass alone; its one phase is `forward`.
 
     The cache is made by the first run, or before it by `start_anew`, all ranks together: no timed pass pays for it.
     """
@@ -33,7 +41,7 @@ class ForwardStep(TrainingStep):
 
     def forward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
         """The output of this rank's part of the batch."""
-        with torch.inference_mode():
+        with forward_alone(self._context.device):
             self._provide_cache()
             output = output_of(self._scenario, self.model, self.microbatches[0], self._cache)
             stamp()
@@ -49,7 +57,7 @@ class ForwardStep(TrainingStep):
 
     def whole_output(self) -> torch.Tensor:
         """One pass's output, no longer sharded; one that may be changed."""
-        with torch.inference_mode():
+        with forward_alone(self._context.device):
             output: Any = self.forward()
             output = output.full_tensor() if hasattr(output, "full_tensor") else output
         return output.clone()
@@ -64,7 +72,7 @@ class ForwardStep(TrainingStep):
     def start_anew(self) -> None:
         """The same, and the cache is made at once."""
         self.restart()
-        with torch.inference_mode():
+        with forward_alone(self._context.device):
             self._provide_cache()
 
     def _provide_cache(self) -> None:
