@@ -194,7 +194,7 @@ def test_the_table_has_percentiles_with_what_stands_behind_them_throughput_and_t
     assert [cell.strip() for cell in prefill[1:5]] == ["115 ms", "127 ms (30)", "130 ms (3)", "300"]
     assert float(decode[5].split()[0]) == pytest.approx(4 / 0.011495, rel=0.01)
     assert [cell.strip() for cell in checks.rows[0]][1:3] == ["128 KiB", "1 MiB"] and "4.0e-07" in checks.rows[0]
-    assert step_tables(frame) == [] and latency_lines(frame)[0].startswith("latency, p50: prefill 115 ms, ")
+    assert step_tables(frame) == [] and latency_lines(frame)[0].startswith("median latency: prefill 115 ms, ")
     ((name, figure),) = latency_figures("mine", frame)
     assert name == "latency" and [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
         "p50",

@@ -19,6 +19,7 @@ from distbench.report.steps import (
     steps_of,
 )
 from distbench.runs.frame import Row
+from distbench.runs.run_file import AGAIN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +103,7 @@ def _about_percentiles(rows: list[Row]) -> list[str]:
     notes = ["a sample is one pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"]
     if any(row["pipelined"] != 1 for row in rows):
         return [*notes, "--pipelined: a sample is a mean of several passes, which tells no p90 and no p99"]
-    for percent in TAILS:
+    for percent in PERCENTS:
         fewest = min(int(row["num_samples"]) for row in rows)
         if any(not units.known(percentile_s(row, percent)) for row in rows):
             least = MIN_FOR_PERCENTILE[percent]
@@ -129,7 +130,7 @@ def _checks(rows: list[Row]) -> Table:
 
 
 def latency_lines(frame: "pd.DataFrame") -> list[str]:
-    """The p50 of each variant, and what it gives a second, in one line."""
-    rows = forward_rows(frame)
-    listed = [f"{row['variant']} {units.brief_time_text(percentile_s(row, 50))}, {rate_text(row)}" for row in rows]
-    return [f"latency, p50: {'; '.join(listed)}"] if listed else []
+    """The median of each variant, and what it gives a second, in one line."""
+    rows = [row for row in forward_rows(frame) if not str(row["variant"]).endswith(AGAIN)]
+    listed = [f"{row['variant']} {units.brief_time_text(row['median_s'])}, {rate_text(row)}" for row in rows]
+    return [f"median latency: {'; '.join(listed)}"] if listed else []

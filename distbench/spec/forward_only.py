@@ -1,13 +1,10 @@
 """What a forward-only scenario cannot have: parts that act on gradients, which a forward pass makes none of."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from distbench.spec.errors import UserError
 from distbench.spec.parallel import FsdpPlan, ParallelPlan
-
-if TYPE_CHECKING:
-    from distbench.spec.scenario import Scenario
 
 # Fields of a plan and of its FsdpPlan that only backward, or what comes after it, reads.
 OF_PLAN = ("loss_parallel", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
@@ -17,8 +14,8 @@ OF_FSDP = (
 )
 
 
-def require_forward_only(scenario: "Scenario") -> None:
-    """Raise UserError where a scenario with `inference` has a part that needs gradients, or one without it a cache."""
+def require_forward_only(scenario: Any) -> None:
+    """Raise UserError where a `Scenario` with `inference` has a part that needs gradients, or one without it a cache."""
     if not scenario.inference:
         if scenario.make_cache is not None:
             raise UserError("make_cache is for a forward-only scenario; say Scenario(inference=True) or leave it out")
@@ -36,7 +33,7 @@ def require_forward_only(scenario: "Scenario") -> None:
         )
 
 
-def _parts_for_training(scenario: "Scenario") -> Iterator[str]:
+def _parts_for_training(scenario: Any) -> Iterator[str]:
     for name in ("loss", "optimizer", "gradient_divide_factor"):
         if getattr(scenario, name) is not None:
             yield name if name != "loss" else "a loss"
