@@ -18,7 +18,7 @@ SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d"
 SCENARIOS += ("dtensor_ops", "llama_inference")
 IN_PASSES = "tp_mlp"
 # Of scenarios with many variants, those that launches of other tests do not have.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None)}
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "llama_inference": slice(1, 3)}
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
 

@@ -44,9 +44,12 @@ def step_lines(frame: "pd.DataFrame") -> list[str]:
     names, _ = without_shared([str(row["variant"]) for row in rows])
     called = dict(zip((row["variant"] for row in rows), names, strict=True))
     first = rows[0]
-    what = "pass" if first["mode"] == FORWARD_ONLY else "step"
+    is_forward = first["mode"] == FORWARD_ONLY
+    what = "forward pass" if is_forward else "step"
     took = f"{brief_time_text(first['median_s'])} a {what}"
     others = [row for row in rows if row["verdict"] != HELD_AGAINST]
+    if not others and is_forward:
+        return []  # a line of latencies says it all
     if not others:
         listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
         return [took] if len(rows) == 1 else [f"a {what} takes {_first_of(listed)}"]

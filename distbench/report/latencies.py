@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PERCENTS = tuple(MIN_FOR_PERCENTILE)
 TAILS = PERCENTS[1:]
-MORE = "measure without --quick, with --passes"
+MORE = "measure with --passes"  # each of them has one at least
 
 
 def percentile_s(row: Row, percent: int) -> float:
@@ -40,6 +40,10 @@ def num_slower(row: Row, percent: int) -> int:
     return int(row["num_samples"]) * (100 - percent) // 100
 
 
+def _tail_name(percent: int) -> str:
+    return f"p{percent} (slower)"
+
+
 def _tail_text(percent: int, row: Row) -> str:
     seconds = percentile_s(row, percent)
     return f"{units.time_text(seconds)} ({num_slower(row, percent)})" if units.known(seconds) else units.NOTHING
@@ -48,7 +52,7 @@ def _tail_text(percent: int, row: Row) -> str:
 LATENCIES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("p50", lambda row: units.time_text(percentile_s(row, PERCENTS[0]))),
-    *((f"p{percent} (slower)", partial(_tail_text, percent)) for percent in TAILS),
+    *((_tail_name(percent), partial(_tail_text, percent)) for percent in TAILS),
     ("samples", lambda row: units.whole_text(row["num_samples"])),
     ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
     ("<speed-up, 95 % CI", speedup_text),
@@ -88,8 +92,12 @@ def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
     notes = [*_about_percentiles(rows), *measured.attrs["told"]]
     if num_left_out := len(rows) - len(told):
         notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
-    optional = ("samples", "p90 (slower)", "tokens/s", "samples/s")
-    columns = LATENCIES if any(units.known(row["num_tokens"]) for row in rows) else [*map(_in_samples, LATENCIES)]
+    optional = ("samples", *map(_tail_name, TAILS), "tokens/s", "samples/s")
+    unknown = [
+        _tail_name(percent) for percent in TAILS if not any(units.known(percentile_s(row, percent)) for row in rows)
+    ]
+    columns = [column for column in LATENCIES if column[0] not in unknown]
+    columns = columns if any(units.known(row["num_tokens"]) for row in rows) else [*map(_in_samples, columns)]
     times = table_of("latency of a forward pass", columns, told, notes, (), optional)
     return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
 
@@ -100,20 +108,17 @@ def _in_samples(column: TableColumn) -> TableColumn:
 
 
 def _about_percentiles(rows: list[Row]) -> list[str]:
-    notes = ["a sample is one pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"]
+    notes = [
+        "a sample is one forward pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"
+    ]
     if any(row["pipelined"] != 1 for row in rows):
-        return [*notes, "--pipelined: a sample is a mean of several passes, which tells no p90 and no p99"]
+        return [*notes, "--pipelined: a sample is a mean of several forward passes, which tells no p90 and no p99"]
     for percent in PERCENTS:
         fewest = min(int(row["num_samples"]) for row in rows)
         if any(not units.known(percentile_s(row, percent)) for row in rows):
             least = MIN_FOR_PERCENTILE[percent]
-            notes.append(f"p{percent} takes {least} samples, a row here has {fewest}: {MORE} {_passes(least)}")
+            notes.append(f"p{percent} takes {least} samples, a row here has {fewest}: {MORE} {max(least, MIN_PASSES)}")
     return notes
-
-
-def _passes(num_samples: int) -> int:
-    """Passes that give so many samples, five of them each, as a pass of a step of 4 ms and more does."""
-    return max(-(-num_samples // 5), MIN_PASSES)
 
 
 def _checks(rows: list[Row]) -> Table:

@@ -15,7 +15,7 @@ OF_FSDP = (
 
 
 def require_forward_only(scenario: Any) -> None:
-    """Raise UserError where a `Scenario` with `inference` has a part that needs gradients, or one without it a cache."""
+    """Raise UserError where a forward-only `Scenario` has a part that needs gradients, or another one a cache."""
     if not scenario.inference:
         if scenario.make_cache is not None:
             raise UserError("make_cache is for a forward-only scenario; say Scenario(inference=True) or leave it out")
