@@ -1,7 +1,9 @@
 """Forward-only scenarios: what they refuse, what they compute and keep, and the table of their latency."""
 
+import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from distbench.compare.intervals import MIN_FOR_PERCENTILE, summarise
 from distbench.report.latencies import latency_lines, tables
@@ -18,7 +21,7 @@ from distbench.report.steps import tables as step_tables
 from distbench.runs.frame import frame_of
 from distbench.runs.run_file import Run
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.reference import reference_of
+from distbench.worker.cases.reference import compare, reference_of
 from distbench.worker.cases.step import step_cases
 from distbench.worker.changed_plan import scenario_of
 from distbench.worker.inference import ForwardStep, output_of, step_of
@@ -147,6 +150,19 @@ def test_the_cache_is_split_over_heads_and_each_layer_communicates_twice(shipped
     assert not {"loss_rel_error", "grad_rel_error"} & set(counters)
     assert counters["peak_by_kind"]["cache"] == CACHE_BYTES // 4
     assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
+
+
+def test_logits_that_are_a_part_of_the_vocabulary_are_of_another_shape(shipped: Any) -> None:
+    with fake_ranks({"tp": 2}) as mesh:
+        scenario, context = declared(shipped, phase="decode"), rank_0(mesh)
+        tp: Any = scenario.plan.tp
+        local = replace(scenario, plan=ParallelPlan(tp={**tp, "output": ColwiseParallel()}))
+        step = step_of(local, context)
+        assert isinstance(step, ForwardStep)
+        output = step.whole_output()
+        found = compare(step.model, None, reference_of(local, context), context, None, output)
+    assert output.shape == (2, 1, 500) and found.loss is None
+    assert found.output is not None and found.output.apart == math.inf
 
 
 def test_a_token_is_not_split_over_the_sequence(shipped: Any) -> None:
