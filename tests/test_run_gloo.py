@@ -14,11 +14,11 @@ from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
-SCENARIOS += ("dtensor_ops",)
+SCENARIOS += ("dtensor_ops", "llama_inference")
 IN_PASSES = "tp_mlp"
 MIN_SAMPLES, FEWER = 5, {"redistribute": 1, "cp_attention": 1, "moe": 1}
 # Of scenarios with many variants, those that launches of other tests do not have.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None)}
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "llama_inference": slice(1, 3)}
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
 
@@ -102,6 +102,15 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         # DDP asks for the result of its all-reduces, which nothing has where nothing is sent.
         assert ("memory_reason" in counters) == (counters["predicted_peak_bytes"] is None) == (name == "ddp")
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
+
+
+def test_a_forward_pass_has_the_logits_of_one_device_and_a_cache(shipped: dict[str, Run]) -> None:
+    for record in shipped["llama_inference"].cases:
+        counters = record["counters"]
+        assert set(record["phases_s"]) == {"forward"} and counters["output_rel_error"] <= 1e-5
+        # K and V of 2 layers for 4 samples, one of 4 heads, 128 positions of 16 numbers.
+        assert counters["cache_bytes"] == counters["peak_by_kind"]["cache"] == 2 * 2 * 4 * 128 * 16 * 4
+        assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
 
 
 def test_context_parallel_runs_both_rotations_balanced_or_not_with_the_output_sharded_or_whole(

@@ -79,7 +79,7 @@ def test_time_and_memory_come_through_the_seam(found: dict[str, Any], name: str)
     first = next(iter(measured(found, name).values()))
     (sample_s,) = first["samples_s"]
     assert sample_s > 0 and first["isolated_s"] is None
-    assert set(first["phases"]) >= {"forward", "backward"}
+    assert set(first["phases"]) >= ({"forward"} if name == "llama_inference" else {"forward", "backward"})
     assert (first["peak_bytes"], first["peak_reserved_bytes"], first["left"]) == (4096, 4096, 0)
     asked = {"synchronize", "empty_cache", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"}
     assert set(first["asked"]) == asked

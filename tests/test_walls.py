@@ -72,14 +72,16 @@ MAY_IMPORT = {
     "worker.children": {
         *("spec", "planning", "simulate", "worker.session", "worker.changed_plan", "worker.cases", "worker.tracing"),
         *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
+        "worker.inference",
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.torch_internals"),
+        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.inference", "worker.torch_internals"),
     },
     "worker.dtensor_operators": {
         *("spec", "runs", "worker.redistribute", "worker.rank", "worker.tracing", "worker.torch_internals"),
     },
+    "worker.inference": {"spec", "worker.plans", "worker.rank", "worker.torch_internals"},
     "worker.links": {"spec", "runs", "worker.rank"},
     "worker.tracing": {"spec", "runs", "compare", "worker.plans", "worker.rank", "worker.torch_internals"},
     "worker.plans": {"spec", "worker.redistribute", "worker.rank", "worker.torch_internals"},
@@ -93,7 +95,7 @@ MAY_IMPORT = {
         "worker.torch_internals",
     },
     "worker.simulated": {
-        *("spec", "simulate", "worker.cases", "worker.plans", "worker.rank", "worker.tracing"),
+        *("spec", "simulate", "worker.cases", "worker.inference", "worker.plans", "worker.rank", "worker.tracing"),
         "worker.torch_internals",
     },
     "worker.rank": {"spec", "runs", "compare", "costmodel"},

@@ -10,10 +10,12 @@ from scipy.special import stdtrit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-SUMMARY = ("median_s", "q1_s", "q3_s", "p95_s", "min_s")
+SUMMARY = ("median_s", "q1_s", "q3_s", "p95_s", "min_s", "p50_s", "p90_s", "p99_s")
 MIN_FOR_QUARTILES = 4
 MIN_FOR_P95 = 20  # of fewer the 95th percentile is the maximum
 MIN_FOR_MEAN_CI = 5
+# Of so many independent samples the largest lies above that percentile with 95 % probability: 1 - q^n >= 0.95.
+MIN_FOR_PERCENTILE = {50: 5, 90: 29, 99: 299}
 
 
 class Interval(NamedTuple):
@@ -28,8 +30,8 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples, or too few for a column.
 
     Quartiles say how samples spread, not how well the median is known: samples of one stretch depend on each other.
-    They are interpolated between order statistics. p95 is the nearest-rank percentile, so it is always a sample that
-    was measured. The sequences may be of any lengths.
+    They are interpolated between order statistics. p50 to p99 are nearest-rank percentiles, so each is a sample that
+    was measured; below MIN_FOR_PERCENTILE samples there is none. The sequences may be of any lengths.
     """
     counts = counts_of(samples)
     out = {name: np.full(len(samples), np.nan) for name in SUMMARY}
@@ -42,6 +44,9 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
             out["q1_s"][rows], out["q3_s"][rows] = np.quantile(ordered, (0.25, 0.75), axis=1)
         if count >= MIN_FOR_P95:
             out["p95_s"][rows] = ordered[:, -(-95 * count // 100) - 1]
+        for percent, least in MIN_FOR_PERCENTILE.items():
+            if count >= least:
+                out[f"p{percent}_s"][rows] = ordered[:, -(-percent * count // 100) - 1]
     return out
 
 

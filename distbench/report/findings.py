@@ -21,7 +21,7 @@ from distbench.render.units import (
     whole_text,
 )
 from distbench.report.collectives import collectives_of
-from distbench.report.steps import steps_of
+from distbench.report.steps import FORWARD_ONLY, steps_of
 from distbench.runs.frame import Row, measured_of
 from distbench.runs.run_file import AGAIN, Run
 from distbench.spec.planner_names import BASELINE
@@ -44,11 +44,15 @@ def step_lines(frame: "pd.DataFrame") -> list[str]:
     names, _ = without_shared([str(row["variant"]) for row in rows])
     called = dict(zip((row["variant"] for row in rows), names, strict=True))
     first = rows[0]
-    took = f"{brief_time_text(first['median_s'])} a step"
+    is_forward = first["mode"] == FORWARD_ONLY
+    what = "forward pass" if is_forward else "step"
+    took = f"{brief_time_text(first['median_s'])} a {what}"
     others = [row for row in rows if row["verdict"] != HELD_AGAINST]
+    if not others and is_forward:
+        return []  # a line of latencies says it all
     if not others:
         listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-        return [took] if len(rows) == 1 else [f"a step takes {_first_of(listed)}"]
+        return [took] if len(rows) == 1 else [f"a {what} takes {_first_of(listed)}"]
     again = [row for row in others if str(row["variant"]).endswith(AGAIN)]
     variants = [row for row in others if row not in again]
     faster, slower, same, too_few = (

@@ -24,7 +24,8 @@ from distbench.render.units import (
 )
 from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
 from distbench.report.contents import Contents
-from distbench.report.steps import steps_of
+from distbench.report.latency_plots import latency_figures
+from distbench.report.steps import FORWARD_ONLY, steps_of
 from distbench.runs.frame import PHASES, Row
 from distbench.spec.planner_names import BASELINE
 from distbench.traces.records import traces_of
@@ -60,6 +61,7 @@ def figures_of(name: str, frame: "pd.DataFrame") -> Drawn:
     """(kind, figure) of whatever one run's frame has something to draw of."""
     yield from busbw_figures(name, frame)
     yield from step_figures(name, frame)
+    yield from latency_figures(name, frame)
     yield from planner_figures(name, frame)
 
 
@@ -126,7 +128,8 @@ def _busbw_spot(row: Row) -> Spot:
 
 def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     """Step time by variant: phases stacked, the whole step's median and interval over them."""
-    steps = steps_of(frame).head(MAX_BARS)
+    steps = steps_of(frame)
+    steps = steps[steps["mode"] != FORWARD_ONLY].head(MAX_BARS)
     if steps.empty:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))

@@ -8,7 +8,7 @@ from distbench.laboratory.study_text import opening, story
 from distbench.laboratory.study_verdict import code_blocks
 from distbench.links.link_text import link_tables
 from distbench.render.blocks import Block, Heading, Lines, Table
-from distbench.report import calls, collectives, operators, steps
+from distbench.report import calls, collectives, latencies, operators, steps
 from distbench.report.calibrations import calibration_tables
 from distbench.report.contents import Contents
 from distbench.report.overview import overview, spent_line
@@ -53,8 +53,8 @@ def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> lis
     Where not `full`, what is within noise is counted alone, and agreement with one device is left out.
     """
     others = [] if is_studied else redistributions.tables(frame, full)
-    own = [*collectives.tables(frame), *operators.tables(frame), *steps.tables(frame, full), *calls.tables(frame)]
-    return [*own, *others]
+    of_steps = [*steps.tables(frame, full), *latencies.tables(frame, full)]
+    return [*collectives.tables(frame), *operators.tables(frame), *of_steps, *calls.tables(frame), *others]
 
 
 def short_path(path: Path) -> Path:

@@ -14,21 +14,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS = 40
+FORWARD_ONLY = "inference"  # the mode of rows without backward
 
 
-def _speedup_text(row: Row) -> str:
+def speedup_text(row: Row) -> str:
+    """A row's speed-up over what it is held against, with its interval."""
     if row["verdict"] == "baseline":
         return "1"
     return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
 
 
-def _place_text(row: Row) -> str:
+def place_text(row: Row) -> str:
     """Phase and module of the peak."""
     phase, owner = units.word_text(row["peak_phase"]), row["peak_owner"]
     return f"{phase}, {owner or 'the model itself'}" if isinstance(owner, str) else phase
 
 
-def _rate_text(row: Row) -> str:
+def rate_text(row: Row) -> str:
+    """Tokens a second, or samples where the scenario does not say how many tokens there are."""
     unit = "tokens" if units.known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
     return f"{units.count_text(rate)} {unit}/s" if units.known(rate) else units.NOTHING
@@ -40,8 +43,8 @@ TIMES: TableColumns = (
     ("backward", lambda row: units.time_text(row["backward_s"])),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
     ("step", lambda row: units.time_text(row["median_s"])),
-    ("rate", _rate_text),
-    ("<speed-up, 95 % CI", _speedup_text),
+    ("rate", rate_text),
+    ("<speed-up, 95 % CI", speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
 STATE_TIMES: TableColumns = (
@@ -54,7 +57,7 @@ CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("peak memory", lambda row: units.size_text(row["peak_bytes"])),
     ("predicted", lambda row: units.size_text(row["predicted_peak_bytes"])),
-    ("<at", _place_text),
+    ("<at", place_text),
     ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
     ("gradient error", lambda row: units.error_text(row["grad_rel_error"])),
     ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
@@ -91,14 +94,14 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
-    """What one run's steps cost; nothing when there are none.
+    """What one run's training steps cost; nothing when there are none.
 
     Where not `full`, variants within noise are counted alone, and whether steps computed the right thing is left out.
     """
     measured = steps_of(frame)
-    if measured.empty:
+    rows: list[Row] = measured[measured["mode"] != FORWARD_ONLY].to_dict("records")
+    if not rows:
         return []
-    rows: list[Row] = measured.to_dict("records")
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
     state = STATE_TIMES if any(units.known(row.get("save_s")) for row in rows) else ()
@@ -117,11 +120,12 @@ def _checks(rows: list[Row]) -> Table:
         columns.insert(2, RESERVED)
     if any(units.known(row["state_bytes"]) for row in rows):
         columns.insert(-2, STATE)
-    notes = [*_about_memory(rows), "errors are relative to the same step on one device"]
+    notes = [*about_memory(rows), "errors are relative to the same step on one device"]
     return table_of("memory, and agreement with one device", columns, rows, notes, (), LEAST_OF_CHECKS)
 
 
-def _about_memory(rows: list[Row]) -> list[str]:
+def about_memory(rows: list[Row]) -> list[str]:
+    """Notes on the columns of memory."""
     notes = []
     if any(np.isfinite(row["peak_bytes"]) for row in rows):
         notes.append("peak memory is what torch's allocator has handed out, on the rank that holds most")

@@ -14,6 +14,7 @@ from distbench.render.units import counts_text
 from distbench.report import findings
 from distbench.report.calibrations import calibration_lines
 from distbench.report.contents import Contents
+from distbench.report.latencies import latency_lines
 from distbench.report.operators import operator_lines
 from distbench.report.overview import NOT_OK, busy_line, cautions_of, machine_line
 from distbench.report.sections import short_path
@@ -62,7 +63,8 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
 def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents, with_file: bool) -> tuple[int, list[str]]:
     """Where it stands in the order, and its lines; `with_file` names its file, where others are of its scenario."""
     failed = _failed(run, contents.is_studied(run))
-    lines = [*findings.step_lines(frame), *findings.collective_lines(frame), *findings.call_lines(frame)]
+    lines = [*findings.step_lines(frame), *latency_lines(frame), *findings.collective_lines(frame)]
+    lines += findings.call_lines(frame)
     lines += operator_lines(frame)
     lines += _of_study(run, contents) if contents.is_studied(run) else findings.redistribution_lines(frame)
     lines += [*simulated_lines(run), *calibration_lines(run), *findings.trace_lines(run), *link_lines(run)]

@@ -37,7 +37,7 @@ def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, .
 
 # Kinds of what a step holds at its peak; those of the second line in simulated steps, in others they are "other".
 HELD = (
-    *("parameters", "buffers", "optimizer", "batch", "gradients", "other"),
+    *("parameters", "buffers", "optimizer", "batch", "cache", "gradients", "other"),
     *("activations", "backward", "fsdp"),
 )
 PARAMS, COUNTERS = ("case", "params"), ("counters",)
@@ -49,7 +49,7 @@ AFTER_TIMES = (
     *_columns("size_bytes", *PARAMS, is_number=True),
     *_columns("source target planner shape variant suite direction mesh_shape flattened", *PARAMS),
     *_columns("batch_size num_tokens", *PARAMS, is_number=True),
-    *_columns("computes", *PARAMS),
+    *_columns("computes mode", *PARAMS),
 )
 LAST = (
     *_columns("path", *COUNTERS),
@@ -60,7 +60,8 @@ LAST = (
     *_columns("peak_phase peak_owner memory_reason", *COUNTERS),
     # Of runs before steps had their peak from the allocator's record.
     *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
-    *_columns("loss_rel_error grad_rel_error entry_skew_s isolated_s", *COUNTERS, is_number=True),
+    *_columns("loss_rel_error grad_rel_error output_rel_error cache_bytes", *COUNTERS, is_number=True),
+    *_columns("entry_skew_s isolated_s", *COUNTERS, is_number=True),
     *_columns("worst_grad", *COUNTERS),
     *_columns("result gradients forward_pays backward_pays", *COUNTERS),
     *_columns("num_implicit state_bytes", *COUNTERS, is_number=True),
@@ -159,6 +160,7 @@ def _run_columns(runs: Sequence[Run]) -> dict[str, Any]:
         "run_file": [run.path.name for run in runs],
         "machine": [run.about.environment.machine for run in runs],
         "mesh": [None if run.about.mesh is None else format_mesh(run.about.mesh) for run in runs],
+        "pipelined": [run.about.settings.get("iterations_per_sample", 1) for run in runs],
     }
     counts = [len(run.cases) for run in runs]
     return {name: np.repeat(np.array(values, dtype=object), counts) for name, values in facts.items()}

@@ -64,7 +64,7 @@ ENVIRONMENT: Kinds = {
 CASE: Kinds = {"id": NAME, "kind": TEXT, "params": RECORD}
 PARAMS: Kinds = {
     **dict.fromkeys(("op", "dtype", "mesh_dim", "source", "target", "planner", "variant", "suite", "direction"), TEXT),
-    **dict.fromkeys(("scenario", "computes", "call"), TEXT),
+    **dict.fromkeys(("scenario", "computes", "call", "mode"), TEXT),
     **dict.fromkeys(("size_bytes", "num_tokens", "batch_size"), BYTES),
     **dict.fromkeys(("shape", "mesh_shape"), list_of(COUNT)),
     **dict.fromkeys(("flattened", "hosts"), list_of(TEXT)),
@@ -92,7 +92,7 @@ COUNTERS: Kinds = {
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
     **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
     **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),
-    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "baseline_bytes"), BYTES),
+    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"), BYTES),
     "peak_by_kind": mapping_of(BYTES),
     # Of a simulated step.
     **dict.fromkeys(("compute_s", "exposed_s", "idle_s", "host_s"), DURATION),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
 KINDS_OF_OPERATORS = (MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY)
 # Of a block of memory: what lies in it.
-HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "fsdp", "activations", "backward", "other")
+HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
 Touched = Sequence[Sequence[int]]
 
 

@@ -69,9 +69,10 @@ class Simulation:
 
     @property
     def model_share(self) -> float:
-        """MFU: 3 times forward's operations, of what the device could have done in bf16. Causal attention is counted
-        half, and nothing that is computed twice."""
-        return PASSES_OF_FORWARD * self._flops("forward") / self._possible
+        """MFU: 3 times forward's operations (once, where nothing goes backward), of what the device could have done in
+        bf16. Causal attention is counted half, and nothing that is computed twice."""
+        passes = PASSES_OF_FORWARD if "backward" in self.recording.head.phases else 1
+        return passes * self._flops("forward") / self._possible
 
     @property
     def hardware_share(self) -> float:

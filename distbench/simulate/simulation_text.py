@@ -18,6 +18,7 @@ CALLED = {
     "optimizer": "optimizer state",
     "buffers": "buffers",
     "batch": "batch",
+    "cache": "keys and values that are kept",
     "fsdp": "gathered parameters and reductions of FSDP",
     "activations": "activations of",
     "backward": "of backward:",

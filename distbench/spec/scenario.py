@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from distbench.spec.forward_only import require_forward_only
 from distbench.spec.parallel import ParallelPlan
 
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
@@ -137,6 +138,12 @@ class Scenario:
         loss: `(output, targets) -> scalar`, a mean over the batch; None where the model's output has or is its loss.
         call: `(model, batch) -> loss`, forward and loss of a rank's part of the batch, in the place of `loss`. Without
             it a dict goes to the model by keyword, and of `(inputs, targets)` the inputs do.
+        inference: run forward alone, under `torch.inference_mode()`: no loss, backward or optimizer. The model, or
+            `call`, returns logits: a tensor, an output that has `logits`, or the first tensor of whatever it is.
+        make_cache: with `inference`, `(model, batch) -> cache`, called before anything is timed with the parallel model
+            and the rank's part of the batch: empty for prefill, filled by running the model on a prompt for decode.
+            `call` is then `(model, batch, cache) -> logits`; it runs many times, so it must leave the cache as long as
+            it was.
         parallelize: `(model, mesh) -> model or None`, a function of your own that lays the model (on the meta device)
             over the whole mesh, in the place of the plan's `tp`; it may make meshes and process groups of its own. The
             plan's other parts follow; `ParallelPlan.loss_parallel` holds for it too.
@@ -163,7 +170,9 @@ class Scenario:
     build_model: Callable[[], Any] | None = None
     make_batch: Callable[[], Any] | None = None
     loss: Callable[[Any, Any], Any] | None = None
-    call: Callable[[Any, Any], Any] | None = None
+    call: Callable[..., Any] | None = None
+    inference: bool = False
+    make_cache: Callable[[Any, Any], Any] | None = None
     parallelize: Callable[[Any, Any], Any] | None = None
     after_materialize: Callable[[Any, Any], None] | None = None
     gradient_divide_factor: float | None = None
@@ -181,6 +190,9 @@ class Scenario:
     compute: int = 0
     num_tokens: int | Callable[[Any], int] | None = None
     tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        require_forward_only(self)
 
     @property
     def step_plan(self) -> ParallelPlan:

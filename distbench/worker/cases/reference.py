@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import Scenario
+from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.plans.batch import batch_of, loss_of, mapped
 from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values
 from distbench.worker.rank.device import random_states
@@ -100,8 +101,9 @@ def run_step(
 ) -> OneStep:
     """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
 
-    With a `dtype` the batch's floats are cast.
+    With a `dtype` the batch's floats are cast. A forward-only scenario gives its output, and 0 for the loss.
     """
+    collect = None if scenario.inference else collect
     if collect is not None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -114,10 +116,16 @@ def run_step(
         if isinstance(output, torch.Tensor):
             outputs.append(output.detach().cpu().float())
 
-    with torch.set_grad_enabled(collect is not None):
-        loss = loss_of(scenario, model, batch, keep)
-    if collect is not None:
-        loss.backward()
+    if scenario.inference:
+        loss = torch.zeros(())
+        with forward_alone(context.device):
+            keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
+        outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
+    else:
+        with torch.set_grad_enabled(collect is not None):
+            loss = loss_of(scenario, model, batch, keep)
+        if collect is not None:
+            loss.backward()
     is_random = any(not torch.equal(*pair) for pair in zip(before, random_states(context.device), strict=True))
     return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
 
@@ -162,8 +170,8 @@ class Difference:
 class Differences:
     """Of a step to one device's, over all ranks and known on all of them; and what rank 0 found in the model."""
 
-    mean_loss: float
-    loss: Difference
+    mean_loss: float | None
+    loss: Difference | None
     gradients: dict[str, Difference] = field(default_factory=dict)
     output: Difference | None = None
     random: str | None = None
@@ -172,7 +180,7 @@ class Differences:
 
 def compare(
     model: nn.Module,
-    local_loss: float,
+    local_loss: float | None,
     reference: Reference,
     context: RankContext,
     gradient_scale: float | None = 1.0,
@@ -180,18 +188,18 @@ def compare(
 ) -> Differences:
     """Each rank compares its own shard of each gradient with the same shard of the reference; the largest difference.
 
-    All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch,
-    `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on purpose; None
-    compares none.
+    All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
+    where there is no loss; `output` is the model's output of that part. `gradient_scale` is what the plan multiplies
+    gradients by on purpose; None compares none.
     """
     own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)
     gathered = context.gather((local_loss, own, own_output, reference.loss, reference.random))
     expected_loss, random = gathered[0][3:]
-    loss = sum(one[0] for one in gathered) / len(gathered)
+    loss = None if local_loss is None else sum(one[0] for one in gathered) / len(gathered)
     return Differences(
         loss,
-        Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
+        None if loss is None else Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
         {name: _largest_of([one[1][name] for one in gathered]) for name in own},
         None if output is None else _largest_of([one[2] for one in gathered]),
         random,
@@ -222,6 +230,10 @@ def _output_difference(output: torch.Tensor, reference: Reference, context: Rank
     """Of this rank's part of the batch; the parts are shared one by one."""
     index, count = context.index(BATCH_DIMS)
     whole, found = reference.output, Difference(0.0, 0.0)
+    # A part of another shape on any rank could not be shared by the broadcasts below.
+    shapes = context.gather((tuple(output.shape), None if whole is None else tuple(whole.shape)))
+    if (full := shapes[0][1]) is not None and any(given != (full[0] // count, *full[1:]) for given, _ in shapes):
+        return Difference(math.inf, 0.0)
     for part in range(count):
         chunk = None
         if whole is not None:

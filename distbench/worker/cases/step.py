@@ -1,4 +1,5 @@
-"""A training step of the scenario's model under its plan: forward, backward and optimizer, each on its own clock."""
+"""A step of the scenario's model under its plan: forward, backward and optimizer, each on its own clock; or forward
+alone."""
 
 import contextlib
 import hashlib
@@ -15,10 +16,10 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
+from distbench.worker.inference import ForwardStep, step_of
 from distbench.worker.plans.batch import Batch, batch_of, tensors_of
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import empty_allocator
 from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.failure import blamed
@@ -65,6 +66,7 @@ def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) ->
         "dtype": dtype_name(inputs.dtype),
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, batch),
+        **({"mode": "inference"} if scenario.inference else {}),
     }
     return Case(f"step/{where}/{label}", "step", params)
 
@@ -101,7 +103,7 @@ class Once:
 @contextlib.contextmanager
 def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once) -> Iterator[OpenedCase]:
     held_before = empty_allocator(context.device)
-    step = TrainingStep(scenario, context)
+    step = step_of(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
     if is_accelerator(context.device.type):
         counters["baseline_bytes"] = held_before
@@ -112,6 +114,8 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once
         nonlocal is_restarted
         largest = max(context.gather(parameter_bytes(step.model)))
         counters.update(parameter_bytes=largest, check=context.check)
+        if isinstance(step, ForwardStep):
+            counters["cache_bytes"] = max(context.gather(step.cache_bytes))
         wrong, is_restarted = None, False
         if context.check != "none":
             step_check = StepCheck(step, scenario, context, built)
@@ -137,7 +141,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
-        trace = StepTrace(step, partial(TrainingStep, scenario, context), context)
+        trace = StepTrace(step, partial(step_of, scenario, context), context)
         stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=restart_once)
     finally:

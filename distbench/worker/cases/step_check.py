@@ -14,6 +14,7 @@ from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
+from distbench.worker.inference import ForwardStep
 from distbench.worker.plans.materialise import Blueprint
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
@@ -96,7 +97,10 @@ class Allowance:
     def judged(self, found: Differences) -> list[Finding]:
         """The loss, the gradient that is farthest off for what it may be, and the output, where they were compared."""
         measured = self.rounding
-        findings = [self._part("the loss", found.loss, self.loss_tolerance, measured.loss if measured else 0.0)]
+        findings = []
+        if found.loss is not None:
+            of_loss = measured.loss if measured else 0.0
+            findings.append(self._part("the loss", found.loss, self.loss_tolerance, of_loss))
         if gradients := self._gradients(found.gradients):
             findings.append(max(gradients, key=lambda finding: finding.excess))
         if found.output is not None:
@@ -175,11 +179,11 @@ class StepCheck:
         step, context = self._step, self._context
         is_full = context.check == "full"
         step.restart()
-        step.kept_outputs = [] if step.unshards_output and is_full else None
-        loss = step.forward_backward()
-        output = torch.cat(step.kept_outputs) if step.kept_outputs else None
-        reference = reference_of(self._scenario, context, is_full, step.own_values(), self._built)
-        found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
+        loss, output = _run(step, is_full)
+        has_gradients = is_full and loss is not None
+        reference = reference_of(self._scenario, context, has_gradients, step.own_values(), self._built)
+        scale = step.gradient_scale if has_gradients else None
+        found = compare(step.model, loss, reference, context, scale, output)
         allowance = self._allowance(reference)
         findings = allowance.judged(found)
         # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.
@@ -239,12 +243,24 @@ class StepCheck:
         return causes
 
 
+def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:
+    """A step's loss, and its output where that is compared; a forward-only one has no loss."""
+    if isinstance(step, ForwardStep):
+        return None, step.whole_output()
+    step.kept_outputs = [] if step.unshards_output and is_full else None
+    loss = float(step.forward_backward())
+    return loss, torch.cat(step.kept_outputs) if step.kept_outputs else None
+
+
 def _counters(found: Differences, findings: list[Finding]) -> dict[str, Any]:
-    """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared."""
+    """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared, or
+    to the output where there is no loss."""
     by_part = {one.what if one.what in ("the loss", "the output") else "gradient": one for one in findings}
-    counters: dict[str, Any] = {"loss": found.mean_loss, "loss_rel_error": by_part["the loss"].error}
+    counters: dict[str, Any] = {}
+    if (loss := by_part.get("the loss")) is not None:
+        counters |= {"loss": found.mean_loss, "loss_rel_error": loss.error}
     gradient = by_part.get("gradient")
-    counters["tolerance"] = (gradient or by_part["the loss"]).allowed
+    counters["tolerance"] = (gradient or loss or by_part["the output"]).allowed
     if gradient is not None:
         counters |= {"grad_rel_error": gradient.error, "worst_grad": gradient.what.removeprefix("the gradient of ")}
         if gradient.rounding is not None:

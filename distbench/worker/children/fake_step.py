@@ -10,6 +10,7 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import parameter_bytes
+from distbench.worker.inference import step_of
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.patterns import styles_by_module
 from distbench.worker.plans.training_step import TrainingStep
@@ -59,7 +60,7 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     try:
         # DDP's buckets need values, and nothing of a model's shapes can be wrong for them.
         plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
-        step = TrainingStep(plain, context, built, without_memory)
+        step = step_of(plain, context, built, without_memory)
     except Skipped:
         raise
     except UserError as error:
@@ -72,7 +73,7 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     problems, why_not = _tried(step, shapes.on())
     if problems or why_not:
         if num_parameters <= MAX_REPEATED:
-            problems, why_not = _tried(TrainingStep(scenario, context), contextlib.nullcontext())
+            problems, why_not = _tried(step_of(scenario, context), contextlib.nullcontext())
         else:
             problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
     return Rehearsal(problems, why_not, parameter_bytes(step.model))

@@ -60,6 +60,10 @@ def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
             scenario = declared(function, variant)
             if scenario.build_model is None or scenario.make_batch is None:
                 raise UserError("it has no step; give it build_model and make_batch")
+            if scenario.inference:
+                raise UserError(
+                    "it runs forward alone, and a sweep changes what training has; try plans with run --set"
+                )
             found.append(asked(scenario, {**question, "scenario": head["scenario"], "file": file}))
         return {"answers": found}
     except (UserError, Unsupported) as error:

@@ -174,6 +174,11 @@ class TrainingStep:
                 root.set_reshard_after_backward(is_last)
 
     @property
+    def cache_tensors(self) -> list[torch.Tensor]:
+        """The keys and values that a forward-only step keeps from one run to the next."""
+        return []
+
+    @property
     def num_setup_steps(self) -> int:
         """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
         which gradients were finished, in the second."""

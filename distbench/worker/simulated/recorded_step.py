@@ -11,6 +11,7 @@ from torch import nn
 from distbench.simulate.recording import Head, Recording
 from distbench.spec import Scenario, UserError
 from distbench.worker.cases.step import step_case
+from distbench.worker.inference import step_of
 from distbench.worker.plans.batch import batch_of, tensors_of
 from distbench.worker.plans.materialise import allocate, blueprint
 from distbench.worker.plans.patterns import matching_modules
@@ -132,7 +133,7 @@ def _built(
         allocate(model, context, device)
 
     with shapes.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
-        return TrainingStep(scenario, context, built, give_memory)
+        return step_of(scenario, context, built, give_memory)
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
@@ -161,6 +162,8 @@ def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
         "optimizer": [dict(state) for state in step.optimizer.state.values()] if step.optimizer is not None else [],
         "parameters": list(step.model.parameters()),
     }
+    if step.cache_tensors:
+        kinds["cache"] = step.cache_tensors
     return {block: kind for kind, found in kinds.items() for block in _blocks(recorder, found, kind)}
 
 

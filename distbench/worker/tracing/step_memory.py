@@ -83,7 +83,7 @@ def predicted_peak_bytes(step: TrainingStep) -> int | None:
 
     None where it cannot follow the step, which must have run before.
     """
-    others = [step.optimizer] if step.optimizer is not None else []
+    others = [*([step.optimizer] if step.optimizer is not None else []), *step.cache_tensors]
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
 
 
@@ -141,6 +141,8 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
         "optimizer": list(step.optimizer.state.values()) if step.optimizer is not None else [],
         "parameters": list(step.model.parameters()),
     }
+    if step.cache_tensors:
+        kinds["cache"] = step.cache_tensors
     return {pointer: (kind, size) for kind, found in kinds.items() for pointer, size in storages_of(found).items()}
 
 

@@ -1,0 +1,102 @@
+"""A forward pass of a parallel model with its batch on this rank: prefill, one decode step, or any other."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from distbench.spec import Scenario
+from distbench.spec.devices import DEVICES
+from distbench.worker.inference.model_output import cache_of, output_of, tensors_in
+from distbench.worker.plans.materialise import Blueprint, materialise
+from distbench.worker.plans.training_step import Stamp, TrainingStep
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import storages_of
+
+
+def forward_alone(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """`torch.inference_mode()`, or where a device is simulated `torch.no_grad()`: its attention has a kernel under
+    autograd's key alone, which inference mode passes over."""
+    return torch.inference_mode() if device.type in DEVICES else torch.no_grad()
+
+
+class ForwardStep(TrainingStep):
+    """The forward pass alone; its one phase is `forward`.
+
+    The cache is made by the first run, or before it by `start_anew`, all ranks together: no timed pass pays for it.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        context: RankContext,
+        built: Blueprint | None = None,
+        give_memory: Callable[..., None] = materialise,
+    ) -> None:
+        super().__init__(scenario, context, built, give_memory)
+        self.phases = ("forward",)
+        self._cache: Any = None
+        self._has_cache = scenario.make_cache is None
+
+    def forward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
+        """The output of this rank's part of the batch."""
+        with forward_alone(self._context.device):
+            self._provide_cache()
+            output = output_of(self._scenario, self.model, self.microbatches[0], self._cache)
+            stamp()
+        return output
+
+    def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
+        """The same: nothing goes backward."""
+        return self.forward(stamp)
+
+    def __call__(self, stamp: Stamp) -> None:
+        """One whole pass."""
+        self.forward(stamp)
+
+    def whole_output(self) -> torch.Tensor:
+        """One pass's output, no longer sharded; one that may be changed."""
+        with forward_alone(self._context.device):
+            output: Any = self.forward()
+            output = output.full_tensor() if hasattr(output, "full_tensor") else output
+        return output.clone()
+
+    def restart(self) -> None:
+        """Back to the initial parameters; the cache is made anew by the next run."""
+        for root in self.sharded.roots:
+            root.reshard()
+        super().restart()
+        self._cache, self._has_cache = None, self._scenario.make_cache is None
+
+    def start_anew(self) -> None:
+        """The same, and the cache is made at once."""
+        self.restart()
+        with forward_alone(self._context.device):
+            self._provide_cache()
+
+    def _provide_cache(self) -> None:
+        if not self._has_cache:
+            self._cache = cache_of(self._scenario, self.model, self.microbatches[0])
+            self._has_cache = True
+
+    @property
+    def cache_tensors(self) -> list[torch.Tensor]:
+        """What the cache holds."""
+        return tensors_in(self._cache)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that this rank's cache takes."""
+        return sum(storages_of(self.cache_tensors).values())
+
+
+def step_of(
+    scenario: Scenario,
+    context: RankContext,
+    built: Blueprint | None = None,
+    give_memory: Callable[..., None] = materialise,
+) -> TrainingStep:
+    """The step that a scenario declares: of training, or forward alone."""
+    kind = ForwardStep if scenario.inference else TrainingStep
+    return kind(scenario, context, built, give_memory)

@@ -1,0 +1,98 @@
+"""Inference under tensor parallel: a prompt (prefill), or the token after it, with a cache of keys and values that is
+sharded over heads."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from cached import CachedLlama, KvCache
+from llama_2d import TP_PLAN
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
+
+# Activations whole on every rank: two all-reduces a block, and nothing else but the embedding's and the logits'.
+WHOLE_PLAN = {
+    "tok_embeddings": RowwiseParallel(input_layouts=Replicate()),
+    "layers.*.attention.w[qkv]": ColwiseParallel(),
+    "layers.*.attention.wo": RowwiseParallel(),
+    "layers.*.feed_forward.w[13]": ColwiseParallel(),
+    "layers.*.feed_forward.w2": RowwiseParallel(),
+    "output": ColwiseParallel(output_layouts=Replicate()),
+}
+
+
+def tokens_of(batch: int, prompt: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Random token ids, the same on every rank: `prompt` (batch, prompt), and `token` (batch, 1), which follows it."""
+    tokens = torch.randint(vocab_size, (batch, prompt + 1), generator=torch.Generator().manual_seed(0))
+    return {"prompt": tokens[:, :-1].contiguous(), "token": tokens[:, -1:].contiguous()}
+
+
+def prefill(model: Any, batch: dict[str, torch.Tensor], cache: KvCache) -> torch.Tensor:
+    """Logits of every position of the prompt, whose keys and values go into the cache."""
+    return model(batch["prompt"], cache, 0)
+
+
+def decode(model: Any, batch: dict[str, torch.Tensor], cache: KvCache) -> torch.Tensor:
+    """Logits of the one token after the prompt; each time over the same position of the cache."""
+    return model(batch["token"], cache, batch["prompt"].shape[1])
+
+
+def filled(cache_length: int, model: Any, batch: dict[str, torch.Tensor]) -> KvCache:
+    """A cache that holds the prompt."""
+    cache = KvCache(cache_length)
+    prefill(model, batch, cache)
+    return cache
+
+
+def empty(cache_length: int, *_: Any) -> KvCache:
+    """A cache that holds nothing."""
+    return KvCache(cache_length)
+
+
+@scenario(
+    mesh={"tp": 4},
+    axes={"phase": ("prefill", "decode"), "sequence_parallel": (False, True)},
+    quick={"dim": 128, "hidden": 512, "num_layers": 2, "prompt": 64, "cache_length": 128},
+    tags=("tp", "inference", "further"),
+)
+def llama_inference(
+    *,
+    phase: str = "prefill",
+    sequence_parallel: bool = False,
+    dim: int = 512,
+    hidden: int = 2048,
+    num_layers: int = 4,
+    num_heads: int = 8,
+    num_kv_heads: int = 4,
+    batch: int = 4,
+    prompt: int = 256,
+    cache_length: int = 512,
+    fsdp: bool = False,
+) -> Scenario:
+    """Latency of a prompt (prefill) and of the next token (decode): TP, KV cache over heads; prefill also with SP."""
+    phases = {"prefill": (prefill, empty), "decode": (decode, filled)}
+    if phase not in phases:
+        raise UserError(f"--set phase={phase} is unknown; use {', '.join(phases)}")
+    if not 0 < prompt < cache_length:
+        raise UserError(
+            f"--set prompt={prompt} leaves no room in a cache of {cache_length}; use 1 to {cache_length - 1}"
+        )
+    if phase == "decode" and sequence_parallel:
+        return Scenario()  # one token cannot be split over ranks, and torch's norms refuse the empty parts
+    vocab_size = 1000
+    run, make_cache = phases[phase]
+    return Scenario(
+        build_model=partial(CachedLlama, vocab_size, dim, num_layers, num_heads, num_kv_heads, hidden, cache_length),
+        make_batch=partial(tokens_of, batch, prompt, vocab_size),
+        inference=True,
+        make_cache=partial(make_cache, cache_length),
+        call=run,
+        num_tokens=batch * (prompt if phase == "prefill" else 1),
+        plan=ParallelPlan(
+            tp=TP_PLAN if sequence_parallel else WHOLE_PLAN,
+            # Gathered layer by layer, the root too: nothing stays whole between two passes.
+            fsdp=FsdpPlan(wrap=("layers.*",), reshard_after_forward=True) if fsdp else None,
+        ),
+    )
