@@ -172,7 +172,7 @@ class Differences:
 
 def compare(
     model: nn.Module,
-    local_loss: float,
+    local_loss: float | None,
     reference: Reference,
     context: RankContext,
     gradient_scale: float | None = 1.0,
@@ -180,19 +180,23 @@ def compare(
 ) -> Differences:
     """Each rank compares its own shard of each gradient with the same shard of the reference; the largest difference.
 
-    All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch,
-    `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on purpose; None
+    All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
+    where it has no loss; `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on purpose; None
     compares none.
     """
     own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)
     gathered = context.gather((local_loss, own, own_output, reference.loss, reference.random))
     expected_loss, random = gathered[0][3:]
-    loss = sum(one[0] for one in gathered) / len(gathered)
+    losses = [one[0] for one in gathered if one[0] is not None]
+    loss = sum(losses) / len(losses)
     return Differences(
         loss,
         Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
-        {name: _largest_of([one[1][name] for one in gathered]) for name in own},
+        {
+            name: _largest_of([one[1][name] for one in gathered if name in one[1]])
+            for name in (() if gradient_scale is None else reference.built.parameters)
+        },
         None if output is None else _largest_of([one[2] for one in gathered]),
         random,
         _batch_statistics_of(reference.built.model),
@@ -203,9 +207,12 @@ def _gradient_differences(
     model: nn.Module, reference: Reference, context: RankContext, scale: float
 ) -> dict[str, Difference]:
     found = {}
-    for name, parameter in as_built(model, reference.built.names).items():
+    held = as_built(model, reference.built.names)
+    # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
+    for name in reference.built.parameters:
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
-        found[name] = _gradient_difference(parameter, expected if scale == 1 else expected * scale)
+        if name in held:
+            found[name] = _gradient_difference(held[name], expected if scale == 1 else expected * scale)
         # Before the next one is made.
         del expected
     return found

@@ -177,9 +177,10 @@ class StepCheck:
         step.restart()
         step.kept_outputs = [] if step.unshards_output and is_full else None
         loss = step.forward_backward()
+        local_loss = None if loss is None else float(loss)
         output = torch.cat(step.kept_outputs) if step.kept_outputs else None
         reference = reference_of(self._scenario, context, is_full, step.own_values(), self._built)
-        found = compare(step.model, float(loss), reference, context, step.gradient_scale if is_full else None, output)
+        found = compare(step.model, local_loss, reference, context, step.gradient_scale if is_full else None, output)
         allowance = self._allowance(reference)
         findings = allowance.judged(found)
         # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.

@@ -47,6 +47,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     ranks_by_group_name,
     replicate_in_buckets,
     strided_shard,
+    vote_on_fake_group,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import (

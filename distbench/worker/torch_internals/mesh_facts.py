@@ -42,6 +42,24 @@ def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return done
 
 
+def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
+    """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
+
+    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that vote
+    asks nobody.
+    """
+    if not hasattr(schedule, "_warmup_p2p") or group._get_backend(device).name() != "fake":
+        return
+    require("pipelines on a fake process group")
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    def decided(stages: Sequence[Any], *_: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = decided
+
+
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
     require("2-D parameter shards")
