@@ -1,4 +1,4 @@
-"""Pipeline parallel by torch's own schedules: the layers in stages, plain or with FSDP2 or tensor parallel inside each."""
+"""Pipeline parallel by torch's own schedules: the layers in stages, plain, or with FSDP2 or TP inside each."""
 
 from functools import partial
 

@@ -166,8 +166,8 @@ class CompilePlan:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How the model is laid over the mesh: pipeline stages, and on each TP, EP, then CP, activation checkpointing, compile,
-    and FSDP or DDP last.
+    """How the model is laid over the mesh: pipeline stages, and in each TP, EP, then CP, activation checkpointing,
+    compile, and FSDP or DDP last.
 
     Args:
         shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.

@@ -1,5 +1,6 @@
 """Pipeline parallel as a plan: which of torch's schedules, which stages are on which rank, and what is idle at best."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,4 +97,4 @@ def layers_of_stages(num_layers: int, num_stages: int, first_layers: tuple[int, 
     else:
         share, more = divmod(num_layers, num_stages)
         begins = [stage * share + min(stage, more) for stage in range(num_stages + 1)]
-    return [range(start, end) for start, end in zip(begins, begins[1:], strict=False)]
+    return [range(start, end) for start, end in itertools.pairwise(begins)]

@@ -181,8 +181,8 @@ def compare(
     """Each rank compares its own shard of each gradient with the same shard of the reference; the largest difference.
 
     All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
-    where it has no loss; `output` the model's output of that part. `gradient_scale` is what the plan multiplies gradients by on purpose; None
-    compares none.
+    where it has no loss; `output` the model's output of that part. `gradient_scale` is what the plan multiplies
+    gradients by on purpose; None compares none.
     """
     own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)

@@ -14,7 +14,7 @@ from distbench.spec.pipeline_plan import SCHEDULES, PipelinePlan
 from distbench.worker.pipelines.stage_modules import LocalStages, activations_of, check_split, stage_of
 from distbench.worker.rank.device import synchronize
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import vote_on_fake_group
+from distbench.worker.torch_internals import forget_step, vote_on_fake_group
 
 Activations = tuple[torch.Tensor, ...]
 # Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
@@ -44,7 +44,9 @@ def local_stages(
     stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
     check_split(model, stages)
     passed = [inputs, *(_passed_on(one, plan, context) for one in activations_of(stages, inputs)[1:])]
-    return {stage: LocalStage(stages[stage], *passed[stage : stage + 2]) for stage in pipeline.stages_on(position, size)}
+    return {
+        stage: LocalStage(stages[stage], *passed[stage : stage + 2]) for stage in pipeline.stages_on(position, size)
+    }
 
 
 def _passed_on(activations: Activations, plan: ParallelPlan, context: RankContext) -> Activations:
@@ -123,7 +125,14 @@ class Pipeline:
         schedule: Any = get_schedule_class(SCHEDULES[self.plan.schedule].torch_name)
         is_single = SCHEDULES[self.plan.schedule].stages_per_rank == 1
         stages_given = self._stages[0] if is_single else self._stages
-        self._schedule = schedule(stages_given, n_microbatches=plan.microbatches, loss_fn=self._loss_of)
+        size, parts = context.size(self.plan.mesh_dim), plan.microbatches
+        self.facts: dict[str, Any] = {
+            "schedule": self.plan.schedule,
+            "num_stages": num_stages,
+            "microbatches": parts,
+            "least_idle_share": self.plan.least_bubble(size, parts),
+        }
+        self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=self._loss_of)
         vote_on_fake_group(self._schedule, group, context.device)
         self._spans: list[Span] | None = None
 
@@ -139,9 +148,10 @@ class Pipeline:
         given = {"target": targets, "losses": losses} if is_last else {}
         try:
             self._schedule.step(*(inputs if is_first else ()), **given, return_outputs=False)
-        except RuntimeError as error:
+        except Exception as error:
+            forget_step(self._schedule)
             # torch wraps what a stage raises in a sentence about its arguments.
-            if error.__cause__ is not None and "failed to run" in str(error):
+            if error.__cause__ is not None and "failed to run" in str(error).lower():
                 raise error.__cause__ from None
             raise
         return torch.stack([loss.detach() for loss in losses]).mean() if is_last else None
@@ -152,7 +162,8 @@ class Pipeline:
     @contextlib.contextmanager
     def observed(self) -> Iterator[list[Span]]:
         """Note when this rank works on its stages; on accelerators the device is waited for at each end."""
-        self._spans = spans = []
+        spans: list[Span] = []
+        self._spans = spans
         for stage in self._stages:
             for name in OCCUPYING:
                 plain = getattr(stage, name)

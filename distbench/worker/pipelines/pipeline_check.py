@@ -79,7 +79,7 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
     if pipeline.split is None:
         found = num_layers(model)
         if not found:
-            yield "a pipeline splits a ModuleList or ModuleDict of layers, the model has none; give PipelinePlan(split=...)"
+            yield "a pipeline splits a ModuleList or ModuleDict of the model, it has none; give PipelinePlan(split=...)"
             return
         last = max(pipeline.first_layers, default=0)
         if found < num_stages or last >= found:

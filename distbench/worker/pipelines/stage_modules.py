@@ -1,4 +1,4 @@
-"""The stages of a model: pruned copies of it, whose parameters keep their names, and those of one rank as one module."""
+"""The stages of a model: pruned copies of it, whose parameters keep their names; those of a rank as one module."""
 
 import copy
 from collections.abc import Iterator
@@ -130,10 +130,14 @@ def activations_of(stages: list[nn.Module], inputs: tuple[torch.Tensor, ...]) ->
             shapes = ", ".join(str(list(one.shape)) for one in given)
             first_line = next(iter(str(error).splitlines()), type(error).__name__)
             wrong = f"stage {index} of the pipeline, given {shapes}, does not run on the meta device: {first_line}"
-            raise UserError(f"{wrong}; give PipelinePlan(split=...) whose stages take what the one before returns") from error
+            raise UserError(
+                f"{wrong}; give PipelinePlan(split=...) whose stages take what the one before returns"
+            ) from error
         given = tuple(output) if isinstance(output, list | tuple) else (output,)
         if not all(isinstance(one, torch.Tensor) for one in given) and index < len(stages) - 1:
             kinds = ", ".join(type(one).__name__ for one in given)
-            raise UserError(f"stage {index} of the pipeline returns {kinds}; it must return a tensor or a tuple of them")
+            raise UserError(
+                f"stage {index} of the pipeline returns {kinds}; it must return a tensor or a tuple of them"
+            )
         found.append(given)
     return found

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from distbench.spec import CpPlan, Scenario, UserError
+from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
+from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
 from distbench.worker.plans.fully_sharded import (
     Sharded,
@@ -16,8 +18,6 @@ from distbench.worker.plans.fully_sharded import (
     sum_then_divide,
 )
 from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values, materialise
-from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
-from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
@@ -114,7 +114,9 @@ class TrainingStep:
         if plan.pipeline is None:
             return *parallelize(self.built.model, plan, context, own), []
         if self._scenario.call is not None or self._scenario.after_materialize is not None:
-            raise UserError("a pipeline's stages take neither call nor after_materialize; leave them out, and give loss")
+            raise UserError(
+                "a pipeline's stages take neither call nor after_materialize; leave them out, and give loss"
+            )
         count = self._context.index(BATCH_DIMS)[1] * plan.microbatches
         example = self._batch.part(0, count, torch.device("meta"))
         inputs, _ = inputs_and_targets(example, self._scenario.loss is not None)

@@ -69,6 +69,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         raise UserError("CPU offload is not simulated; leave it out")
     if scenario.plan.ddp is not None:
         raise UserError("it cannot be simulated, DDP's buckets ask for values; FSDP2 with replicate_dims can be")
+    if scenario.plan.pipeline is not None:
+        raise UserError("pipelines are not simulated: a rank's messages wait for other ranks; leave pipeline out")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.worker.torch_internals.collective_mode import CollectiveCall, flat_tensors, kind_of
+from distbench.worker.torch_internals.collective_mode import PEERS, CollectiveCall, flat_tensors, kind_of
 from distbench.worker.torch_internals.probe import require
 
 BACKEND = "distbench_traced"
@@ -69,13 +69,16 @@ class ForwardingGroup(dist.ProcessGroup):
         """Communicates nothing, so it is not recorded."""
         return self.backend.barrier(*args, **kwargs)
 
-    def issue(self, name: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]]) -> Any:
-        """Have the backend start the collective of a method with this rank's input, and report it."""
+    def issue(self, name: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]], given: Any = ()) -> Any:
+        """Have the backend start the collective of a method with this rank's input, and report it; `given` are the
+        method's arguments."""
         if self.on_issue is None or not tensors:
             return _joined(start())
         kind = kind_of(name)
         numel = sum(tensor.numel() for tensor in tensors) * (len(self.ranks) if kind == "all_gather" else 1)
-        issued = Issued(CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel), time.monotonic())
+        peer = self.ranks[given[1]] if kind in PEERS else None
+        call = CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
+        issued = Issued(call, time.monotonic())
         self.on_issue(issued)
         return _timed(_joined(start()), issued)
 
@@ -123,7 +126,7 @@ def _forward(name: str) -> Callable[..., Any]:
             pairs = zip(*args[:2], strict=True) if by_one else [args[:2]]
             return [do(*buffers, *args[2:], **kwargs) for buffers in pairs]
 
-        return self.issue(name, flat_tensors(args[0 if name in INPUT_FIRST else 1]), start)
+        return self.issue(name, flat_tensors(args[0 if name in INPUT_FIRST else 1]), start, args)
 
     return forward
 

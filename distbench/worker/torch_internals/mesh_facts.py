@@ -60,6 +60,12 @@ def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
     schedule._warmup_p2p = decided
 
 
+def forget_step(schedule: Any) -> None:
+    """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
+    for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
+        getattr(schedule, name, set()).clear()
+
+
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
     require("2-D parameter shards")

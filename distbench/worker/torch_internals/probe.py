@@ -168,6 +168,8 @@ NEEDED = (
     ("process groups that send nothing", DIST, "ProcessGroup._register_backend"),
     ("process groups that send nothing", "torch", "_C._distributed_c10d.FakeProcessGroup._create_internal"),
     ("process groups by name", C10D, "_world.pg_map"),
+    ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_fwd_send_ops(self, fwd_chunk_id)"),
+    ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_bwd_send_ops(self, bwd_chunk_id)"),
     ("pipelines on a fake process group", "torch.distributed.pipelining._utils", "InferenceMode.STATIC"),
     ("pipelines on a fake process group", PIPELINES, "_PipelineSchedule._warmup_p2p(stages)"),
     ("2-D parameter shards", PLACEMENTS, "_StridedShard"),

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from distbench.spec.devices import known_device
 from distbench.worker.plans.batch import tensors_of
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.plans.training_step import SCHEDULE, TrainingStep
 from distbench.worker.rank.device import allocator_peak
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
@@ -122,7 +122,7 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
         def stamp() -> None:
             phase.close()
-            if names.pop(0) == "backward":
+            if names.pop(0) in ("backward", SCHEDULE):
                 gradients.clear()
                 gradients.update(storages_of([parameter.grad for parameter in step.model.parameters()]))
             if names:
