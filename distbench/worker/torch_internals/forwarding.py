@@ -4,6 +4,7 @@ The mesh stays the same object: two equal meshes share DTensor's caches. Only wh
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -88,7 +89,8 @@ def _timed(work: Any, issued: Issued) -> Any:
 
     Where the backend gives a future, its thread stamps when the collective is done, and the backend's own work is
     handed out: it lets waiters go after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no
-    future, since half of it is done by the waiter: there the end of the wait is the end.
+    future, since half of it is done by the waiter: there the end of the wait is the end. Its messages have none either,
+    and a pipeline waits for them long after they are through: a thread of ours waits for each at once.
     """
 
     def stamp(_: object = None) -> None:
@@ -97,6 +99,8 @@ def _timed(work: Any, issued: Issued) -> Any:
     try:
         future = work.get_future()
     except RuntimeError:
+        if issued.call.kind in PEERS:
+            return _waited_for_at_once(work, stamp)
 
         def wait(timeout: Any) -> bool:
             done = bool(work.wait(timeout))
@@ -106,6 +110,28 @@ def _timed(work: Any, issued: Issued) -> Any:
         return torch._C._distributed_c10d.PythonCallbackWork(wait)
     future.add_done_callback(stamp)
     return work
+
+
+def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Any:
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            raised.append(error)
+        stamp()
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+
+    def join(_: object) -> bool:
+        waiter.join()
+        if raised:
+            raise raised[0]
+        return True
+
+    return torch._C._distributed_c10d.PythonCallbackWork(join)
 
 
 def _joined(works: list[Any]) -> Any:

@@ -45,8 +45,8 @@ def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
 def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
     """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
 
-    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that vote
-    asks nobody.
+    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that
+    vote asks nobody.
     """
     if not hasattr(schedule, "_warmup_p2p") or group._get_backend(device).name() != "fake":
         return

@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from distbench.spec.devices import known_device
+from distbench.spec.pipeline_plan import SCHEDULES
 from distbench.worker.plans.batch import tensors_of
 from distbench.worker.plans.training_step import SCHEDULE, TrainingStep
 from distbench.worker.rank.device import allocator_peak
@@ -30,6 +31,7 @@ from distbench.worker.tracing.attribution import running_modules
 from distbench.worker.tracing.memory_peak import MODULE, OTHER, STEP, Peak, peak_of
 
 NO_PREDICTION = "torch's memory tracker cannot follow this step"
+NOT_IN_PARTS = "torch's memory tracker cannot follow a backward in parts"
 NOT_COMPILED = "torch's memory tracker runs compiled modules uncompiled"
 NUM_STEPS = 3
 
@@ -69,6 +71,8 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     """
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
+    if _is_in_parts(step):
+        return None, NOT_IN_PARTS
     try:
         # A thread of gloo may let go of a tensor late, and would add it to the prediction.
         with nothing_sent():
@@ -78,11 +82,18 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     return predicted, None if predicted is not None else NO_PREDICTION
 
 
+def _is_in_parts(step: TrainingStep) -> bool:
+    # What the tracker hooks into gradients would stay there, and raise in later steps.
+    return step.pipeline is not None and SCHEDULES[step.pipeline.plan.schedule].splits_backward
+
+
 def predicted_peak_bytes(step: TrainingStep) -> int | None:
     """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
 
     None where it cannot follow the step, which must have run before.
     """
+    if _is_in_parts(step):
+        return None
     others = [step.optimizer] if step.optimizer is not None else []
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
 
