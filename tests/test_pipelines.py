@@ -142,6 +142,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
         {},
         "split returns str for stage 0; return the stage",
     ),
+    (ParallelPlan(pipeline=PipelinePlan("zbv"), microbatches=4), {}, "leaves out gradients under FSDP2"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe"), cp=CpPlan()), {}, "a pipeline does not go together with cp here"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe"), ddp=DdpPlan()), {}, "use FsdpPlan, whose gradients torch's stages"),
     (

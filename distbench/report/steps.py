@@ -106,7 +106,7 @@ def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
     state = STATE_TIMES if any(units.known(row.get("save_s")) for row in rows) else ()
-    pipelines = [row for row in rows if units.known(row["idle_share"])]
+    pipelines = [row for row in rows if units.known(row.get("schedule_s"))]
     begin = TIMES[:4]
     if pipelines:
         # Forward and backward take turns in a pipeline's schedule.

@@ -31,7 +31,7 @@ STEPS: tuple[tuple[dict[str, int], str, dict[str, Any]], ...] = (
     ({"pp": 4}, "zbv", {}),
     ({"pp": 4}, "dualpipev", {}),
     ({"pp": 2, "dp_shard": 2}, "1f1b", {"fsdp": FsdpPlan(wrap=("layers.*",))}),
-    ({"pp": 2, "dp_shard": 2}, "zbv", {"fsdp": FsdpPlan(wrap=("layers.*",))}),
+    ({"pp": 2, "dp_shard": 2}, "interleaved_1f1b", {"fsdp": FsdpPlan(wrap=("layers.*",))}),
     ({"pp": 2, "tp": 2}, "interleaved_1f1b", {"tp": TP}),
     ({"pp": 2, "tp": 2}, "1f1b", {"tp": TP, "checkpoint": ("layers.*",)}),
 )

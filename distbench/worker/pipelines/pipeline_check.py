@@ -46,6 +46,11 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
     for name, (given, instead) in parts.items():
         if given:
             yield f"a pipeline does not go together with {name} here; {instead}"
+    if plan.fsdp is not None and SCHEDULES[pipeline.schedule].splits_backward:
+        less = (
+            f"schedule {pipeline.schedule} has backward in parts, which leaves out gradients under FSDP2 (torch 2.13)"
+        )
+        yield f"{less}; use 1f1b or interleaved_1f1b, or leave fsdp out"
     if plan.compile is not None and SCHEDULES[pipeline.schedule].splits_backward:
         yield f"torch does not compile stages of schedule {pipeline.schedule}, whose backward is in parts; use 1f1b"
 

@@ -31,7 +31,7 @@ from distbench.worker.tracing.attribution import running_modules
 from distbench.worker.tracing.memory_peak import MODULE, OTHER, STEP, Peak, peak_of
 
 NO_PREDICTION = "torch's memory tracker cannot follow this step"
-NOT_IN_PARTS = "torch's memory tracker cannot follow a backward in parts"
+NOT_IN_STAGES = "torch's memory tracker follows neither several stages on a rank nor a backward in parts"
 NOT_COMPILED = "torch's memory tracker runs compiled modules uncompiled"
 NUM_STEPS = 3
 
@@ -71,8 +71,8 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     """
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
-    if _is_in_parts(step):
-        return None, NOT_IN_PARTS
+    if not _can_be_followed(step):
+        return None, NOT_IN_STAGES
     try:
         # A thread of gloo may let go of a tensor late, and would add it to the prediction.
         with nothing_sent():
@@ -82,9 +82,9 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     return predicted, None if predicted is not None else NO_PREDICTION
 
 
-def _is_in_parts(step: TrainingStep) -> bool:
-    # What the tracker hooks into gradients would stay there, and raise in later steps.
-    return step.pipeline is not None and SCHEDULES[step.pipeline.plan.schedule].splits_backward
+def _can_be_followed(step: TrainingStep) -> bool:
+    # Where the tracker fails, what it hooked into gradients stays there, and raises in later steps.
+    return step.pipeline is None or SCHEDULES[step.pipeline.plan.schedule].stages_per_rank == 1
 
 
 def predicted_peak_bytes(step: TrainingStep) -> int | None:
@@ -92,7 +92,7 @@ def predicted_peak_bytes(step: TrainingStep) -> int | None:
 
     None where it cannot follow the step, which must have run before.
     """
-    if _is_in_parts(step):
+    if not _can_be_followed(step):
         return None
     others = [step.optimizer] if step.optimizer is not None else []
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
