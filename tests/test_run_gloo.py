@@ -15,10 +15,10 @@ from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
-SCENARIOS += ("dtensor_ops",)
+SCENARIOS += ("dtensor_ops", "pipeline")
 IN_PASSES = "tp_mlp"
 # Of scenarios with many variants, those that launches of other tests do not have.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None)}
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "pipeline": slice(1, 2)}
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
 
@@ -101,6 +101,18 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         # DDP asks for the result of its all-reduces, which nothing has where nothing is sent.
         assert ("memory_reason" in counters) == (counters["predicted_peak_bytes"] is None) == (name == "ddp")
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
+
+
+def test_a_pipeline_has_one_phase_for_forward_and_backward_and_says_how_long_ranks_are_idle(
+    shipped: dict[str, Run],
+) -> None:
+    (record,) = shipped["pipeline"].cases
+    counters = record["counters"]
+    assert set(record["phases_s"]) == {"schedule", "optimizer"}
+    assert counters["loss_rel_error"] <= 1e-5 and counters["grad_rel_error"] <= 1e-5
+    assert len(counters["idle_shares"]) == 4 and all(0 <= share < 1 for share in counters["idle_shares"])
+    assert counters["least_idle_share"] == pytest.approx(3 / 11)  # (p-1)/(m+p-1) of 4 ranks and 8 micro-batches
+    assert counters["peak_bytes"] > 0 and counters["predicted_peak_bytes"] > 0
 
 
 def test_context_parallel_runs_both_rotations_balanced_or_not_with_the_output_sharded_or_whole(

@@ -45,8 +45,7 @@ class Communication:
 
     Args:
         phase: "forward", "backward" or "optimizer"; "call" where there is no step.
-        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or
-            "model".
+        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
         kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
         payload_bytes: nccl-tests' S.
@@ -125,8 +124,7 @@ class CollectiveTracker:
         self._phase = next(self._names)
         self._labels, self._modules, self._plan = labels, modules, plan
         self._groups, self._rank = _mesh_dims_by_ranks(context), context.rank
-        self._turn = 0
-        self._buckets: Counter[int] = Counter()
+        self._turn, self._buckets = 0, Counter[int]()
 
     def stamp(self) -> None:
         """A phase has ended."""
@@ -193,13 +191,11 @@ class CollectiveTracker:
 
 
 def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message | None) -> str:
-    """Forward or backward, where a schedule has them take turns: what autograd runs is backward's, and so is reducing
-    gradients; parameters that are gathered outside of it are forward's."""
+    """Forward or backward, where they take turns: autograd's is backward's, and so is FSDP's reducing of gradients."""
     if message is not None:
         return message.phase
-    is_reduced = call is not None and call.kind in ("reduce_scatter", "all_reduce")
-    is_backward = autograd_position() is not None or (is_reduced and label is not None and label.source == "fsdp")
-    return "backward" if is_backward else "forward"
+    is_reduced = call and call.kind in ("reduce_scatter", "all_reduce") and label and label.source == "fsdp"
+    return "backward" if is_reduced or autograd_position() is not None else "forward"
 
 
 @contextlib.contextmanager
