@@ -82,7 +82,7 @@ def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.T
     return inputs, targets
 
 
-class Span(NamedTuple):
+class StageWork(NamedTuple):
     """When this rank worked on a stage, seconds of the monotonic clock, and what it did."""
 
     begun_s: float
@@ -134,7 +134,7 @@ class Pipeline:
         }
         self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=self._loss_of)
         vote_on_fake_group(self._schedule, group, context.device)
-        self._spans: list[Span] | None = None
+        self._spans: list[StageWork] | None = None
 
     def run(self, batch: Any) -> torch.Tensor | None:
         """Forward and backward of a rank's part of the batch; its loss where this rank has the last stage, else None.
@@ -160,9 +160,9 @@ class Pipeline:
         return self._timed(self._loss, "loss", output, targets)
 
     @contextlib.contextmanager
-    def observed(self) -> Iterator[list[Span]]:
+    def observed(self) -> Iterator[list[StageWork]]:
         """Note when this rank works on its stages; on accelerators the device is waited for at each end."""
-        spans: list[Span] = []
+        spans: list[StageWork] = []
         self._spans = spans
         for stage in self._stages:
             for name in OCCUPYING:
@@ -183,7 +183,7 @@ class Pipeline:
         begun_s = time.monotonic()
         done = call(*args, **kwargs)
         synchronize(self._context.device)
-        self._spans.append(Span(begun_s, time.monotonic(), what))
+        self._spans.append(StageWork(begun_s, time.monotonic(), what))
         return done
 
 

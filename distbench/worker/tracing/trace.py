@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from distbench.compare.medians import median
 from distbench.spec.devices import known_device
-from distbench.worker.pipelines.pipeline import Span
+from distbench.worker.pipelines.pipeline import StageWork
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -143,7 +143,7 @@ def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> 
     return Traced(start, ends, cpu, rows, [(span.begun_s, span.ended_s) for span in working])
 
 
-def _working_on_stages(step: TrainingStep) -> contextlib.AbstractContextManager[Sequence[Span]]:
+def _working_on_stages(step: TrainingStep) -> contextlib.AbstractContextManager[Sequence[StageWork]]:
     """When a rank of a pipeline works on its stages; nothing for another step."""
     return contextlib.nullcontext(()) if step.pipeline is None else step.pipeline.observed()
 
