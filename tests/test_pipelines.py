@@ -18,6 +18,7 @@ from distbench.traces.costs import doubts
 from distbench.traces.records import Trace, rows_of
 from distbench.worker.pipelines.stage_modules import activations_of, check_split, stage_of
 from distbench.worker.plans.batch import Batch
+from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
@@ -108,6 +109,7 @@ def test_stages_one_after_another_are_the_model_and_share_its_parameters_out() -
     names = [[name for name, _ in stage.named_parameters()] for stage in stages]
     assert names[0] == ["before.weight", *(f"layers.{n}.{what}" for n in (0, 1) for what in ("weight", "bias"))]
     assert names[3] == ["layers.5.weight", "layers.5.bias", "after.weight"]
+    assert list(matching_modules(("layers.*", "after"), stages[3])) == ["layers.5", "after"]
     x = torch.randn(3, 8)
     assert torch.equal(activations_of(stages, (x,))[-1][0], model(x))
 
