@@ -30,6 +30,8 @@ KIND_COLORS = {
     "all_reduce": style.PURPLE,
     "all_to_all": style.BLACK,
     "broadcast": "#F0E442",
+    "send": "#8C564B",
+    "recv": "#C49C94",
 }
 
 
