@@ -84,7 +84,8 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
 
 def _can_be_followed(step: TrainingStep) -> bool:
     # Where the tracker fails, what it hooked into gradients stays there, and raises in later steps.
-    return step.pipeline is None or SCHEDULES[step.pipeline.plan.schedule].stages_per_rank == 1
+    pipeline = step.plan.pipeline
+    return pipeline is None or SCHEDULES[pipeline.schedule].stages_per_rank == 1
 
 
 def predicted_peak_bytes(step: TrainingStep) -> int | None:
