@@ -14,6 +14,7 @@ from distbench.spec import (
     FsdpPlan,
     LargestDim,
     ParallelPlan,
+    PipelinePlan,
     ShardParam,
     list_entries,
 )
@@ -22,13 +23,14 @@ from distbench.spec.mesh import parse_mesh
 from distbench.spec.parallel import ATTENTION_KERNELS
 
 ENTRIES = {entry.name: entry for entry in list_entries()}
-PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim)
+PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim, PipelinePlan)
 # Values of parameters that are no axes, as a header lists those.
 OTHER_VALUES = {
     "kernel": ATTENTION_KERNELS,
     "causal": (True, False),
     "bf16": (True, False),
     "checkpoint": ("selective",),
+    "inside": ("fsdp", "tp"),
 }
 
 

@@ -75,7 +75,7 @@ PLACES: list[tuple[str, Kinds, dict[str, Any], tuple[str, ...]]] = [
     ("footer", FOOTER, {"type": "footer"}, ()),
     # How columns and rows go together is what no schema can say.
     ("trace", {name: TRACE[name] for name in set(TRACE) - {"error", "columns", "rows", "phases"}}, record(), ()),
-    *((name, kinds, record(), (name,)) for name, kinds in IN_TRACE.items()),
+    *((name, kinds, {"pipeline": {}} | record(), (name,)) for name, kinds in IN_TRACE.items()),
 ]
 # None of them is right in any field but one of text, a flag or a list.
 VALUES = (-1, 1e300, "text", True, [], {}, ["x"], {"x": []}, [-1], {"x": -1}, 2.5, 0, "")

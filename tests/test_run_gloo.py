@@ -14,11 +14,11 @@ from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
-SCENARIOS += ("dtensor_ops", "llama_inference")
+SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline")
 IN_PASSES = "tp_mlp"
 MIN_SAMPLES, FEWER = 5, {"redistribute": 1, "cp_attention": 1, "moe": 1}
 # Of scenarios with many variants, those that launches of other tests do not have.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "llama_inference": slice(1, 3)}
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "llama_inference": slice(1, 3), "pipeline": slice(1, 2)}
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
 
@@ -111,6 +111,18 @@ def test_a_forward_pass_has_the_logits_of_one_device_and_a_cache(shipped: dict[s
         # K and V of 2 layers for 4 samples, one of 4 heads, 128 positions of 16 numbers.
         assert counters["cache_bytes"] == counters["peak_by_kind"]["cache"] == 2 * 2 * 4 * 128 * 16 * 4
         assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
+
+
+def test_a_pipeline_has_one_phase_for_forward_and_backward_and_says_how_long_ranks_are_idle(
+    shipped: dict[str, Run],
+) -> None:
+    (record,) = shipped["pipeline"].cases
+    counters = record["counters"]
+    assert set(record["phases_s"]) == {"schedule", "optimizer"}
+    assert counters["loss_rel_error"] <= 1e-5 and counters["grad_rel_error"] <= 1e-5
+    assert len(counters["idle_shares"]) == 4 and all(0 <= share < 1 for share in counters["idle_shares"])
+    assert counters["least_idle_share"] == pytest.approx(3 / 11)  # (p-1)/(m+p-1) of 4 ranks and 8 micro-batches
+    assert counters["peak_bytes"] > 0 and counters["predicted_peak_bytes"] > 0
 
 
 def test_context_parallel_runs_both_rotations_balanced_or_not_with_the_output_sharded_or_whole(

@@ -76,15 +76,19 @@ MAY_IMPORT = {
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.inference", "worker.torch_internals"),
+        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.inference", "worker.pipelines"),
+        "worker.torch_internals",
     },
     "worker.dtensor_operators": {
         *("spec", "runs", "worker.redistribute", "worker.rank", "worker.tracing", "worker.torch_internals"),
     },
     "worker.inference": {"spec", "worker.plans", "worker.rank", "worker.torch_internals"},
     "worker.links": {"spec", "runs", "worker.rank"},
-    "worker.tracing": {"spec", "runs", "compare", "worker.plans", "worker.rank", "worker.torch_internals"},
-    "worker.plans": {"spec", "worker.redistribute", "worker.rank", "worker.torch_internals"},
+    "worker.tracing": {
+        *("spec", "runs", "compare", "worker.plans", "worker.pipelines", "worker.rank", "worker.torch_internals"),
+    },
+    "worker.plans": {"spec", "worker.pipelines", "worker.redistribute", "worker.rank", "worker.torch_internals"},
+    "worker.pipelines": {"spec", "compare", "worker.rank", "worker.torch_internals"},
     "worker.redistribute": {
         "spec",
         "runs",

@@ -28,6 +28,7 @@ from distbench.report.latency_plots import latency_figures
 from distbench.report.steps import FORWARD_ONLY, steps_of
 from distbench.runs.frame import PHASES, Row
 from distbench.spec.planner_names import BASELINE
+from distbench.traces.bubbles import SCHEDULE
 from distbench.traces.records import traces_of
 from distbench.traces.timeline import timeline_figures
 
@@ -135,7 +136,7 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
     scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
     ends, names = [0.0] * len(steps), [_spaced(name) for name in steps["variant"]]
-    for phase, color in zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True):
+    for phase, color in _phases_in(steps).items():
         widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
         if any(widths):
             axes.barh(range(len(steps)), widths, left=ends, color=color, height=BAR, label=phase)
@@ -153,6 +154,12 @@ def step_figures(name: str, frame: "pd.DataFrame") -> Drawn:
     yield "step", figure
 
 
+def _phases_in(steps: "pd.DataFrame") -> dict[str, str]:
+    """Phases in the order of a step, each with its colour; a pipeline's forward and backward are one, its schedule."""
+    colors = dict(zip((SCHEDULE, *PHASES), (style.BLUE, style.BLUE, style.SKY, style.ORANGE), strict=True))
+    return {phase: color for phase, color in colors.items() if f"{phase}_s" in steps}
+
+
 def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
     medians, rows = (steps["median_s"] / scale).to_numpy(float), steps.to_dict("records")
     spread, ends = (CONFIDENCE, "ci_low_s ci_high_s") if steps["ci_low_s"].notna().any() else (QUARTILES, "q1_s q3_s")
@@ -163,7 +170,7 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
         linewidth=1.2, label=f"whole step, median and {spread}",
     )  # fmt: skip
     hover(axes, [Spot(median, at, _step_said(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
-    stacked = steps[[f"{phase}_s" for phase in PHASES]].sum(axis=1).to_numpy(float) / scale
+    stacked = steps[[f"{phase}_s" for phase in _phases_in(steps)]].sum(axis=1).to_numpy(float) / scale
     reached = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
     for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
         text = brief_time_text(median * scale)

@@ -51,6 +51,10 @@ STATE_TIMES: TableColumns = (
     ("save", lambda row: units.time_text(row.get("save_s"))),
     ("load", lambda row: units.time_text(row.get("load_s"))),
 )
+PIPELINE_TIMES: TableColumns = (
+    ("schedule", lambda row: units.time_text(row.get("schedule_s"))),
+    ("idle", lambda row: units.percent_text(row["idle_share"]) if units.known(row["idle_share"]) else units.NOTHING),
+)
 STATE = ("state", lambda row: units.size_text(row["state_bytes"]))
 RESERVED = ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"]))
 CHECKS: TableColumns = (
@@ -105,13 +109,26 @@ def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
     state = STATE_TIMES if any(units.known(row.get("save_s")) for row in rows) else ()
-    columns = (*TIMES[:4], *state, TIMES[4], (f"<step's {spread}", spread_text), *TIMES[5:])
+    pipelines = [row for row in rows if units.known(row.get("schedule_s"))]
+    begin = TIMES[:4]
+    if pipelines:
+        # Forward and backward take turns in a pipeline's schedule.
+        apart = () if len(pipelines) == len(rows) else TIMES[1:3]
+        begin = (TIMES[0], *apart, *PIPELINE_TIMES, TIMES[3])
+        notes.append(_about_idle(pipelines))
+    columns = (*begin, *state, TIMES[4], (f"<step's {spread}", spread_text), *TIMES[5:])
     told = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     if num_left_out := len(rows) - len(told):
         notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
     optional = ("load", "save", "optimizer", "rate", f"step's {spread}", "forward", "backward")
     times = table_of("step time", columns, told, notes + measured.attrs["told"], (), optional)
     return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
+
+
+def _about_idle(rows: list[Row]) -> str:
+    least = {units.percent_text(row["least_idle_share"]) for row in rows if units.known(row["least_idle_share"])}
+    text = "idle: the share of schedule (forward and backward) in which a rank works on no stage, the mean over ranks"
+    return f"{text}; at least {', '.join(sorted(least))} where all stages take as long" if least else text
 
 
 def _checks(rows: list[Row]) -> Table:

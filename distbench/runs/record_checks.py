@@ -94,6 +94,9 @@ COUNTERS: Kinds = {
     **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),
     **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"), BYTES),
     "peak_by_kind": mapping_of(BYTES),
+    # Of a pipeline.
+    **dict.fromkeys(("idle_share", "least_idle_share"), AMOUNT),
+    "idle_shares": list_of(AMOUNT),
     # Of a simulated step.
     **dict.fromkeys(("compute_s", "exposed_s", "idle_s", "host_s"), DURATION),
     **dict.fromkeys(("predicted_phases_s", "exposed_by_mesh_dim_s"), mapping_of(DURATION)),
@@ -138,11 +141,16 @@ TRACE: Kinds = {
     **dict.fromkeys(("error", "method", "exposed_reason"), TEXT),
     **dict.fromkeys(("clock_shared", "simulated"), FLAG),
     "steps_s": DURATIONS,
-    **dict.fromkeys(("overhead", "agreement", "memory", "phases", "computing"), RECORD),
+    **dict.fromkeys(("overhead", "agreement", "memory", "phases", "computing", "pipeline"), RECORD),
     **dict.fromkeys(("columns", "rows"), LIST),
 }
 IN_TRACE: dict[str, Kinds] = {
     "overhead": {"ratio": AMOUNT, "bare_cpu_s": list_of(AMOUNT), "traced_cpu_s": list_of(AMOUNT)},
+    "pipeline": {
+        "schedule": TEXT,
+        **dict.fromkeys(("num_stages", "microbatches"), COUNT),
+        "least_idle_share": AMOUNT,
+    },
     "agreement": {"method": TEXT, "num_rows": COUNT, "differences": list_of(TEXT)},
     "memory": {
         **dict.fromkeys(("measured_by", "reason"), TEXT),

@@ -5,6 +5,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.job import Job, Settings
 from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
 from distbench.spec.parallel import CompilePlan, CpPlan, DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
+from distbench.spec.pipeline_plan import PipelinePlan
 from distbench.spec.scenario import (
     Calibration,
     Collectives,
@@ -31,5 +32,5 @@ __all__ = [
     "LargestDim",
     "Links",
 ]
-__all__ += ["ParallelPlan", "Redistributions", "Scenario", "Settings", "ShardParam", "UserError", "find", "fit_mesh"]
-__all__ += ["format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario"]
+__all__ += ["ParallelPlan", "PipelinePlan", "Redistributions", "Scenario", "Settings", "ShardParam", "UserError"]
+__all__ += ["find", "fit_mesh", "format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario"]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from distbench.spec.pipeline_plan import PipelinePlan
+
 # Those of scaled_dot_product_attention that torch's context parallel knows.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
 
@@ -164,7 +166,8 @@ class CompilePlan:
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How the model is laid over the mesh: TP, EP, then CP, activation checkpointing, compile, and FSDP or DDP last.
+    """How the model is laid over the mesh: pipeline stages, and in each TP, EP, then CP, activation checkpointing,
+    compile, and FSDP or DDP last.
 
     Args:
         shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.
@@ -184,6 +187,7 @@ class ParallelPlan:
         fsdp: FSDP2, or None.
         ddp: DistributedDataParallel, or None; in the place of FSDP2.
         microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
+        pipeline: pipeline parallel, or None.
         state_dict: end each step with a round trip of the sharded state of model and optimizer, in phases of its own:
             `save` copies it out, `load` puts it back.
     """
@@ -201,6 +205,7 @@ class ParallelPlan:
     fsdp: FsdpPlan | None = None
     ddp: DdpPlan | None = None
     microbatches: int = 1
+    pipeline: PipelinePlan | None = None
     state_dict: bool = False
 
     @property

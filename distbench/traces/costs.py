@@ -108,10 +108,11 @@ def doubts(trace: Trace) -> list[str]:
     where it is simulated, as a few ranks alone."""
     if trace.is_simulated:
         return []
-    rows = trace.rows
+    # What one rank sends another one receives.
+    rows = trace.rows.assign(kind_of_both=trace.rows["kind"].replace("recv", "send"))
     silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
     same = rows.groupby(["step", "group", "seq"], sort=False)
-    num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind"].nunique()
+    num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind_of_both"].nunique()
     alone, mixed = int((num_ranks != sizes).sum()), int((kinds > 1).sum())
     of = f"of {len(sizes)} collectives"
     said = {

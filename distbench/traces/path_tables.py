@@ -8,6 +8,7 @@ from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, 
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.runs.frame import Row
 from distbench.runs.header import SIMULATED
+from distbench.traces.bubbles import bubbles_text
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
 from distbench.traces.records import NOBODY, Trace
 
@@ -85,7 +86,7 @@ def _opening(trace: Trace) -> tuple[str, ...]:
         spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
     if known(waited := whole["straggler_share"]):
         spent += f"; {percent_text(waited)} of collectives' time is waiting for the group's slowest rank"
-    return case, spent
+    return case, spent, *([bubbles] if (bubbles := bubbles_text(trace)) else [])
 
 
 def _ranks_text(trace: Trace) -> str:

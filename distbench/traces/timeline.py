@@ -1,6 +1,6 @@
 """One traced step as a picture: what each rank computes, and what it sends over each mesh dim, side by side in time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text, size_text, time_scale
 from distbench.runs.frame import PHASES, Row
+from distbench.traces.bubbles import SCHEDULE
 from distbench.traces.costs import step_of
 from distbench.traces.records import NOBODY, ROOT, Trace
 from distbench.traces.spans import Stretch, left_of
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 MAX_RANKS = 8
 HEIGHT = 0.8  # of a bar, in a lane of height one
 COMPUTE = "compute"
-PHASE_COLORS = dict(zip(PHASES, (style.BLUE, style.SKY, style.ORANGE), strict=True))
+PHASE_COLORS = dict(zip((*PHASES, SCHEDULE), (style.BLUE, style.SKY, style.ORANGE, style.BLUE), strict=True))
 KIND_COLORS = {
     "all_gather": style.GREEN,
     "reduce_scatter": style.RED,
     "all_reduce": style.PURPLE,
     "all_to_all": style.BLACK,
     "broadcast": "#F0E442",
+    "send": "#8C564B",
+    "recv": "#C49C94",
 }
 
 
@@ -71,7 +74,7 @@ def timeline(trace: Trace) -> "Figure":
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
     axes[-1].set_xlabel(f"time since the step began ({unit})")
     style.title(figure, _title(trace, step))
-    _legend(axes[0], rows)
+    _legend(axes[0], rows, phases["phase"])
     _caption(figure, trace)
     return figure
 
@@ -158,12 +161,12 @@ def _title(trace: Trace, step: int) -> str:
     return f"{trace.name}: where each rank's time goes in one step ({simulated}{brief_time_text(taken)})"
 
 
-def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
+def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
     """Two rows above the first panel: what a rank does by itself, and the collectives."""
     from matplotlib.patches import Patch
 
     shown = set(rows["kind"].astype(str))
-    own = {f"{COMPUTE}: {phase}": color for phase, color in PHASE_COLORS.items()}
+    own = {f"{COMPUTE}: {phase}": PHASE_COLORS[phase] for phase in PHASE_COLORS if phase in set(phases)}
     if (rows["straggler_s"] > 0).any():
         own["waiting for the group's slowest rank"] = style.WAITING
     kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown}
@@ -179,6 +182,8 @@ def _legend(axes: "Axes", rows: "pd.DataFrame") -> None:
 
 def _caption(figure: "Figure", trace: Trace) -> None:
     said = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
+    if trace.computing is not None:
+        said = [f"the median of {len(trace.steps)} traced steps; compute: some stage's forward or backward runs"]
     if trace.is_simulated:
         said = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
     if len(trace.ranks) > MAX_RANKS:

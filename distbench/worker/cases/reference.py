@@ -196,11 +196,15 @@ def compare(
     own_output = None if output is None else _output_difference(output, reference, context)
     gathered = context.gather((local_loss, own, own_output, reference.loss, reference.random))
     expected_loss, random = gathered[0][3:]
-    loss = None if local_loss is None else sum(one[0] for one in gathered) / len(gathered)
+    losses = [one[0] for one in gathered if one[0] is not None]
+    loss = sum(losses) / len(losses) if losses else None
     return Differences(
         loss,
         None if loss is None else Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
-        {name: _largest_of([one[1][name] for one in gathered]) for name in own},
+        {
+            name: _largest_of([one[1][name] for one in gathered if name in one[1]])
+            for name in (() if gradient_scale is None else reference.built.parameters)
+        },
         None if output is None else _largest_of([one[2] for one in gathered]),
         random,
         _batch_statistics_of(reference.built.model),
@@ -211,9 +215,12 @@ def _gradient_differences(
     model: nn.Module, reference: Reference, context: RankContext, scale: float
 ) -> dict[str, Difference]:
     found = {}
-    for name, parameter in as_built(model, reference.built.names).items():
+    held = as_built(model, reference.built.names)
+    # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
+    for name in reference.built.parameters:
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
-        found[name] = _gradient_difference(parameter, expected if scale == 1 else expected * scale)
+        if name in held:
+            found[name] = _gradient_difference(held[name], expected if scale == 1 else expected * scale)
         # Before the next one is made.
         del expected
     return found

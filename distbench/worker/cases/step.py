@@ -17,6 +17,7 @@ from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.inference import ForwardStep, step_of
+from distbench.worker.pipelines.idle import idle_counters
 from distbench.worker.plans.batch import Batch, batch_of, tensors_of
 from distbench.worker.plans.materialise import Blueprint, blueprint
 from distbench.worker.plans.plan_check import problems
@@ -129,6 +130,8 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once
         # After all that is measured and checked: nothing that it does to the step can matter.
         if not once.is_memory_known:
             counters.update(memory_counters(step, context))
+            if step.pipeline is not None:
+                counters.update(idle_counters(step.pipeline, step.forward_backward, context))
             once.is_memory_known = True
         return wrong
 

@@ -180,7 +180,7 @@ class StepCheck:
         is_full = context.check == "full"
         step.restart()
         loss, output = _run(step, is_full)
-        has_gradients = is_full and loss is not None
+        has_gradients = is_full and not isinstance(step, ForwardStep)
         reference = reference_of(self._scenario, context, has_gradients, step.own_values(), self._built)
         scale = step.gradient_scale if has_gradients else None
         found = compare(step.model, loss, reference, context, scale, output)
@@ -244,12 +244,13 @@ class StepCheck:
 
 
 def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:
-    """A step's loss, and its output where that is compared; a forward-only one has no loss."""
+    """A step's loss, and its output where that is compared; a forward-only one has no loss, nor have a pipeline's ranks
+    but those of its last stage."""
     if isinstance(step, ForwardStep):
         return None, step.whole_output()
     step.kept_outputs = [] if step.unshards_output and is_full else None
-    loss = float(step.forward_backward())
-    return loss, torch.cat(step.kept_outputs) if step.kept_outputs else None
+    loss = step.forward_backward()
+    return None if loss is None else float(loss), torch.cat(step.kept_outputs) if step.kept_outputs else None
 
 
 def _counters(found: Differences, findings: list[Finding]) -> dict[str, Any]:

@@ -61,13 +61,14 @@ def as_built(model: nn.Module, names: Mapping[str, str]) -> dict[str, nn.Paramet
     """Parameters of a parallel model by the names that they had when it was built (`Blueprint.names`).
 
     A wrapper, torch.compile's or activation checkpointing's say, may have put something before or into a name; then
-    they are taken in their order.
+    they are taken in their order. Of a pipeline's stages those that this rank holds.
 
     Raises:
         UserError: the model has other parameters than were built.
     """
     found = dict(model.named_parameters())
-    wanted = list(dict.fromkeys(names.values()))
+    held = getattr(model, "held_names", names)
+    wanted = [name for name in dict.fromkeys(names.values()) if name in held]
     if all(name in names for name in found):
         by_name = {names[name]: parameter for name, parameter in found.items()}
         if len(by_name) == len(wanted):
@@ -131,8 +132,9 @@ def allocate(model: nn.Module, context: RankContext, device: torch.device | None
 def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint) -> None:
     """Set every parameter (or this rank's shard of it) to the value that its place among the parameters that were
     built, its shape and the seed determine: a wrapper, which changes names, changes no value."""
-    for place, (name, parameter) in enumerate(as_built(model, built.names).items()):
-        full = initial_value(place, name.rpartition(".")[2], tuple(parameter.shape), context.seed)
+    places = {name: place for place, name in enumerate(built.parameters)}
+    for name, parameter in as_built(model, built.names).items():
+        full = initial_value(places[name], name.rpartition(".")[2], tuple(parameter.shape), context.seed)
         _fill(parameter, full.to(parameter.dtype))
     values = list(built.buffers.values())
     for place, (name, buffer) in enumerate(model.named_buffers()):

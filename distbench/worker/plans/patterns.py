@@ -8,6 +8,7 @@ from torch import nn
 from distbench.spec import ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.parallel import matching
+from distbench.worker.pipelines.stage_modules import HandOn
 
 # A plan that asks for the model's own.
 AUTO = "auto"
@@ -16,9 +17,14 @@ TRANSFORMERS = "transformers"
 
 def matching_modules(patterns: Iterable[str], model: nn.Module) -> dict[str, nn.Module]:
     """Module name to module for every match of any of the patterns, in the model's order; "auto" for `own_units`."""
-    modules = dict(model.named_modules())
+    modules = _own_modules(model)
     chosen = own_units(model) if patterns == AUTO else {n for pattern in patterns for n in matching(pattern, modules)}
     return {name: module for name, module in modules.items() if name in chosen}
+
+
+def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """By name; of a stage without what stands for other stages' modules."""
+    return {name: module for name, module in model.named_modules() if not isinstance(module, HandOn)}
 
 
 def own_units(model: nn.Module) -> set[str]:
@@ -61,7 +67,7 @@ def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
 
 def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Any]]:
     """(pattern, module name, module, style) for every match of a TP plan of patterns; nothing for a callable plan."""
-    modules = dict(model.named_modules())
+    modules = _own_modules(model)
     for pattern, given in tp_patterns(plan, model).items():
         for name in matching(pattern, modules):
             style = style_of(given, model, pattern)

@@ -9,6 +9,7 @@ from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.parallel import ATTENTION_KERNELS, matching
+from distbench.worker.pipelines.pipeline_check import pipeline_problems
 from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
@@ -44,6 +45,7 @@ def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: R
             *_undividable_batch(batch, plan, context),
             *_context_parallel(model, batch, plan, context),
             *_unknown_backend(plan),
+            *pipeline_problems(model, plan, context),
         ]
     )
 
@@ -54,6 +56,7 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used |= {plan.cp.mesh_dim} if plan.cp else set()
     used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
     used |= {plan.ep_dim} if plan.ep else set()
+    used |= {plan.pipeline.mesh_dim} if plan.pipeline else set()
     if callable(plan.tp) and plan.tp_dim == "tp":
         yield from _unknown_mesh_dims(context)
         return

@@ -8,8 +8,15 @@ import torch
 from torch import nn
 
 from distbench.spec import CpPlan, Scenario, UserError
+from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
+from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
-from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size, sum_then_divide
+from distbench.worker.plans.fully_sharded import (
+    Sharded,
+    average_whole_gradients,
+    data_parallel_size,
+    sum_then_divide,
+)
 from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values, materialise
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
@@ -18,6 +25,7 @@ from distbench.worker.rank.sharded_state import load_state, saved_state
 from distbench.worker.torch_internals import context_parallel, whole_sequence
 
 STATE_PHASES = ("save", "load")
+SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
 Stamp = Callable[[], None]
 
 
@@ -81,23 +89,53 @@ class TrainingStep:
         self.plan = plan = scenario.step_plan
         self._context, self._scenario = context, scenario
         self.built = built = built or blueprint(scenario.build_model, context.seed)
-        self.model, self.sharded = parallelize(built.model, plan, context, scenario.parallelize)
+        self._batch = batch_of(scenario)
+        self.model, self.sharded, stages = self._laid_out()
         if scenario.gradient_divide_factor is not None:
             sum_then_divide(self.model.modules(), context)
         offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
         give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
+        self.pipeline = self._pipelined(stages)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
-        self._batch = batch_of(scenario)
         self.microbatches = list(self._split())
         self._make_optimizer = scenario.optimizer
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
-        turns = ("forward", "backward") * len(self.microbatches)
+        turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
         self.phases += STATE_PHASES if plan.state_dict else ()
+
+    def _laid_out(self) -> tuple[nn.Module, Sharded, list[LocalStage]]:
+        """The parallel model without memory; of a pipeline its stages on this rank, each under the rest of the plan."""
+        plan, context, own = self.plan, self._context, self._scenario.parallelize
+        if plan.pipeline is None:
+            return *parallelize(self.built.model, plan, context, own), []
+        if self._scenario.call is not None or self._scenario.after_materialize is not None:
+            raise UserError(
+                "a pipeline's stages take neither call nor after_materialize; leave them out, and give loss"
+            )
+        count = self._context.index(BATCH_DIMS)[1] * plan.microbatches
+        example = self._batch.part(0, count, torch.device("meta"))
+        inputs, _ = inputs_and_targets(example, self._scenario.loss is not None)
+        stages = local_stages(self.built.model, plan, context, inputs)
+        held = {name for one in stages.values() for name, _ in one.module.named_parameters()}
+        done = {index: parallelize(one.module, plan, context, own) for index, one in stages.items()}
+        counters: dict[str, Any] = {}
+        for _, sharded in done.values():
+            counters |= sharded.counters
+        roots = [root for _, sharded in done.values() for root in sharded.roots]
+        names = tuple(name for name in self.built.parameters if name in held)
+        model = LocalStages({index: module for index, (module, _) in done.items()}, names)
+        return model, Sharded(roots, (), counters), list(stages.values())
+
+    def _pipelined(self, stages: Sequence[LocalStage]) -> Pipeline | None:
+        if not isinstance(self.model, LocalStages):
+            return None
+        assert self._scenario.loss is not None
+        return Pipeline(self.model, stages, self.plan, self._context, self._scenario.loss)
 
     def _finish_model(self) -> None:
         """What the scenario does to a model that has memory."""
@@ -116,12 +154,17 @@ class TrainingStep:
 
     def _split(self) -> Iterator[Any]:
         index, count = self._context.index(BATCH_DIMS)
-        parts = self.plan.microbatches
+        parts = 1 if self.pipeline is not None else self.plan.microbatches  # torch's schedule splits it
         for part in range(parts):
             yield self._batch.part(index * parts + part, count * parts, self._context.device)
 
-    def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
-        """Forward and backward on this rank's part of the batch; its loss, a mean over that part."""
+    def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
+        """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
+        of a pipeline does not have the last stage."""
+        if self.pipeline is not None:
+            loss = self.pipeline.run(self.microbatches[0])
+            stamp()
+            return loss
         losses = []
         for turn, batch in enumerate(self.microbatches, start=1):
             self._sync_gradients(turn == len(self.microbatches))

@@ -72,6 +72,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         # Its reducer is C++: _verify_params_across_processes and sync_bucket_indices read tensors on the host.
         what = "it cannot be simulated: DDP's reducer reads values when it checks parameters and orders its buckets"
         raise UserError(f"{what}; FSDP2 with replicate_dims can be")
+    if scenario.plan.pipeline is not None:
+        raise UserError("pipelines are not simulated: a rank's messages wait for other ranks; leave pipeline out")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))

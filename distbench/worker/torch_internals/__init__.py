@@ -7,6 +7,7 @@ recorded.
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import (
     NAMESPACES,
+    PEERS,
     CollectiveCall,
     call_of,
     each_collective,
@@ -31,6 +32,7 @@ from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (
     Label,
     Labels,
+    Message,
     autograd_position,
     finished_parameter,
     labelled_communication,
@@ -41,12 +43,14 @@ from distbench.worker.torch_internals.mesh_facts import (
     fake_mesh,
     fake_ranks,
     flatten_mesh,
+    forget_step,
     hybrid_mesh,
     is_strided_shard,
     nothing_sent,
     ranks_by_group_name,
     replicate_in_buckets,
     strided_shard,
+    vote_on_fake_group,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import (

@@ -14,6 +14,8 @@ from distbench.worker.torch_internals.probe import require
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
+# Messages between two ranks: what torch calls the other one's place in the group.
+PEERS = {"send": "dst", "recv": "src"}
 # In the same namespaces, but these communicate nothing.
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
@@ -28,6 +30,8 @@ class CollectiveCall:
         op: as torch dispatches it, e.g. "c10d._allgather_base_".
         ranks: global ranks of its group.
         payload_numel: elements of nccl-tests' size S: the full gathered or scattered buffer, else the input.
+        peer: global rank of whom a message is sent to or received from; None for collectives.
+        tensor_id: `id` of the first tensor, while it lives.
     """
 
     kind: str
@@ -35,6 +39,8 @@ class CollectiveCall:
     ranks: tuple[int, ...]
     dtype: torch.dtype
     payload_numel: int
+    peer: int | None = None
+    tensor_id: int = 0
 
 
 def kind_of(name: str) -> str:
@@ -95,7 +101,8 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     tensors = flat_tensors(next(given[name] for name in INPUTS if name in given))
     ranks, kind = _ranks_of(given), kind_of(name)
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind == "all_gather" else 1)
-    return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel)
+    peer = ranks[given[PEERS[kind]]] if kind in PEERS else None
+    return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
 
 
 def flat_tensors(value: Any) -> list[torch.Tensor]:

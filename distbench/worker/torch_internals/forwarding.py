@@ -4,6 +4,7 @@ The mesh stays the same object: two equal meshes share DTensor's caches. Only wh
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.worker.torch_internals.collective_mode import CollectiveCall, flat_tensors, kind_of
+from distbench.worker.torch_internals.collective_mode import PEERS, CollectiveCall, flat_tensors, kind_of
 from distbench.worker.torch_internals.probe import require
 
 BACKEND = "distbench_traced"
@@ -69,13 +70,16 @@ class ForwardingGroup(dist.ProcessGroup):
         """Communicates nothing, so it is not recorded."""
         return self.backend.barrier(*args, **kwargs)
 
-    def issue(self, name: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]]) -> Any:
-        """Have the backend start the collective of a method with this rank's input, and report it."""
+    def issue(self, name: str, tensors: list[torch.Tensor], start: Callable[[], list[Any]], given: Any = ()) -> Any:
+        """Have the backend start the collective of a method with this rank's input, and report it; `given` are the
+        method's arguments."""
         if self.on_issue is None or not tensors:
             return _joined(start())
         kind = kind_of(name)
         numel = sum(tensor.numel() for tensor in tensors) * (len(self.ranks) if kind == "all_gather" else 1)
-        issued = Issued(CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel), time.monotonic())
+        peer = self.ranks[given[1]] if kind in PEERS else None
+        call = CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
+        issued = Issued(call, time.monotonic())
         self.on_issue(issued)
         return _timed(_joined(start()), issued)
 
@@ -85,7 +89,8 @@ def _timed(work: Any, issued: Issued) -> Any:
 
     Where the backend gives a future, its thread stamps when the collective is done, and the backend's own work is
     handed out: it lets waiters go after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no
-    future, since half of it is done by the waiter: there the end of the wait is the end.
+    future, since half of it is done by the waiter: there the end of the wait is the end. Its messages have none either,
+    and a pipeline waits for them long after they are through: a thread of ours waits for each at once.
     """
 
     def stamp(_: object = None) -> None:
@@ -94,6 +99,8 @@ def _timed(work: Any, issued: Issued) -> Any:
     try:
         future = work.get_future()
     except RuntimeError:
+        if issued.call.kind in PEERS:
+            return _waited_for_at_once(work, stamp)
 
         def wait(timeout: Any) -> bool:
             done = bool(work.wait(timeout))
@@ -103,6 +110,28 @@ def _timed(work: Any, issued: Issued) -> Any:
         return torch._C._distributed_c10d.PythonCallbackWork(wait)
     future.add_done_callback(stamp)
     return work
+
+
+def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Any:
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            raised.append(error)
+        stamp()
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+
+    def join(_: object) -> bool:
+        waiter.join()
+        if raised:
+            raise raised[0]
+        return True
+
+    return torch._C._distributed_c10d.PythonCallbackWork(join)
 
 
 def _joined(works: list[Any]) -> Any:
@@ -123,7 +152,7 @@ def _forward(name: str) -> Callable[..., Any]:
             pairs = zip(*args[:2], strict=True) if by_one else [args[:2]]
             return [do(*buffers, *args[2:], **kwargs) for buffers in pairs]
 
-        return self.issue(name, flat_tensors(args[0 if name in INPUT_FIRST else 1]), start)
+        return self.issue(name, flat_tensors(args[0 if name in INPUT_FIRST else 1]), start, args)
 
     return forward
 

@@ -1,6 +1,7 @@
 """Who issues communication now: FSDP for which module, or DTensor for which redistribution."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +28,40 @@ class Label:
     explicit: bool = True
 
 
+@dataclass(frozen=True)
+class Message:
+    """What a stage of a pipeline sends or receives.
+
+    Args:
+        stage: that sends or receives it.
+        microbatch: whose.
+        phase: "forward" for activations, "backward" for their gradients.
+    """
+
+    stage: int
+    microbatch: int
+    phase: str
+
+    @property
+    def owner(self) -> str:
+        """As paths have it."""
+        return f"stage{self.stage}.microbatch.{self.microbatch}"
+
+
+# Of a stage: what it asks for to send and receive, and in which phase.
+MESSAGES = {
+    f"get_{way}_{what}_ops": phase
+    for way, phase in (("fwd", "forward"), ("bwd", "backward"))
+    for what in ("send", "recv")
+}
+
+
 class Labels:
     """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor communicates."""
 
     def __init__(self) -> None:
         self.stack: list[Label] = []
+        self.messages: dict[int, Message] = {}  # by the `id` of the tensor that is sent, or received into
 
     @property
     def current(self) -> Label | None:
@@ -69,7 +99,23 @@ def labelled_communication() -> Iterator[Labels]:
         _replace(undo, FSDPParam, "_get_grad_inner_tensor", _fsdp(labels, _module_of_parameter))
         for module in (_api, _dispatch, _redistribute):
             _replace(undo, module, "redistribute_local_tensor", _dtensor(labels, module is not _dispatch))
+        # Where nobody has imported it, nobody has a pipeline.
+        if (pipelining := sys.modules.get("torch.distributed.pipelining")) is not None:
+            require("messages of pipelines")
+            for name, phase in MESSAGES.items():
+                plain = getattr(pipelining.PipelineStage, name)
+                undo.enter_context(replaced(pipelining.PipelineStage, name, _noted(plain, labels, phase)))
         yield labels
+
+
+def _noted(plain: Callable[..., Any], labels: Labels, phase: str) -> Callable[..., Any]:
+    def asked(stage: Any, microbatch: int) -> Any:
+        found = plain(stage, microbatch)
+        for one in found:
+            labels.messages[id(one.tensor)] = Message(stage.stage_index, microbatch, phase)
+        return found
+
+    return asked
 
 
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, label: Callable[..., Any]) -> None:

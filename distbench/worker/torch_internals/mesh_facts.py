@@ -42,6 +42,30 @@ def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return done
 
 
+def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
+    """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
+
+    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that
+    vote asks nobody.
+    """
+    if not hasattr(schedule, "_warmup_p2p") or group._get_backend(device).name() != "fake":
+        return
+    require("pipelines on a fake process group")
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    def decided(stages: Sequence[Any], *_: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = decided
+
+
+def forget_step(schedule: Any) -> None:
+    """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
+    for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
+        getattr(schedule, name, set()).clear()
+
+
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
     """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
     require("2-D parameter shards")

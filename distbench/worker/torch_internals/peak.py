@@ -32,6 +32,7 @@ def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: An
     from torch.distributed._tools import mem_tracker
 
     of_none = WeakIdKeyDictionary()
+    roots = list(getattr(model, "stages", [model]))  # of a pipeline each stage is run by itself
 
     class Tracker(mem_tracker.MemTracker):
         def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
@@ -43,7 +44,7 @@ def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: An
 
         def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
             # A microbatch after the first is a second step to torch, whose statistics a module we do not read.
-            if module is model and autograd_position() is None:
+            if any(module is root for root in roots) and autograd_position() is None:
                 self.reset_mod_stats()
             super()._pre_fw_hook(module, inputs)
 

@@ -22,6 +22,7 @@ FAKE = "torch._subclasses.fake_tensor"
 FUNCTIONAL = "torch.distributed._functional_collectives"
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
+PIPELINES = "torch.distributed.pipelining.schedules"
 MEMORY = "torch.distributed._tools.mem_tracker"
 PROFILER = "torch._C._profiler"
 AUTOGRAD = "torch._C._autograd"
@@ -167,6 +168,10 @@ NEEDED = (
     ("process groups that send nothing", DIST, "ProcessGroup._register_backend"),
     ("process groups that send nothing", "torch", "_C._distributed_c10d.FakeProcessGroup._create_internal"),
     ("process groups by name", C10D, "_world.pg_map"),
+    ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_fwd_send_ops(self, fwd_chunk_id)"),
+    ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_bwd_send_ops(self, bwd_chunk_id)"),
+    ("pipelines on a fake process group", "torch.distributed.pipelining._utils", "InferenceMode.STATIC"),
+    ("pipelines on a fake process group", PIPELINES, "_PipelineSchedule._warmup_p2p(stages)"),
     ("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     ("context parallel", CP, "context_parallel(mesh, buffers, buffer_seq_dims)"),
     ("context parallel", CP, "set_rotate_method(rotate_method)"),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from torch import nn
 
 from distbench.spec import ParallelPlan
+from distbench.worker.plans.training_step import SCHEDULE
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.measure import Call
 from distbench.worker.rank.rank_context import RankContext
@@ -25,6 +26,7 @@ from distbench.worker.torch_internals import (
     CollectiveCall,
     Label,
     Labels,
+    Message,
     autograd_position,
     each_collective,
     finished_parameter,
@@ -43,7 +45,7 @@ class Communication:
 
     Args:
         phase: "forward", "backward" or "optimizer"; "call" where there is no step.
-        source: "fsdp", "ddp", "cp", "ep", "tp", "redistribute" (DTensor over another mesh dim), "autograd", or "model".
+        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
         kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
         payload_bytes: nccl-tests' S.
@@ -51,7 +53,7 @@ class Communication:
         owner_known: whether an owner was found at all.
         redistribution: `"S(0)R->RR"`, empty where it was none.
         explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
-        group: global ranks of the group, sorted, joined by commas.
+        group: global ranks of the group, sorted, joined by commas; of a message who sends, then who receives it.
     """
 
     phase: str
@@ -83,7 +85,7 @@ def communications_of(
     found: list[Communication] = []
     with (
         tracked_collectives(model, phases, plan, context) as tracker,
-        each_collective(lambda issued: found.append(tracker.communication(issued, tracker.issue_context()))),
+        each_collective(lambda issued: found.append(tracker.communication(issued, tracker.issue_context(issued)))),
     ):
         call(tracker.stamp)
     return found
@@ -99,6 +101,7 @@ class IssueContext(NamedTuple):
         position: the sequence number of the node whose backward runs.
         finished: the module of the parameter whose gradient has just been finished, and whose hooks run.
         turn: phases that have ended before.
+        message: of a pipeline, where it is one.
     """
 
     phase: str
@@ -108,6 +111,7 @@ class IssueContext(NamedTuple):
     position: int | None
     finished: str | None = None
     turn: int = 0
+    message: Message | None = None
 
 
 class CollectiveTracker:
@@ -119,22 +123,23 @@ class CollectiveTracker:
         self._names = iter(phases or ("call",))
         self._phase = next(self._names)
         self._labels, self._modules, self._plan = labels, modules, plan
-        self._groups = _mesh_dims_by_ranks(context)
-        self._turn = 0
-        self._buckets: Counter[int] = Counter()
+        self._groups, self._rank = _mesh_dims_by_ranks(context), context.rank
+        self._turn, self._buckets = 0, Counter[int]()
 
     def stamp(self) -> None:
         """A phase has ended."""
         self._turn += 1
         self._phase = next(self._names, self._phase)
 
-    def issue_context(self) -> IssueContext:
-        """What runs now; cheap."""
+    def issue_context(self, call: CollectiveCall | None = None) -> IssueContext:
+        """What runs now, with the collective that is issued; cheap."""
         module = self._modules.running
         position = autograd_position() if module is None else None
         finished = self._modules.holder_of(finished_parameter()) if module is None else None
         label, owner = self._labels.current, self._labels.owner
-        return IssueContext(self._phase, label, owner, module, position, finished, self._turn)
+        message = None if call is None or call.peer is None else self._labels.messages.get(call.tensor_id)
+        phase = self._phase if self._phase != SCHEDULE else _pass_of(call, label, message)
+        return IssueContext(phase, label, owner, module, position, finished, self._turn, message)
 
     def owner_of(self, issued_in: IssueContext) -> str | None:
         """The module for which something was issued, empty for the root; or LOSS, OPTIMIZER, None where none is
@@ -159,6 +164,8 @@ class CollectiveTracker:
         mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
         source = _source(label, mesh_dim, phase, self._plan)
         owner = self.owner_of(issued_in)
+        if issued_in.message is not None:
+            source, owner = "pp", issued_in.message.owner
         if source == "ddp" and phase == "backward" and call.kind == "all_reduce":
             # The reducer starts its buckets in their order.
             owner = f"DDP bucket {self._buckets[issued_in.turn]}"
@@ -169,15 +176,26 @@ class CollectiveTracker:
             kind=call.kind,
             op=call.op,
             mesh_dim=mesh_dim,
-            group_size=len(ranks),
+            group_size=len(ranks) if call.peer is None else 2,
             dtype=dtype_name(call.dtype),
             payload_bytes=call.payload_numel * call.dtype.itemsize,
             owner=owner or "",
             owner_known=owner is not None,
             redistribution=label.redistribution if label else "",
             explicit=label.explicit if label and label.redistribution else None,
-            group=",".join(map(str, ranks)),
+            group=",".join(map(str, ranks if call.peer is None else self._ends(call))),
         )
+
+    def _ends(self, call: CollectiveCall) -> tuple[int | None, ...]:
+        return (self._rank, call.peer) if call.kind == "send" else (call.peer, self._rank)
+
+
+def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message | None) -> str:
+    """Forward or backward, where they take turns: autograd's is backward's, and so is FSDP's reducing of gradients."""
+    if message is not None:
+        return message.phase
+    is_reduced = call and call.kind in ("reduce_scatter", "all_reduce") and label and label.source == "fsdp"
+    return "backward" if is_reduced or autograd_position() is not None else "forward"
 
 
 @contextlib.contextmanager

@@ -13,8 +13,9 @@ from torch import nn
 from torch.profiler import record_function
 
 from distbench.spec.devices import known_device
+from distbench.spec.pipeline_plan import SCHEDULES
 from distbench.worker.plans.batch import tensors_of
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.plans.training_step import SCHEDULE, TrainingStep
 from distbench.worker.rank.device import allocator_peak
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
@@ -30,6 +31,7 @@ from distbench.worker.tracing.attribution import running_modules
 from distbench.worker.tracing.memory_peak import MODULE, OTHER, STEP, Peak, peak_of
 
 NO_PREDICTION = "torch's memory tracker cannot follow this step"
+NOT_IN_STAGES = "torch's memory tracker follows neither several stages on a rank nor a backward in parts"
 NOT_COMPILED = "torch's memory tracker runs compiled modules uncompiled"
 NUM_STEPS = 3
 
@@ -69,6 +71,8 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     """
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
+    if not _can_be_followed(step):
+        return None, NOT_IN_STAGES
     try:
         # A thread of gloo may let go of a tensor late, and would add it to the prediction.
         with nothing_sent():
@@ -78,11 +82,19 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     return predicted, None if predicted is not None else NO_PREDICTION
 
 
+def _can_be_followed(step: TrainingStep) -> bool:
+    # Where the tracker fails, what it hooked into gradients stays there, and raises in later steps.
+    pipeline = step.plan.pipeline
+    return pipeline is None or SCHEDULES[pipeline.schedule].stages_per_rank == 1
+
+
 def predicted_peak_bytes(step: TrainingStep) -> int | None:
     """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
 
     None where it cannot follow the step, which must have run before.
     """
+    if not _can_be_followed(step):
+        return None
     others = [*([step.optimizer] if step.optimizer is not None else []), *step.cache_tensors]
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
 
@@ -122,7 +134,7 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
         def stamp() -> None:
             phase.close()
-            if names.pop(0) == "backward":
+            if names.pop(0) in ("backward", SCHEDULE):
                 gradients.clear()
                 gradients.update(storages_of([parameter.grad for parameter in step.model.parameters()]))
             if names:

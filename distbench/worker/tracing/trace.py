@@ -4,6 +4,7 @@ A second model is built on process groups that forward each collective and stamp
 timed one stays as it is, to say what that costs, and what another method sees.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from distbench.compare.medians import median
 from distbench.spec.devices import known_device
+from distbench.worker.pipelines.pipeline import StageWork
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -70,6 +72,7 @@ class StepTrace:
             "agreement": self._agreement(dispatched, found),
             "exposed_reason": NOTHING_OVERLAPS if self.bare.plan.ddp is None else OVERLAP_SHARES_CPUS,
             "memory": _memory(self.bare, self.context, counters),
+            **({} if self.bare.pipeline is None else {"pipeline": self.bare.pipeline.facts}),
             **tables(steps, self.bare.phases, self.context, tracing.clock_shared),
         }
 
@@ -122,19 +125,27 @@ def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> 
     """One step with every collective recorded; its model was built while `forwarding` was on, and it still is."""
     found: list[tuple[Issued, Any]] = []
     ends: list[float] = []
-    with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
+    with (
+        tracked_collectives(step.model, step.phases, step.plan, context) as tracker,
+        _working_on_stages(step) as working,
+    ):
 
         def stamp() -> None:
             ends.append(time.monotonic())
             tracker.stamp()
 
-        with forwarding.observed(lambda issued: found.append((issued, tracker.issue_context()))):
+        with forwarding.observed(lambda issued: found.append((issued, tracker.issue_context(issued.call)))):
             dist.barrier(context.control)
             start, cpu = time.monotonic(), time.process_time()
             step(stamp)
             cpu = time.process_time() - cpu
     rows = [TracedRow(tracker.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
-    return Traced(start, ends, cpu, rows)
+    return Traced(start, ends, cpu, rows, [(span.begun_s, span.ended_s) for span in working])
+
+
+def _working_on_stages(step: TrainingStep) -> contextlib.AbstractContextManager[Sequence[StageWork]]:
+    """When a rank of a pipeline works on its stages; nothing for another step."""
+    return contextlib.nullcontext(()) if step.pipeline is None else step.pipeline.observed()
 
 
 def _run(step: TrainingStep, context: RankContext) -> float:

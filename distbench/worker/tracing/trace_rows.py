@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from distbench.runs.run_file import busbw_factor
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import BACKEND_OPS
+from distbench.worker.torch_internals import BACKEND_OPS, PEERS
 from distbench.worker.tracing.attribution import Communication
 
+COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
 PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
 COLUMNS = (
     *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
@@ -27,18 +28,20 @@ class TracedRow(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """One traced step of one rank: when it began, when each phase ended, its CPU seconds, and its collectives."""
+    """One traced step of one rank: when it began, when each phase ended, its CPU seconds, its collectives, and of a
+    pipeline when it worked on its stages."""
 
     start_s: float
     ends_s: list[float]
     cpu_s: float
     rows: list[TracedRow]
+    working: Sequence[tuple[float, float]] = ()
 
 
 def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext, clock_shared: bool) -> dict[str, Any]:
     """All ranks' steps, phases and rows, as the trace record has them."""
     by_rank: list[Sequence[Traced]] = context.gather(steps)
-    lengths, phase_rows, rows = [], [], []
+    lengths, phase_rows, rows, working = [], [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
         lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if ranks[0].ends_s else []
         last_in = max(one.start_s for one in ranks)
@@ -49,6 +52,7 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
                 [rank, number, phase, begun - zero, ended - zero]
                 for phase, begun, ended in zip(phases, starts, one.ends_s, strict=False)
             ]
+            working += [[rank, number, begun - zero, ended - zero] for begun, ended in one.working]
             rows += _rows_of(rank, number, one.rows, zero, context.backend)
     return {
         "num_steps": len(steps),
@@ -56,6 +60,7 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
         "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
         "columns": COLUMNS,
         "rows": rows,
+        **({"computing": {"columns": COMPUTING_COLUMNS, "rows": working}} if working else {}),
     }
 
 
@@ -80,7 +85,10 @@ def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backe
 
 
 def wire_bytes_of(what: Communication) -> int | None:
-    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of."""
+    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of. Who
+    receives a message sends nothing."""
+    if what.kind in PEERS:
+        return what.payload_bytes if what.kind == "send" else 0
     try:
         return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
     except ValueError:

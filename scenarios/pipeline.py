@@ -1,0 +1,50 @@
+"""Pipeline parallel by torch's own schedules: the layers in stages, plain, or with FSDP2 or TP inside each."""
+
+from functools import partial
+
+import torch
+from models import Llama, next_token_loss, token_batch
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from distbench.spec import FsdpPlan, ParallelPlan, PipelinePlan, Scenario, UserError, scenario
+
+# What a block is given and returns is whole on every rank, so that stages pass on plain tensors.
+TP_PLAN = {
+    "layers.*.attention.w[qkv]": ColwiseParallel(),
+    "layers.*.attention.wo": RowwiseParallel(),
+    "layers.*.feed_forward.w[13]": ColwiseParallel(),
+    "layers.*.feed_forward.w2": RowwiseParallel(),
+}
+INSIDE = {"plain": {}, "fsdp": {"fsdp": FsdpPlan(wrap=("layers.*",))}, "tp": {"tp": TP_PLAN}}
+
+
+@scenario(
+    mesh={"pp": 4},
+    axes={"schedule": ("gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv")},
+    quick={"dim": 64, "hidden": 256, "sequence": 32},
+    tags=("pp", "further"),
+)
+def pipeline(
+    *,
+    dim: int = 256,
+    hidden: int = 1024,
+    num_layers: int = 8,
+    num_heads: int = 4,
+    batch: int = 16,
+    sequence: int = 128,
+    microbatches: int = 8,
+    schedule: str = "1f1b",
+    inside: str = "plain",
+) -> Scenario:
+    """Stages over pp, a schedule a variant; inside=fsdp on --mesh pp=2,dp_shard=2, inside=tp on --mesh pp=2,tp=2."""
+    if inside not in INSIDE:
+        raise UserError(f"--set inside={inside} is unknown; use {', '.join(INSIDE)}")
+    vocab_size = 1000
+    return Scenario(
+        build_model=partial(Llama, vocab_size, dim, num_layers, num_heads, hidden),
+        make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(pipeline=PipelinePlan(schedule=schedule), microbatches=microbatches, **INSIDE[inside]),
+    )
