@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 # Those of scaled_dot_product_attention that torch's context parallel knows.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
+# How attention reaches keys and values of other ranks: two ring rotations of torch's, and no ring at all.
+ULYSSES = "ulysses"
+ROTATIONS = ("allgather", "alltoall", ULYSSES)
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,15 @@ class DdpPlan:
 
 @dataclass(frozen=True)
 class CpPlan:
-    """Context parallel: ring attention over one mesh dim.
+    """Context parallel over one mesh dim: ring attention, or Ulysses.
 
     Args:
         mesh_dim: the mesh dim that shards the sequence.
-        rotate: how K and V travel round the ring: "allgather" or "alltoall".
-        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work is even.
+        rotate: how K and V travel round the ring: "allgather" or "alltoall"; or "ulysses", without a ring: all-to-alls
+            of Q, K and V give each rank some heads of the whole sequence, and one of the output takes it back. The mesh
+            dim must divide the heads, of K and V too. https://arxiv.org/abs/2309.14509
+        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work on a ring is even.
+            None where there is a ring; Ulysses has nothing to balance.
         seq_dim: tensor dim of inputs, targets and (with `unshard_output`) the output that is the sequence.
         buffers: name of a model's buffer to the tensor dim that is the sequence; sharded for the step, then restored.
         unshard_output: gather the model's output along the sequence, in its original order, before the loss; every rank
@@ -128,11 +134,16 @@ class CpPlan:
 
     mesh_dim: str = "cp"
     rotate: str = "allgather"
-    load_balance: bool = True
+    load_balance: bool | None = None
     seq_dim: int = 1
     buffers: Mapping[str, int] = field(default_factory=dict)
     unshard_output: bool = False
     kernel: str | None = None
+
+    @property
+    def balances(self) -> bool:
+        """`load_balance`, or what it is where the plan does not say."""
+        return self.rotate != ULYSSES if self.load_balance is None else self.load_balance
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import nn
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import MESH_DIMS
-from distbench.spec.parallel import ATTENTION_KERNELS, matching
+from distbench.spec.parallel import ATTENTION_KERNELS, ROTATIONS, matching
 from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
@@ -16,8 +16,6 @@ from distbench.worker.plans.fsdp_check import ddp_problems, expert_problems, fsd
 from distbench.worker.plans.patterns import AUTO, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-
-ROTATIONS = ("allgather", "alltoall")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
@@ -135,7 +133,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
         yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(plan.cp.mesh_dim)
-    chunks = size * 2 if plan.cp.load_balance else size
+    chunks = size * 2 if plan.cp.balances else size
     sequences = batch.sequence_dims_of(plan.cp)
     over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
     if not sequences:
