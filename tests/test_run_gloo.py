@@ -16,10 +16,10 @@ from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
-SCENARIOS += ("dtensor_ops",)
+SCENARIOS += ("dtensor_ops", "moe_tp", "replicate_tp")
 IN_PASSES = "tp_mlp"
 # Of scenarios with many variants, those that launches of other tests do not have; and none that is skipped.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None)}
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "moe_tp": slice(1, None, 2), "replicate_tp": slice(1, None)}
 SKIPPED = {"rotate": "ulysses", "load_balance": True}
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
@@ -92,7 +92,9 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
     assert ops == {"all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast"}
 
 
-@pytest.mark.parametrize("name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe"])
+@pytest.mark.parametrize(
+    "name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "moe_tp", "replicate_tp"]
+)
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
     for record in [one for one in shipped[name].cases if not one["case"]["id"].endswith(AGAIN)]:
         phases = record["phases_s"]

@@ -36,7 +36,8 @@ class FsdpPlan:
     Args:
         wrap: glob patterns over module names; "auto" for the modules that a model of transformers names in
             `_no_split_modules`.
-        mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one.
+        mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one. () with
+            `replicate_dims` for replicas alone: torch's composable `replicate` on FSDP2's units, which goes with TP.
         replicate_dims: mesh dims whose ranks hold the same shards (hybrid sharding); several are flattened into one.
         reshard_after_forward: as `fully_shard` takes it: None, a bool, or an int group size.
         mixed_precision: a `MixedPrecisionPolicy`; or glob patterns over the units' names ("" is the root) to one each,
@@ -186,6 +187,8 @@ class ParallelPlan:
             dim; a callable and annotations get a mesh of as many mesh dims.
         ep: glob pattern over module names to the torch `ParallelStyle` that shards its experts and exchanges tokens.
         ep_dim: the mesh dim that `ep` works on; its ranks have different parts of the batch.
+        ep_tp_dim: a mesh dim that shards each expert's weights besides (EP x TP); its ranks have the same tokens. The
+            styles of `ep` get a mesh of both mesh dims, where the mesh has this one.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
         cp: context parallel, or None.
         checkpoint: glob patterns over modules whose activations are computed again in backward.
@@ -204,6 +207,7 @@ class ParallelPlan:
     tp_dim: str | tuple[str, ...] = "tp"
     ep: Mapping[str, Any] = field(default_factory=dict)
     ep_dim: str = "ep"
+    ep_tp_dim: str | None = None
     loss_parallel: bool = False
     cp: CpPlan | None = None
     checkpoint: tuple[str, ...] = ()

@@ -97,7 +97,8 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
 def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
-    mesh = context.mesh[plan.ep_dim]
+    with_tp = plan.ep_tp_dim is not None and plan.ep_tp_dim in context.mesh_dims
+    mesh = context.mesh[(plan.ep_dim, str(plan.ep_tp_dim))] if with_tp else context.mesh[plan.ep_dim]
     for pattern, style in plan.ep.items():
         for module in matching_modules((pattern,), model).values():
             parallelize_module(module, mesh, style)

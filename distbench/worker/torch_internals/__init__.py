@@ -45,6 +45,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     is_strided_shard,
     nothing_sent,
     ranks_by_group_name,
+    replicate_by_unit,
     replicate_in_buckets,
     strided_shard,
 )

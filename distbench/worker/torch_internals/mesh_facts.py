@@ -34,6 +34,14 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
         replicated.register_comm_hook(group, _averaged)
 
 
+def replicate_by_unit() -> Any:
+    """torch's `replicate` on FSDP2's machinery, unlike DDP's on DTensors too: (module, mesh=..., ...) -> module."""
+    require("replicas by unit")
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    return replicate
+
+
 def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     tensor = bucket.buffer()
     dist.all_reduce(tensor.div_(dist.get_world_size(group)), group=group)
