@@ -168,10 +168,13 @@ class CompilePlan:
     Args:
         modules: glob patterns over module names.
         backend: a name out of `torch.compiler.list_backends()`, "aot_eager" or "eager".
+        async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls beside them, into
+            pieces that overlap, through symmetric memory: on CUDA only.
     """
 
     modules: tuple[str, ...]
     backend: str = "inductor"
+    async_tp: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def parallelize(
         _expert_parallel(model, plan, context)
     recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
     if plan.compile is not None:
-        compile_modules(model, plan.compile, context.device)
+        tp_mesh = flatten_mesh(context.mesh, tp_dims) if plan.compile.async_tp and tp_dims else None
+        compile_modules(model, plan.compile, context.device, tp_mesh)
     if plan.ddp is not None:
         return model, replicate(model, plan.ddp, context)
     return model, shard_fully(model, plan.fsdp, context) if plan.fsdp is not None else Sharded()

@@ -145,5 +145,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
+    if plan.compile is not None and plan.compile.async_tp and (plan.tp is None or plan.compile.backend != "inductor"):
+        yield "async_tp is inductor's overlap of what tp communicates; give a TP plan and backend='inductor'"
     if plan.compile is not None and plan.compile.backend not in known_backends():
         yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"

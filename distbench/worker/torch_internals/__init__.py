@@ -38,6 +38,7 @@ from distbench.worker.torch_internals.labels import (
 )
 from distbench.worker.torch_internals.mesh_facts import (
     BACKEND_OPS,
+    async_tp_options,
     fake_mesh,
     fake_ranks,
     flatten_mesh,

@@ -190,6 +190,8 @@ NEEDED = (
         "torch.distributed._composable.replicate_with_fsdp",
         "replicate(module, mesh, ignored_params)",
     ),
+    ("async TP", "torch.distributed._symmetric_memory", "enable_symm_mem_for_group(group_name)"),
+    ("async TP", "torch._inductor.config", "_micro_pipeline_tp"),
     ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
 )
 
