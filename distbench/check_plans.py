@@ -8,6 +8,7 @@ from distbench.launch import Request, jobs_of
 from distbench.render.units import size_text
 from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
+from distbench.spec.printable import count_text
 
 TIMEOUT_S = 600.0
 MAX_PROBLEMS = 8
@@ -56,7 +57,7 @@ def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str]
         elif "parameter_bytes" in answer:
             lines.append(f"  {label}: {_size(answer)}")
     if found:
-        head += f": {len(found)} problem" + ("s" if len(found) > 1 else "")
+        head += f": {count_text(len(found), 'problem')}"
     problems = [f"  - {problem}{_whose(labels, len(answers))}" for problem, labels in found.items()]
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS - 1 :] = [f"  ... {len(problems) - MAX_PROBLEMS + 1} more problems"]

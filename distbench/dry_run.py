@@ -10,6 +10,7 @@ from distbench.runs.earlier import newest_finished
 from distbench.runs.header import Header
 from distbench.spec import Job, UserError, format_mesh
 from distbench.spec.mesh import mesh_size
+from distbench.spec.printable import count_text
 
 TIMEOUT_S = 600.0
 # What must be equal for an earlier run to say how long this one takes.
@@ -48,7 +49,7 @@ def lines_of(jobs: Sequence[Job], out: Path) -> list[str]:
     estimates = [estimate(job, len(ids), out) for job, ids in pairs]
     lines = []
     for (job, ids), one in zip(pairs, estimates, strict=True):
-        lines.append(f"{_head(job)}: {_count(len(ids), 'case')}, {one.because}")
+        lines.append(f"{_head(job)}: {count_text(len(ids), 'case')}, {one.because}")
         lines += [f"  {case_id}" for case_id in ids]
     return [*lines, *(_sum([len(ids) for _, ids in pairs], estimates) if len(pairs) > 1 else [])]
 
@@ -56,9 +57,9 @@ def lines_of(jobs: Sequence[Job], out: Path) -> list[str]:
 def _sum(counts: Sequence[int], estimates: Sequence[Estimate]) -> list[str]:
     known = [one.seconds for one in estimates if one.seconds is not None]
     num_others = len(estimates) - len(known)
-    others = f", and {_count(num_others, 'scenario')} that never ran like this here" if num_others else ""
+    others = f", and {count_text(num_others, 'scenario')} that never ran like this here" if num_others else ""
     total = f"about {sum(known):.0f} s{others}" if known else "none of them ever ran like this here"
-    return [f"{_count(sum(counts), 'case')} of {len(counts)} scenarios: {total}"]
+    return [f"{count_text(sum(counts), 'case')} of {len(counts)} scenarios: {total}"]
 
 
 def estimate(job: Job, num_cases: int, out: Path) -> Estimate:
@@ -76,13 +77,9 @@ def estimate(job: Job, num_cases: int, out: Path) -> Estimate:
         return Estimate(None, f"never run like this here: {timed_s:.0f} s timed, and what opening cases takes")
     seconds = run.footer["wall_s"] * num_cases / len(run.cases)
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
-    rate = "" if num_cases == len(run.cases) else f", {_count(len(run.cases), 'case')} then"
+    rate = "" if num_cases == len(run.cases) else f", {count_text(len(run.cases), 'case')} then"
     return Estimate(seconds, f"about {seconds:.0f} s (as on {day}{rate})")
 
 
 def _head(job: Job) -> str:
-    return f"{job.scenario} on {format_mesh(job.mesh)} ({_count(mesh_size(job.mesh), 'rank')}, {job.device})"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return f"{job.scenario} on {format_mesh(job.mesh)} ({count_text(mesh_size(job.mesh), 'rank')}, {job.device})"

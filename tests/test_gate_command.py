@@ -48,13 +48,13 @@ def test_strict_turns_what_could_not_be_told_into_exit_code_3(tmp_path: Path) ->
 def test_what_told_nothing_is_not_headed_pass_in_any_form(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1.05e-3)
     done = run(base, new)
-    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (0 of 1 cases told): 1 inconclusive\n")
-    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE (0 of 1 cases told)")
+    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (0 of 1 case told): 1 inconclusive\n")
+    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE (0 of 1 case told)")
     root = ElementTree.fromstring(run(base, new, "--format", "junit").output)
     tags = {one.get("name"): [child.tag for child in one] for one in root.iter("testcase")}
     assert tags == {CASE: ["skipped"], "something was told": ["skipped"]}
     first = run(base, new, "--format", "github").output.splitlines()[0]
-    assert first == "::warning title=distbench gate::INCONCLUSIVE (0 of 1 cases told): 1 inconclusive"
+    assert first == "::warning title=distbench gate::INCONCLUSIVE (0 of 1 case told): 1 inconclusive"
 
 
 def test_a_pass_says_how_many_cases_were_told(tmp_path: Path) -> None:

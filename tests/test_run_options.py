@@ -54,7 +54,7 @@ def test_a_choice_of_nothing_is_one_sentence_with_a_few_ids(ranks: Ranks, tmp_pa
     done = ranks.run_here("run", str(DATA / "tiny.py"), "-k", "step", *FEW, "--quiet", "--out", str(tmp_path))
     assert done.exit_code == 2 and run_files(tmp_path) == []
     assert done.stderr.splitlines() == [
-        "distbench: -k 'step' chooses none of the 1 cases; there are e.g. collective/f32[1024]/all_gather/tp; "
+        "distbench: -k 'step' chooses none of the 1 case; there are e.g. collective/f32[1024]/all_gather/tp; "
         "`run --dry-run` lists all"
     ]
 

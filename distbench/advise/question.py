@@ -14,7 +14,7 @@ from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
-from distbench.spec.printable import cut
+from distbench.spec.printable import count_text, cut
 
 PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
 MAX_MESH_DIMS = len(MESH_DIMS)  # what no scenario has is not planned for
@@ -60,7 +60,7 @@ class Setting:
     def prices(self) -> str:
         """Whose prices these are, in words."""
         if self.profile is None:
-            devices = "1 device" if self.devices_per_host == 1 else f"{self.devices_per_host} devices"
+            devices = count_text(self.devices_per_host, "device")
             return f"torch's own constants ({devices} a host), unmeasured"
         return f"profile {self.profile_path} ({self.profile.machine})"
 

@@ -10,6 +10,7 @@ from typing import Any
 from distbench.render.screen import width_here
 from distbench.runs.earlier import newest_finished
 from distbench.spec import Entry, format_mesh
+from distbench.spec.printable import count_text
 
 LABEL_WIDTH = 12
 
@@ -69,4 +70,4 @@ def _last_time(entry: Entry, out: Path) -> str:
     timed = f", at most {budget:g} s of it timed" if isinstance(budget, int | float) else ""
     mesh = format_mesh(run.about.mesh or {})
     label = f' "{run.about.label}"' if run.about.label else ""
-    return f"{run.footer['wall_s']:.0f} s for {len(run.cases)} cases on {mesh}{timed} ({day}{label})"
+    return f"{run.footer['wall_s']:.0f} s for {count_text(len(run.cases), 'case')} on {mesh}{timed} ({day}{label})"

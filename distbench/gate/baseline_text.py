@@ -11,6 +11,7 @@ from distbench.render.units import NOTHING, time_text
 from distbench.runs.baselines import load_record, read_baseline
 from distbench.runs.header import MUST_AGREE
 from distbench.runs.launches import Value
+from distbench.spec.printable import count_text
 
 PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
@@ -27,7 +28,7 @@ def baseline_page(path: Path) -> str:
     notes = [
         "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
     ]
-    title = f"{len(rows)} cases:"
+    title = f"{count_text(len(rows), 'case')}:"
     return text_of(
         [
             Heading(f"baseline {record['scenario']}", 1),

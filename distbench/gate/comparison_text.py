@@ -10,7 +10,7 @@ from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.render.blocks import Block, Heading, Lines, Table, markdown_of
 from distbench.render.terminal import text_of
 from distbench.render.units import NOTHING, time_text
-from distbench.spec.printable import clean
+from distbench.spec.printable import clean, count_text
 
 MAX_ROWS = 40
 MAX_PASSES = 10  # where all is well
@@ -134,7 +134,7 @@ def _bottom(gated: Gated) -> list[Block]:
         worst = max(metric.high or 0.0 for case in passed for metric in case.metrics)
         lines.append(f"{len(passed)} pass; the least certain of them is at most {100 * worst:.1f} % slower")
     if gated.num_not_run:
-        lines.append(f"{gated.num_not_run} cases were skipped or unsupported on both sides")
+        lines.append(f"{count_text(gated.num_not_run, 'case')} skipped or unsupported on both sides")
     return [Lines(tuple(_capped(lines)))] if lines else []
 
 

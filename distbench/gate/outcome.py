@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from distbench.compare.options import Options
 from distbench.compare.verdicts import BROKEN, IMPROVEMENT, INCONCLUSIVE, JUDGED, PASS, REGRESSION, VERDICTS
+from distbench.spec.printable import count_text
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Gated:
             compared = sum(case.verdict in JUDGED for case in self.cases)
             looks = sum(case.suspected == REGRESSION for case in self.cases)
             slower = f", {looks} of the others looks slower" if looks else ""
-            word += f" ({compared - num_open} of {compared} cases told{slower})"
+            word += f" ({compared - num_open} of {count_text(compared, 'case')} told{slower})"
         if word == "NO VERDICT" and not self.num_judged:
             counted += "; nothing was measured that could be compared"
         return f"{word}: {counted}"

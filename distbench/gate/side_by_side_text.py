@@ -9,6 +9,7 @@ from distbench.gate.predicted import PREDICTED
 from distbench.gate.side_by_side import NOT_TOLD, ComparedCase, SideBySide
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.render.units import decimal_text, spread_of, time_ci_text, time_text
+from distbench.spec.printable import count_text
 
 MAX_ROWS = 60
 MORE = "more cases: --format csv"
@@ -28,8 +29,8 @@ def blocks_of(found: SideBySide) -> list[Block]:
     if any(case.of == PREDICTED for case in found.cases):
         return _predicted_blocks(found)
     gated, (a, b) = found.gated, found.names
-    lines = [f"A, the baseline: {a} ({_launches(gated.num_baseline)})"]
-    lines += [f"B, the candidate: {b} ({_launches(gated.num_candidate)})"]
+    lines = [f"A, the baseline: {a} ({count_text(gated.num_baseline, 'run file')})"]
+    lines += [f"B, the candidate: {b} ({count_text(gated.num_candidate, 'run file')})"]
     differing = [*gated.stamps, *gated.shown, *([found.load] if found.load else [])]
     lines += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
@@ -59,10 +60,6 @@ def _predicted_blocks(found: SideBySide) -> list[Block]:
     ]
 
 
-def _launches(count: int) -> str:
-    return f"{count} run file" if count == 1 else f"{count} run files"
-
-
 def _headline(found: SideBySide) -> str:
     """`30 cases on both sides, B/A 0.81 to 1.20; one launch a side: nothing is called faster or slower`."""
     both = [*found.single, *found.repeated]
@@ -78,7 +75,7 @@ def _span(both: Sequence[ComparedCase]) -> str:
     """`30 cases on both sides, B/A 0.81 to 1.20`."""
     ratios = [case.ratio for case in both if math.isfinite(case.ratio)]
     span = f", B/A {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
-    return f"{len(both)} {'case' if len(both) == 1 else 'cases'} on both sides{span}"
+    return f"{count_text(len(both), 'case')} on both sides{span}"
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:
@@ -90,7 +87,7 @@ def _uncompared(cases: Sequence[ComparedCase]) -> Table:
         (verdict, why, some[0].case_id + (f"\nand {len(some) - 1} more" if len(some) > 1 else ""))
         for (verdict, why), some in groups.items()
     ]
-    table = Table(f"without a comparison: {len(cases)} cases", ("<verdict", "<why", "<case"), rows)
+    table = Table(f"without a comparison: {count_text(len(cases), 'case')}", ("<verdict", "<why", "<case"), rows)
     return capped(table, MAX_ROWS, "more reasons: --format csv")
 
 

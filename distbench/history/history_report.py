@@ -11,6 +11,7 @@ from distbench.render.blocks import Block, Heading, Lines, Table
 from distbench.render.plot_style import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.render.terminal import text_of
 from distbench.render.units import time_text
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +24,7 @@ COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     """Every case's levels, the case with the largest change first."""
     num_changed = sum(bool(one.changes) for one in series)
-    first_line = f"{len(series)} cases, {num_changed} of them changed their level"
+    first_line = f"{count_text(len(series), 'case')}, {num_changed} of them changed their level"
     blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
     for one in series[:MAX_CASES]:
         rows = []

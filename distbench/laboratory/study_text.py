@@ -13,6 +13,7 @@ from distbench.planning.choice import LEAVING_SHARE
 from distbench.render import units
 from distbench.render.blocks import Block, Heading, Lines, Table, capped, shorten
 from distbench.spec.planner_names import BASELINE
+from distbench.spec.printable import count_text
 
 MAX_FAILURES = 30
 MAX_ERROR = 160
@@ -194,7 +195,7 @@ def _outcomes(study: Study) -> Table:
 def _failures(study: Study) -> Table:
     rows = [_failure_row(failure) for failure in study.failures]
     columns = ("<status", "<planner", "cases", "<what they share", "<smallest of them", "<ours on the same")
-    title = f"Wrong or broken, by cause: {sum(failure.num_cases for failure in study.failures)} cases"
+    title = f"Wrong or broken, by cause: {count_text(sum(failure.num_cases for failure in study.failures), 'case')}"
     notes = ["one stand-alone script each: distbench report --reproducers DIR"]
     found = Table(
         title, columns, rows, notes, frozenset(range(1, len(rows))), ("ours on the same",), "smallest of them"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from distbench.spec.printable import clean, printable
+from distbench.spec.printable import clean, count_text, printable
 
 PLAIN_EVERY_S = 10.0
 LONGEST_ID = 120
@@ -39,13 +39,13 @@ class Plain(Display):
         if event["event"] == "plan":
             self._total = event["num_cases"]
             self._start = self._now()
-            self._line(f"{self._total} cases")
+            self._line(count_text(self._total, "case"))
         if event["event"] == "done":
             self._done += 1
             if event["status"] != "ok":
                 self._line(f"{event['id']}: {event['status']}")
             elif self._now() - self._last >= PLAIN_EVERY_S:
-                self._line(f"{self._done} of {self._total} cases, about {self._left_s():.0f} s left")
+                self._line(f"{self._done} of {count_text(self._total, 'case')}, about {self._left_s():.0f} s left")
         if event["event"] == "pass" and self._now() - self._last >= PLAIN_EVERY_S:
             self._line(f"pass {event['number'] + 1} of at most {event['num_passes']}")
 

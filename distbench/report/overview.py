@@ -9,6 +9,7 @@ from distbench.render.units import brief_time_text, counts_text, known, percent_
 from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Run
 from distbench.spec.mesh import format_mesh
+from distbench.spec.printable import count_text
 
 RUN_COLUMNS = ("<scenario", "<mesh", "<device", "ranks", "<status", "wall", "<cases")
 MAX_CASES = 40
@@ -37,7 +38,7 @@ def overview(
     cautions = (*_labels(runs), *dict.fromkeys(line for run in runs for line in cautions_of(run)), *busy_line(runs))
     tables = (_cases_table(NOT_OK_TITLE, NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
     blocks: list[Block] = [
-        Heading(f"distbench report: {len(runs)} {'run' if len(runs) == 1 else 'runs'}", 1),
+        Heading(f"distbench report: {count_text(len(runs), 'run')}", 1),
         *opening,
         Lines(tuple(dict.fromkeys(map(machine_line, runs)))),
         Table("runs", RUN_COLUMNS, [*map(_run_row, runs)], optional=("wall", "device", "ranks")),
@@ -55,7 +56,7 @@ def _cases_table(name: str, statuses: Sequence[str], runs: Sequence[Run], is_stu
         if case["status"] in statuses and not (case["case"].get("kind") == "redistribute" and is_studied(run))
     ]
     found.sort(key=lambda case: STATUSES.index(case["status"]))
-    title = f"{name}: {len(found)} of {sum(len(run.cases) for run in runs)} cases"
+    title = f"{name}: {len(found)} of {count_text(sum(len(run.cases) for run in runs), 'case')}"
     return capped(replace(table_of(title, CASE_COLUMNS, found), prose="error"), MAX_CASES)
 
 

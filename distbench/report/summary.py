@@ -21,6 +21,7 @@ from distbench.report.simulated_steps import simulated_lines
 from distbench.runs.record_checks import STATUSES
 from distbench.runs.run_file import Run
 from distbench.spec.mesh import format_mesh
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,7 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
     runs = contents.runs
     counted = Counter(case["status"] for run in runs for case in run.cases)
     names = Counter(run.scenario for run in runs)
-    count = f"{len(names)} scenario{'s' if len(names) != 1 else ''}"
+    count = count_text(len(names), "scenario")
     if len(names) < len(runs):
         count = f"{len(runs)} runs of {count}"
     statuses = counts_text({status: counted[status] for status in STATUSES}) or "no case finished"
@@ -73,7 +74,7 @@ def _of_run(run: Run, frame: "pd.DataFrame", contents: Contents, with_file: bool
 def _too_few(sections: Sequence[Sequence[str]]) -> list[str]:
     """What to do where passes were too few for verdicts."""
     count = sum(any(findings.NO_VERDICT in line for line in lines) for lines in sections)
-    told = f"in {count} scenario{'s' if count != 1 else ''} passes were too few to tell variants apart"
+    told = f"in {count_text(count, 'scenario')} passes were too few to tell variants apart"
     return [f"{told}: measure without --quick, or with --passes {MIN_PASSES}"] if count else []
 
 

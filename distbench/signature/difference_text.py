@@ -9,7 +9,7 @@ from distbench.render.ci import TOOL, CiOutcome, annotation, annotations, junit_
 from distbench.render.screen import width_here
 from distbench.render.terminal import wrap
 from distbench.signature.exact_gate import Compared
-from distbench.spec.printable import printable
+from distbench.spec.printable import count_text, printable
 
 MAX_SENTENCES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
 
@@ -18,7 +18,7 @@ def text(found: Compared) -> str:
     """For a terminal."""
     lines = []
     for name, sentences in found.changed.items():
-        count = "1 difference" if len(sentences) == 1 else f"{len(sentences)} differences"
+        count = count_text(len(sentences), "difference")
         lines += [f"{name}: {count}", *(f"  {sentence}" for sentence in sentences)]
     lines += [*found.uncompared, *found.shown, found.headline]
     return printable("\n".join(part for line in lines for part in wrap(line, width_here(), "    ")))

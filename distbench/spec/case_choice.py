@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 Matches = Callable[[str], bool]
 # A part of an id in quotes may hold spaces and parentheses, as those of redistributions do.
@@ -80,5 +81,5 @@ class CaseChoice:
 
 def none_chosen(text: str, num_cases: int, ids: Sequence[str]) -> str:
     """One sentence for a choice that leaves nothing."""
-    some = "; ".join(ids[:MAX_NAMED])
-    return f"-k {text!r} chooses none of the {num_cases} cases; there are e.g. {some}; `run --dry-run` lists all"
+    some, of = "; ".join(ids[:MAX_NAMED]), count_text(num_cases, "case")
+    return f"-k {text!r} chooses none of the {of}; there are e.g. {some}; `run --dry-run` lists all"

@@ -15,6 +15,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ANYWHERE = re.compile(r"##(?=\w*\[)")
 
 
+def count_text(number: int, word: str) -> str:
+    """`1 case`, `30 cases`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def clean(text: str) -> str:
     """One line of at most about MAX_TEXT characters, without control characters."""
     text = cut(text)
