@@ -1,4 +1,4 @@
-"""Context parallel: the sequence is split over ranks, keys and values travel round the ring."""
+"""Context parallel: the sequence is split over ranks; keys and values travel round the ring, or heads are exchanged."""
 
 from functools import partial
 
@@ -19,7 +19,11 @@ def built(dim: int, num_heads: int, causal: bool, dtype: torch.dtype) -> Attenti
 
 @scenario(
     mesh={"cp": 4},
-    axes={"rotate": ("allgather", "alltoall"), "load_balance": (True, False), "unshard_output": (False, True)},
+    axes={
+        "rotate": ("allgather", "alltoall", "ulysses"),
+        "load_balance": (True, False),
+        "unshard_output": (False, True),
+    },
     quick={"dim": 128, "sequence": 512},
     tags=("cp", "attention"),
 )
@@ -36,7 +40,7 @@ def cp_attention(
     kernel: str = "",
     bf16: bool = False,
 ) -> Scenario:
-    """Ring attention: both rotations, with and without load balance, the output left sharded or gathered.
+    """Ring attention, both rotations, with and without load balance, and Ulysses; output left sharded or gathered.
 
     causal: False for full attention, which has no load balance.
     kernel: flash, efficient or cudnn; none given, torch chooses. flash and cudnn take bf16=True only, on CUDA.

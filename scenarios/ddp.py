@@ -1,11 +1,13 @@
 """DistributedDataParallel: gradients averaged in buckets while backward still runs, one knob at a time."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
+from llama_2d import TP_PLAN
 from models import Llama, next_token_loss, token_batch
 
-from distbench.spec import DdpPlan, ParallelPlan, Scenario, UserError, scenario
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 
 KNOBS = {
     "plain": DdpPlan(),
@@ -51,4 +53,43 @@ def ddp(
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(ddp=KNOBS[knob], microbatches=2 if knob == "accumulate" else 1),
+    )
+
+
+REPLICAS = FsdpPlan(wrap=("layers.*",), mesh_dims=(), replicate_dims=("dp_replicate",))
+TP_KNOBS = {
+    "plain": REPLICAS,
+    "accumulate": replace(REPLICAS, sync_each_microbatch=False),
+    "ignored": replace(REPLICAS, ignored=("tok_embeddings.weight",)),
+}
+
+
+@scenario(
+    mesh={"dp_replicate": 2, "tp": 2},
+    axes={"knob": ("plain", "accumulate", "ignored")},
+    quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 64},
+    tags=("ddp", "tp", "further"),
+)
+def replicate_tp(
+    *,
+    dim: int = 512,
+    hidden: int = 2048,
+    num_layers: int = 4,
+    num_heads: int = 8,
+    batch: int = 8,
+    sequence: int = 256,
+    knob: str = "plain",
+) -> Scenario:
+    """A llama-like stack under TP and torch's replicate: gradients averaged unit by unit, nothing sharded."""
+    if knob not in TP_KNOBS:
+        raise UserError(f"--set knob={knob} is unknown; use {', '.join(TP_KNOBS)}")
+    vocab_size = 1000
+    plan = ParallelPlan(tp=TP_PLAN, fsdp=TP_KNOBS[knob], microbatches=2 if knob == "accumulate" else 1)
+    return Scenario(
+        build_model=partial(built, knob, vocab_size, dim, num_layers, num_heads, hidden),
+        make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=plan,
     )

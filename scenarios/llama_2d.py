@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
 )
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import CompilePlan, FsdpPlan, ParallelPlan, Scenario, scenario
 
 # Activations between the blocks are sharded on the sequence (tensor dim 1); each half of a block gathers them once.
 GATHERED = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
@@ -44,8 +44,12 @@ def llama_2d(
     num_heads: int = 8,
     batch: int = 4,
     sequence: int = 256,
+    async_tp: bool = False,
 ) -> Scenario:
-    """One llama-like stack: tensor and sequence parallel inside, FSDP2 outside; forward, backward, optimizer."""
+    """One llama-like stack: tensor and sequence parallel inside, FSDP2 outside; forward, backward, optimizer.
+
+    async_tp: compile the blocks with async TP, which overlaps TP's collectives with matmuls; CUDA only.
+    """
     vocab_size = 1000
     return Scenario(
         build_model=partial(Llama, vocab_size, dim, num_layers, num_heads, hidden),
@@ -53,5 +57,9 @@ def llama_2d(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
-        plan=ParallelPlan(tp=TP_PLAN, fsdp=FsdpPlan(wrap=("layers.*",))),
+        plan=ParallelPlan(
+            tp=TP_PLAN,
+            compile=CompilePlan(("layers.*",), async_tp=True) if async_tp else None,
+            fsdp=FsdpPlan(wrap=("layers.*",)),
+        ),
     )

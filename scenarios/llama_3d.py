@@ -33,7 +33,7 @@ TP_PLAN = {
 
 @scenario(
     mesh={"dp_replicate": 1, "dp_shard": 2, "cp": 2, "tp": 2},
-    axes={"rotate": ("allgather", "alltoall")},
+    axes={"rotate": ("allgather", "alltoall", "ulysses")},
     quick={"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64, "rotate": "allgather"},
     quick_mesh={"dp_replicate": 1, "dp_shard": 1, "cp": 2, "tp": 2},
     tags=("tp", "cp", "fsdp"),
@@ -62,7 +62,10 @@ def llama_3d(
         plan=ParallelPlan(
             tp=TP_PLAN,
             cp=CpPlan(
-                rotate=rotate, load_balance=load_balance, buffers={"rotations": 0}, unshard_output=unshard_output
+                rotate=rotate,
+                load_balance=None if load_balance else False,  # where there is a ring
+                buffers={"rotations": 0},
+                unshard_output=unshard_output,
             ),
             checkpoint=("layers.*",) if checkpoint else (),
             # Context parallel ranks hold the same parameters and different tokens, so FSDP shards over them as well.

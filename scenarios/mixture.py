@@ -11,7 +11,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from models import Llama
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import ParallelStyle
 
 LOADS = ("uniform", "zipf")
@@ -45,8 +52,18 @@ class Experts(nn.Module):
 
 
 def own_part(weight: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a weight."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+    """What this rank holds of a weight; ranks that hold the same know a part each of its gradient."""
+    if not isinstance(weight, DTensor):
+        return weight
+    gradients = [placement if placement.is_shard() else Partial() for placement in weight.placements]
+    return weight.to_local(grad_placements=gradients)
+
+
+class Router(nn.Linear):
+    """How well each expert suits each token; under tensor parallel every rank has all of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, own_part(self.weight))
 
 
 class MixtureOfExperts(nn.Module):
@@ -63,7 +80,7 @@ class MixtureOfExperts(nn.Module):
         self, num_experts: int, top_k: int, dim: int, hidden: int, load: str = "uniform", capacity: float = 0.0
     ) -> None:
         super().__init__()
-        self.router = nn.Linear(dim, num_experts, bias=False)
+        self.router = Router(dim, num_experts, bias=False)
         self.experts = Experts(num_experts, dim, hidden)
         self.num_experts, self.top_k, self.load, self.capacity = num_experts, top_k, load, capacity
 
@@ -124,18 +141,22 @@ class AllToAll(torch.autograd.Function):
 
 
 class ExpertParallel(ParallelStyle):
-    """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after."""
+    """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after.
+
+    A second mesh dim shards each expert, column by column and then row by row: what comes out is to be summed over it.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         return distribute_module(module, device_mesh, self._shard, self._dispatch, self._combine)
 
     def _shard(self, name: str, module: nn.Module, mesh: Any) -> None:
         for attribute, parameter in list(module.named_parameters(recurse=False)):
-            module.register_parameter(attribute, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
+            placements = [Shard(0), Shard(2 if attribute == "w2" else 1)][: mesh.ndim]
+            module.register_parameter(attribute, nn.Parameter(distribute_tensor(parameter, mesh, placements)))
 
     def _dispatch(self, module: Any, inputs: Any, mesh: Any) -> Any:
         rows, counts = inputs
-        group, size = mesh.get_group(), mesh.size()
+        group, size = mesh.get_group(0), mesh.size(0)
         if counts is None:
             module.exchange = (None, None, None, group)
             return by_expert(AllToAll.apply(rows, None, None, group), size, len(own_part(module.w1))), None
@@ -155,9 +176,29 @@ class ExpertParallel(ParallelStyle):
     def _combine(self, module: Any, out: Any, mesh: Any) -> Any:
         order, received, sent, group = module.exchange
         if order is None:
-            return AllToAll.apply(by_expert(out, len(own_part(module.w1)), mesh.size()), None, None, group)
+            return AllToAll.apply(by_expert(out, len(own_part(module.w1)), mesh.size(0)), None, None, group)
         back = torch.empty_like(out).index_copy(0, order, out)
         return AllToAll.apply(back, received, sent, group)
+
+
+class TensorParallelMixture(ParallelStyle):
+    """A mixture whose experts are sharded over the mesh dim of tensor parallel: its input, sharded on the sequence, is
+    gathered, and its output, a part of a sum on each rank, summed and scattered."""
+
+    def _apply(self, module: Any, device_mesh: Any) -> nn.Module:
+        router = module.router
+        router.weight = nn.Parameter(distribute_tensor(router.weight, device_mesh, [Replicate()]))
+        module.register_forward_pre_hook(lambda _, inputs: self._gathered(inputs[0], device_mesh))
+        module.register_forward_hook(lambda _, inputs, out: self._summed(out, device_mesh))
+        return module
+
+    def _gathered(self, x: torch.Tensor, mesh: Any) -> torch.Tensor:
+        whole = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Shard(1)], run_check=False)
+        return whole.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+    def _summed(self, out: torch.Tensor, mesh: Any) -> torch.Tensor:
+        parts = DTensor.from_local(out, mesh, [Partial()], run_check=False)
+        return parts.redistribute(placements=[Shard(1)]).to_local()
 
 
 def by_expert(rows: torch.Tensor, outer: int, inner: int) -> torch.Tensor:

@@ -3,12 +3,14 @@
 from functools import partial
 
 import torch
-from mixture import LOADS, ExpertParallel, MoeLlama
+from llama_2d import TP_PLAN
+from mixture import LOADS, ExpertParallel, MoeLlama, TensorParallelMixture
 from models import next_token_loss, token_batch
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 
-EXPERTS = "layers.*.feed_forward.experts"
+MIXTURE = "layers.*.feed_forward"
+EXPERTS = f"{MIXTURE}.experts"
 
 
 @scenario(
@@ -31,21 +33,59 @@ def moe(
     capacity: float = 0.0,
 ) -> Scenario:
     """Experts over ep, FSDP2 beside it: even or Zipf load; dropless (uneven all-to-alls), or with a capacity."""
-    if load not in LOADS:
-        raise UserError(f"--set load={load} is unknown; use {', '.join(LOADS)}")
-    vocab_size = 1000
-    sizes = (vocab_size, dim, num_layers, num_heads, hidden, num_experts, top_k)
+    sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     fsdp = FsdpPlan(
         wrap=("layers.*",),
         mesh_dims=("dp_shard", "ep"),
         unit_mesh_dims={EXPERTS: ("dp_shard",)},  # sharded over ep already
         whole=("layers.*.feed_forward.router.weight",),
     )
+    return trained(sizes, batch, sequence, load, capacity, ParallelPlan(ep={EXPERTS: ExpertParallel()}, fsdp=fsdp))
+
+
+@scenario(
+    mesh={"dp_shard": 1, "ep": 2, "tp": 2},
+    axes={"load": ("uniform", "zipf"), "capacity": (0.0, 1.25)},
+    quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 64},
+    tags=("ep", "tp", "fsdp", "further"),
+)
+def moe_tp(
+    *,
+    dim: int = 256,
+    hidden: int = 512,
+    num_layers: int = 4,
+    num_heads: int = 4,
+    num_experts: int = 8,
+    top_k: int = 2,
+    batch: int = 8,
+    sequence: int = 256,
+    load: str = "uniform",
+    capacity: float = 0.0,
+) -> Scenario:
+    """Experts over ep and each of them over tp, with tensor and sequence parallel round them, and FSDP2."""
+    sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
+    dense = {pattern: style for pattern, style in TP_PLAN.items() if not pattern.startswith(MIXTURE)}
+    plan = ParallelPlan(
+        tp={**dense, MIXTURE: TensorParallelMixture()},
+        ep={EXPERTS: ExpertParallel()},
+        ep_tp_dim="tp",
+        fsdp=FsdpPlan(wrap=("layers.*",), mesh_dims=("dp_shard", "ep"), unit_mesh_dims={EXPERTS: ("dp_shard",)}),
+    )
+    return trained(sizes, batch, sequence, load, capacity, plan)
+
+
+def trained(
+    sizes: tuple[int, ...], batch: int, sequence: int, load: str, capacity: float, plan: ParallelPlan
+) -> Scenario:
+    """A training step of a llama-like stack of experts under a plan."""
+    if load not in LOADS:
+        raise UserError(f"--set load={load} is unknown; use {', '.join(LOADS)}")
+    vocab_size = 1000
     return Scenario(
-        build_model=partial(MoeLlama, *sizes, load, capacity),
+        build_model=partial(MoeLlama, vocab_size, *sizes, load, capacity),
         make_batch=partial(token_batch, batch, sequence, vocab_size),
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
-        plan=ParallelPlan(ep={EXPERTS: ExpertParallel()}, fsdp=fsdp),
+        plan=plan,
     )

@@ -49,7 +49,7 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
     row = next(row for row in rows if row["name"] == "cp_attention")
     assert row["mesh"] == {"cp": 4}
     assert row["axes"] == {
-        "rotate": ["allgather", "alltoall"],
+        "rotate": ["allgather", "alltoall", "ulysses"],
         "load_balance": [True, False],
         "unshard_output": [False, True],
     }

@@ -29,6 +29,7 @@ OTHER_VALUES = {
     "kernel": ATTENTION_KERNELS,
     "causal": (True, False),
     "bf16": (True, False),
+    "async_tp": (True, False),
     "checkpoint": ("selective",),
     "inside": ("fsdp", "tp"),
 }

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.session import load_scenario
 from distbench.worker.torch_internals import fake_ranks
 from distbench.worker.tracing.attribution import Communication, communications_of
 
@@ -91,9 +93,30 @@ def test_whole_parameters_are_averaged_one_by_one_and_ignored_ones_not_at_all() 
     assert {row.payload_bytes for row in ignored} == {6 * 256 * 256 * 4}
 
 
+def test_replicas_alone_average_each_units_gradients_in_one_all_reduce_and_gather_nothing() -> None:
+    plan = FsdpPlan(wrap=("layers.*",), mesh_dims=(), replicate_dims=("dp_replicate",), ignored=("layers.0.weight",))
+    rows = rows_of(ParallelPlan(fsdp=plan), {"dp_replicate": 2})
+    assert {(row.source, row.kind, row.phase, row.mesh_dim) for row in rows} == {
+        ("fsdp", "all_reduce", "backward", "dp_replicate")
+    }
+    # Backward reaches the last layer first; the root has the norm's weight and bias; what is ignored is nobody's.
+    moved = {row.owner: row.payload_bytes for row in rows}
+    assert moved == {**{f"layers.{layer}": 256 * 256 * 4 for layer in range(1, 6)}, "": 2 * 256 * 4}
+    assert len(rows) == len(moved)
+
+
+REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
+
+
 @pytest.mark.parametrize(
     ("plan", "says"),
     [
+        (ParallelPlan(ddp=DdpPlan(), tp=lambda model, mesh: model), "use FsdpPlan(mesh_dims=(), replicate_dims=...)"),
+        (ParallelPlan(fsdp=replace(REPLICAS, unshard_ahead=1)), "unshard_ahead of FSDP need shards, and mesh_dims is"),
+        (
+            ParallelPlan(fsdp=replace(REPLICAS, replicate_dims=("dp",))),
+            "FSDP has no mesh_dims to shard over, the mesh has only",
+        ),
         (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
         (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
         (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is no size of a bucket"),
@@ -119,6 +142,54 @@ def test_experts_must_not_be_sharded_twice_over_ep_nor_others_left_alone() -> No
             in problems(model, Batch(batch()), twice, context)[0]
         )
         assert "nobody sums other gradients" in problems(model, Batch(batch()), alone, context)[0]
+
+
+@pytest.fixture(scope="module")
+def experts_over_tp(mixture: Any) -> tuple[TrainingStep, list[Communication]]:
+    """The shipped EP x TP step as rank 0 of four has it, and what it communicates."""
+    make = load_scenario(ROOT / "scenarios" / "moe.py", "moe_tp")
+    scenario = make(dim=32, hidden=64, num_layers=1, num_experts=4, batch=2, sequence=16, capacity=1.0)
+    with fake_ranks({"dp_shard": 1, "ep": 2, "tp": 2}) as mesh:
+        context = rank_0(mesh)
+        step = TrainingStep(scenario, context)
+        step(no_stamp)
+        return step, communications_of(step, step.phases, step.plan, context, step.model)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_an_expert_over_tp_is_sharded_by_expert_and_by_its_hidden_size(
+    experts_over_tp: tuple[TrainingStep, list[Communication]],
+) -> None:
+    local = {name: list(parameter.to_local().shape) for name, parameter in experts_over_tp[0].model.named_parameters()}
+    experts = "layers.0.feed_forward.experts"
+    # Two of four experts, and 32 of 64 hidden.
+    assert local[f"{experts}.w1"] == local[f"{experts}.w3"] == [2, 32, 32] and local[f"{experts}.w2"] == [2, 32, 32]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_over_tp_once(
+    experts_over_tp: tuple[TrainingStep, list[Communication]],
+) -> None:
+    rows = experts_over_tp[1]
+    exchanged = [(row.phase, row.source, row.mesh_dim, row.owner) for row in rows if row.kind == "all_to_all"]
+    owner = "layers.0.feed_forward"
+    assert sorted(exchanged) == sorted(
+        2 * [(phase, "ep", "ep", f"{owner}.experts") for phase in ("forward", "backward")]
+    )
+    over_tp = [(row.phase, row.kind) for row in rows if row.owner == owner and row.mesh_dim == "tp"]
+    both = ("all_gather", "reduce_scatter")
+    assert sorted(over_tp) == [(phase, kind) for phase in ("backward", "forward") for kind in both]
+    # Each rank of tp knows a part of the router's gradient.
+    (router,) = [row for row in rows if row.redistribution == "P(sum)->R" and "router" in row.owner]
+    assert (router.phase, router.kind, router.mesh_dim, router.source) == ("backward", "all_reduce", "tp", "tp")
+
+
+@pytest.mark.parametrize("over", ["ep", "dp_shard"])
+def test_experts_must_not_be_sharded_over_ranks_with_other_tokens(over: str) -> None:
+    plan = ParallelPlan(ep={"layers.0": object()}, ep_tp_dim=over, fsdp=FsdpPlan(mesh_dims=("dp_shard", "ep")))
+    with fake_ranks({"dp_shard": 2, "ep": 2}) as mesh:
+        (found,) = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
+    assert f"ep_tp_dim={over!r} shards each expert over a mesh dim whose ranks have different tokens" in found
 
 
 def by_hand(layer: Any, x: torch.Tensor, take: Any) -> torch.Tensor:

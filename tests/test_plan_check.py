@@ -184,6 +184,14 @@ def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
     assert found(context, plan) == ["a batch of 2 a rank cannot be split into 3 micro-batches; use a divisor of 2"]
 
 
+def test_async_tp_needs_tp_and_inductor(context: RankContext) -> None:
+    for plan in (
+        ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, compile=CompilePlan(("*",), backend="aot_eager", async_tp=True)),
+        ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp")), compile=CompilePlan(("*",), async_tp=True)),
+    ):
+        assert any("async_tp is inductor's overlap of what tp communicates" in text for text in found(context, plan))
+
+
 def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(context: RankContext) -> None:
     compiled = CompilePlan(("heads",), "inductr")
     texts = found(context, ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, checkpoint=("layer.*",), compile=compiled))

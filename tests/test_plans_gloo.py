@@ -194,7 +194,7 @@ def combined(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants
     script = str(ROOT / "tests" / "ranks" / "combined_plans.py")
     mesh = "dp_shard=2,cp=2,tp=2"
     exit_code, found = measured(ranks, job_of("llama_3d", tmp_path_factory.mktemp("combined"), mesh), (script,))
-    assert exit_code == 0 and len(found) == 7
+    assert exit_code == 0 and len(found) == 8
     return found
 
 
@@ -211,6 +211,7 @@ NORMS = 5 * 64
         pytest.param(2, 8, 1, id="CP x FSDP"),
         pytest.param(3, 8, 2, id="CP x TP"),
         pytest.param(4, 4, 2, id="HSDP x CP x TP, the output made whole"),
+        pytest.param(7, 8, 2, id="TP x CP by Ulysses x FSDP"),
     ],
 )
 def test_combined_plans_compute_what_one_device_computes(combined: Variants, number: int, share: int, tp: int) -> None:

@@ -1,7 +1,9 @@
 """What a plan does to a model before it has ranks: buffers, shared parameters, recomputing, all-gather extensions."""
 
+import importlib
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from distbench.worker.plans.fully_sharded import shard_placement_of
 from distbench.worker.plans.materialise import blueprint, materialise
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, each_operator
+from distbench.worker.torch_internals import Skipped, async_tp_options, each_operator
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,24 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     assert torch.allclose(model[0](given), 2 * plain)
     assert torch.allclose(model[1](given), model[1].inner(given).exp())
     torch.compiler.reset()
+
+
+def test_async_tp_is_skipped_where_there_is_no_symmetric_memory(context: RankContext) -> None:
+    plan = CompilePlan(("0",), async_tp=True)
+    with pytest.raises(Skipped, match="async TP needs symmetric memory, which cpu does not have"):
+        compile_modules(nn.Sequential(Counted()), plan, context.device, context.mesh["tp"])
+
+
+def test_async_tp_is_an_option_of_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU would be given; torch.compile refuses an option that inductor does not know."""
+    asked: list[str] = []
+    name = "torch.distributed._symmetric_memory.enable_symm_mem_for_group"
+    monkeypatch.setattr(name, lambda group_name: asked.append(group_name))
+    group = SimpleNamespace(group_name="group of tp")
+    mesh: Any = SimpleNamespace(device_type="cuda", get_group=lambda: group)
+    options = async_tp_options(mesh)
+    known = importlib.import_module("torch._inductor.config").get_config_copy()
+    assert asked == ["group of tp"] and set(options) <= set(known)
 
 
 def test_a_compile_backend_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

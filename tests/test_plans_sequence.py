@@ -1,6 +1,7 @@
 """Context parallel round a step, in one process on a fake group: buffers come back, and what a whole output costs."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ROOT
 
-from distbench.spec import CpPlan, ParallelPlan
+from distbench.spec import CpPlan, ParallelPlan, UserError
 from distbench.worker.cases.reference import Difference, Differences
 from distbench.worker.cases.step_check import Allowance
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, fake_ranks, require_kernel
+from distbench.worker.torch_internals import Skipped, Unsupported, context_parallel, fake_ranks, require_kernel
 from distbench.worker.tracing.attribution import Communication, communications_of
 
 
@@ -100,6 +101,56 @@ def test_what_context_parallel_cannot_do_is_one_sentence(context: RankContext, p
     with torch.device("meta"):
         (text,) = problems(torch.nn.Linear(2, 2), torch.empty(4, 8, 2), plan, context)
     assert says in text
+
+
+def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_after_it(context: RankContext) -> None:
+    """Q, K, V and the output once in each direction, in forward and in backward: no ring, and attention owns them."""
+    step = step_of(context, rotate="ulysses")
+    step(lambda: None)
+    rows = communications_of(step, step.phases, step.plan, context, step.model)
+    moved = [row for row in rows if row.source == "cp"]
+    told = Counter((row.phase, row.kind, row.redistribution) for row in moved)
+    layers = len(step.model.layers)
+    there, back = "S(2)->S(1)", "S(1)->S(2)"
+    assert told == {
+        ("forward", "all_to_all", there): 3 * layers,
+        ("forward", "all_to_all", back): layers,
+        ("backward", "all_to_all", there): layers,
+        ("backward", "all_to_all", back): 3 * layers,
+    }
+    assert {row.owner for row in moved} == {f"layers.{layer}.attention" for layer in range(layers)}
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "error", "says"),
+    [
+        ((3, 3, 3), {}, UserError, "the heads of attention, 3 on each rank, over the 2 ranks of context parallel"),
+        ((4, 1, 1), {"enable_gqa": True}, UserError, "the KV heads of attention, 1 on each rank, over the 2 ranks"),
+        ((4, 4, 4), {"attn_mask": torch.ones(8, 8)}, Unsupported, "attn_mask of a rank's part of the sequence"),
+    ],
+)
+def test_what_ulysses_cannot_split_is_one_sentence(
+    context: RankContext, heads: tuple[int, ...], options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    tensors = [torch.zeros(1, count, 4, 8) for count in heads]
+    with (
+        context_parallel(context.mesh["cp"], [torch.zeros(1, 8)], [1], "ulysses", False, []),
+        pytest.raises(error, match=says),
+    ):
+        F.scaled_dot_product_attention(*tensors, **options)
+
+
+def test_ulysses_takes_fewer_kv_heads_and_says_that_it_has_nothing_to_balance(context: RankContext) -> None:
+    tensors = [torch.zeros(1, count, 4, 8) for count in (4, 2, 2)]
+    batch = [torch.zeros(1, 8)]
+    with context_parallel(context.mesh["cp"], batch, [1], "ulysses", False, []):
+        assert F.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True).shape == tensors[0].shape
+    with (
+        pytest.raises(Skipped, match="ulysses has no load balance"),
+        context_parallel(context.mesh["cp"], batch, [1], "ulysses", True, batch),
+    ):
+        pass
+    assert not CpPlan(rotate="ulysses").balances and CpPlan().balances and CpPlan(load_balance=False).balances is False
 
 
 def test_a_kernel_that_a_cpu_lacks_is_skipped_with_its_reason() -> None:

@@ -18,7 +18,7 @@ from distbench.spec import list_entries
 PROGRAM = Path(__file__).parent / "sim_scenarios.py"
 WITHOUT_STEPS = ("collectives", "dtensor_ops", "redistribute")
 # DDP asks for the result of its all-reduces, dropless experts for how many tokens each gets; a pipeline is refused.
-NOT_SIMULATED = ("ddp", "moe", "pipeline")
+NOT_SIMULATED = ("ddp", "moe", "moe_tp", "pipeline")
 SHIPPED = [one.name for one in list_entries() if not {"calibrate", "laboratory", "links", "real-size"} & set(one.tags)]
 SHIPPED = [name for name in SHIPPED if name not in NOT_SIMULATED]
 WITH_STEPS = [name for name in SHIPPED if name not in WITHOUT_STEPS]

@@ -12,6 +12,9 @@ from distbench.spec.pipeline_plan import PipelinePlan
 
 # Those of scaled_dot_product_attention that torch's context parallel knows.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
+# How attention reaches keys and values of other ranks: two ring rotations of torch's, and no ring at all.
+ULYSSES = "ulysses"
+ROTATIONS = ("allgather", "alltoall", ULYSSES)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class FsdpPlan:
     Args:
         wrap: glob patterns over module names; "auto" for the modules that a model of transformers names in
             `_no_split_modules`.
-        mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one.
+        mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one. () with
+            `replicate_dims` for replicas alone: torch's composable `replicate` on FSDP2's units, which goes with TP.
         replicate_dims: mesh dims whose ranks hold the same shards (hybrid sharding); several are flattened into one.
         reshard_after_forward: as `fully_shard` takes it: None, a bool, or an int group size.
         mixed_precision: a `MixedPrecisionPolicy`; or glob patterns over the units' names ("" is the root) to one each,
@@ -115,12 +119,15 @@ class DdpPlan:
 
 @dataclass(frozen=True)
 class CpPlan:
-    """Context parallel: ring attention over one mesh dim.
+    """Context parallel over one mesh dim: ring attention, or Ulysses.
 
     Args:
         mesh_dim: the mesh dim that shards the sequence.
-        rotate: how K and V travel round the ring: "allgather" or "alltoall".
-        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work is even.
+        rotate: how K and V travel round the ring: "allgather" or "alltoall"; or "ulysses", without a ring: all-to-alls
+            of Q, K and V give each rank some heads of the whole sequence, and one of the output takes it back. The mesh
+            dim must divide the heads, of K and V too. https://arxiv.org/abs/2309.14509
+        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work on a ring is even.
+            None where there is a ring; Ulysses has nothing to balance.
         seq_dim: tensor dim of inputs, targets and (with `unshard_output`) the output that is the sequence.
         buffers: name of a model's buffer to the tensor dim that is the sequence; sharded for the step, then restored.
         unshard_output: gather the model's output along the sequence, in its original order, before the loss; every rank
@@ -130,11 +137,16 @@ class CpPlan:
 
     mesh_dim: str = "cp"
     rotate: str = "allgather"
-    load_balance: bool = True
+    load_balance: bool | None = None
     seq_dim: int = 1
     buffers: Mapping[str, int] = field(default_factory=dict)
     unshard_output: bool = False
     kernel: str | None = None
+
+    @property
+    def balances(self) -> bool:
+        """`load_balance`, or what it is where the plan does not say."""
+        return self.rotate != ULYSSES if self.load_balance is None else self.load_balance
 
 
 @dataclass(frozen=True)
@@ -158,10 +170,13 @@ class CompilePlan:
     Args:
         modules: glob patterns over module names.
         backend: a name out of `torch.compiler.list_backends()`, "aot_eager" or "eager".
+        async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls beside them, into
+            pieces that overlap, through symmetric memory: on CUDA only.
     """
 
     modules: tuple[str, ...]
     backend: str = "inductor"
+    async_tp: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +193,8 @@ class ParallelPlan:
             dim; a callable and annotations get a mesh of as many mesh dims.
         ep: glob pattern over module names to the torch `ParallelStyle` that shards its experts and exchanges tokens.
         ep_dim: the mesh dim that `ep` works on; its ranks have different parts of the batch.
+        ep_tp_dim: a mesh dim that shards each expert's weights besides (EP x TP); its ranks have the same tokens. The
+            styles of `ep` get a mesh of both mesh dims, where the mesh has this one.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
         cp: context parallel, or None.
         checkpoint: glob patterns over modules whose activations are computed again in backward.
@@ -197,6 +214,7 @@ class ParallelPlan:
     tp_dim: str | tuple[str, ...] = "tp"
     ep: Mapping[str, Any] = field(default_factory=dict)
     ep_dim: str = "ep"
+    ep_tp_dim: str | None = None
     loss_parallel: bool = False
     cp: CpPlan | None = None
     checkpoint: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any
 
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import Mesh, check_mesh_dims, mesh_dim_size, mesh_size
+from distbench.spec.parallel import ROTATIONS
 
 PREFIX = "plan."
 MESH = "plan.mesh"
@@ -37,7 +38,7 @@ KNOBS: Mapping[str, Knob] = {
     "plan.checkpoint": Knob("full", ("none", "full")),
     "plan.microbatches": Knob(2),
     "plan.sync_each_microbatch": Knob(True, (True, False), "fsdp"),
-    "plan.rotate": Knob("alltoall", ("allgather", "alltoall"), "cp"),
+    "plan.rotate": Knob("alltoall", ROTATIONS, "cp"),
     "plan.load_balance": Knob(True, (True, False), "cp"),
     "plan.mixed_precision": Knob("bf16", ("none", "bf16"), "fsdp"),
     "plan.prefetch": Knob(2, needs="fsdp"),

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from distbench.spec.mesh import MESH_DIMS, Mesh, mesh_size
+from distbench.spec.parallel import ROTATIONS
 from distbench.spec.plan_knobs import MESH, PREFIX, brief_mesh
 
 # Mesh dims whose ranks have different parts of the batch.
@@ -105,7 +106,7 @@ class Space:
         if (fsdp := facts["fsdp"]) is not None:
             found |= self._of_fsdp(fsdp)
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
-            found["plan.rotate"] = [cp["rotate"], *({"allgather", "alltoall"} - {cp["rotate"]})]
+            found["plan.rotate"] = [cp["rotate"], *(one for one in ROTATIONS if one != cp["rotate"])]
             found["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
         return {
             name: values

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from distbench.spec import ParallelPlan, Scenario, UserError
+from distbench.spec.parallel import ULYSSES
 from distbench.spec.plan_knobs import KNOBS, MESH, split_variant
 
 
@@ -44,7 +45,8 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         return _checkpointed(plan, value)
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
-        return replace(plan, cp=replace(plan.cp, **{name: value}))
+        without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has none
+        return replace(plan, cp=replace(plan.cp, **without, **{name: value}))
     return plan if name == "mesh" else _with_fsdp(plan, changes.get(name, {name: value}))
 
 

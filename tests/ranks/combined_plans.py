@@ -24,6 +24,7 @@ COMBINATIONS = (
     ("llama_3d", "dp_replicate=2,dp_shard=1,cp=2,tp=2", {**LLAMA, "unshard_output": True}),
     ("cp_attention", "cp=8", ATTENTION),
     ("cp_attention", "cp=8", {**ATTENTION, "rotate": "alltoall", "unshard_output": True}),
+    ("llama_3d", "dp_replicate=1,dp_shard=2,cp=2,tp=2", {**LLAMA, "rotate": "ulysses", "checkpoint": True}),
 )
 
 

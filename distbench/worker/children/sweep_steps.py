@@ -112,7 +112,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
             "mixed_precision": fsdp.mixed_precision is not None,
             "prefetch": fsdp.prefetch_forward is not None or fsdp.prefetch_backward is not None,
         },
-        "cp": None if cp is None else {"mesh_dim": cp.mesh_dim, "rotate": cp.rotate, "load_balance": cp.load_balance},
+        "cp": None if cp is None else {"mesh_dim": cp.mesh_dim, "rotate": cp.rotate, "load_balance": cp.balances},
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),

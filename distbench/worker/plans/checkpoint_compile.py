@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from distbench.spec import CompilePlan
 from distbench.spec.devices import is_accelerator
 from distbench.worker.plans.patterns import matching_modules
-from distbench.worker.torch_internals import Skipped
+from distbench.worker.torch_internals import Skipped, async_tp_options
 
 # Backends that generate nothing, so they need no compiler.
 TRACING_ONLY = ("eager", "aot_eager")
@@ -35,12 +35,17 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
         module.forward = partial(checkpoint, module.forward, **options)  # type: ignore[method-assign]
 
 
-def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device) -> None:
-    """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here."""
+def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
+    """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
+
+    Args:
+        tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.
+    """
+    options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
     if reason := why_not(plan.backend, device):
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
     for module in matching_modules(plan.modules, model).values():
-        module.forward = torch.compile(module.forward, backend=plan.backend)  # type: ignore[method-assign]
+        module.forward = torch.compile(module.forward, backend=plan.backend, options=options)  # type: ignore[method-assign]
 
 
 def known_backends() -> list[str]:

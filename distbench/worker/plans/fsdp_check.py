@@ -12,8 +12,18 @@ from distbench.worker.plans.fully_sharded import policies_of, present
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, matching, matching_modules, styles_by_module
 from distbench.worker.plans.tp_check import local_shape
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
+# Fields of FsdpPlan that mean nothing where every rank has all parameters.
+OF_SHARDS: tuple[str, ...] = (
+    "reshard_after_forward",
+    "offload",
+    "shard_placement",
+    "prefetch_forward",
+    "prefetch_backward",
+)
+OF_SHARDS += ("reshard_each_microbatch", "all_reduce_each_microbatch", "not_in_backward", "unshard_ahead")
+OF_SHARDS += ("all_reduce_hook", "all_gather", "reduce_scatter", "gather_extension", "whole", "unit_mesh_dims")
 HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
@@ -23,8 +33,13 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     if fsdp is None:
         return
     shards = present(fsdp.mesh_dims, context)
+    if not fsdp.mesh_dims and present(fsdp.replicate_dims, context):
+        yield from _replicas_alone(fsdp)
+        yield from _tied_across_units(model, fsdp)
+        return
     if not shards:
-        yield f"FSDP shards over {', '.join(fsdp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
+        over = f"shards over {', '.join(fsdp.mesh_dims)}" if fsdp.mesh_dims else "has no mesh_dims to shard over"
+        yield f"FSDP {over}, the mesh has only {', '.join(context.mesh_dims)}"
         return
     if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
@@ -40,6 +55,12 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         yield from _extension(model, fsdp.gather_extension, plan, context, shards)
 
 
+def _replicas_alone(fsdp: FsdpPlan) -> Iterator[str]:
+    plain = FsdpPlan()
+    if given := [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(plain, name)]:
+        yield f"{', '.join(given)} of FSDP need shards, and mesh_dims is empty; leave them out, or name mesh dims"
+
+
 def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
     """One sentence for each problem of the plan's DDP part, if it has one."""
     ddp = plan.ddp
@@ -50,7 +71,7 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
     if plan.fsdp is not None:
         yield "ddp and fsdp both take care of gradients; for both at once use FsdpPlan(replicate_dims=...)"
     if plan.tp is not None or plan.shard_params or plan.ep:
-        instead = "use FsdpPlan(replicate_dims=...)"
+        instead = "use FsdpPlan(mesh_dims=(), replicate_dims=...)"
         yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
@@ -65,6 +86,10 @@ def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) 
     ep_dim, fsdp = plan.ep_dim, plan.fsdp
     if ep_dim not in context.mesh_dims:
         yield f"expert parallel works on mesh dim {ep_dim!r}, the mesh has only {', '.join(context.mesh_dims)}"
+        return
+    if plan.ep_tp_dim == ep_dim or plan.ep_tp_dim in BATCH_DIMS:
+        why = "whose ranks have different tokens"
+        yield f"ep_tp_dim={plan.ep_tp_dim!r} shards each expert over a mesh dim {why}; name that of tensor parallel"
         return
     if plan.ddp is None and (fsdp is None or ep_dim not in (*fsdp.mesh_dims, *fsdp.replicate_dims)):
         yield f"ranks along {ep_dim!r} have different data and nobody sums other gradients; name it in FSDP's mesh_dims"

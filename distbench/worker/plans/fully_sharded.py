@@ -14,7 +14,7 @@ from distbench.spec.parallel import matching
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh, replicate_in_buckets
+from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh, replicate_by_unit, replicate_in_buckets
 
 
 @dataclass
@@ -33,9 +33,11 @@ def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
 
 
 def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
-    """`fully_shard` every unit, deepest first, then the root; Skipped for CPU offload where the device is the CPU."""
+    """`fully_shard` every unit, or `replicate` it where nothing shards, deepest first, then the root; Skipped for CPU
+    offload where the device is the CPU."""
     from torch.distributed.fsdp import fully_shard
 
+    apply: Callable[..., Any] = fully_shard if plan.mesh_dims else replicate_by_unit()
     if plan.offload is not None and not is_accelerator(context.device.type):
         raise Skipped(
             f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
@@ -54,13 +56,15 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     own_meshes = _own_meshes(model, plan, context)
     for unit, policy in units_of(model, plan):
         given = {**options, "mp_policy": policy, "mesh": own_meshes.get(unit, options["mesh"])}
-        fully_shard(unit, **{option: value for option, value in given.items() if value is not None})
+        apply(unit, **{option: value for option, value in given.items() if value is not None})
     _communicate_by(model, plan, context)
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
+    num_shards = context.index(plan.mesh_dims)[1]
+    size_of = {module: own_meshes[module].size() if module in own_meshes else num_shards for module in model.modules()}
     if plan.gradient_divide_factor is not None:
-        _divide_by(list(model.modules()), plan.gradient_divide_factor, context)
+        _divide_by(list(model.modules()), plan.gradient_divide_factor, context, size_of)
     elif own_meshes:
-        _divide_by(list(own_meshes), data_parallel_size(plan, context), context)
+        _divide_by(list(own_meshes), data_parallel_size(plan, context), context, size_of)
     return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
 
 
@@ -110,6 +114,8 @@ def policies_of(plan: FsdpPlan) -> list[Any]:
 
 def _mesh(plan: FsdpPlan, context: RankContext) -> Any:
     shards = present(plan.mesh_dims, context)
+    if not plan.mesh_dims:
+        return flatten_mesh(context.mesh, present(plan.replicate_dims, context))
     # A single replica is no hybrid sharding.
     replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
     if plan.all_reduce_hook is not None:
@@ -197,13 +203,16 @@ def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
             unit.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _divide_by(modules: Sequence[nn.Module], factor: float, context: RankContext) -> None:
+def _divide_by(
+    modules: Sequence[nn.Module], factor: float, context: RankContext, num_shards: Mapping[nn.Module, int]
+) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     for module in modules:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(factor)
-    sum_then_divide(modules, context)
+    # Where nothing is scattered torch has divided already, and would once more.
+    sum_then_divide([module for module in modules if num_shards[module] > 1], context)
 
 
 def sum_then_divide(modules: Iterable[nn.Module], context: RankContext) -> None:

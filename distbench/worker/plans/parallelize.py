@@ -46,7 +46,8 @@ def parallelize(
         _expert_parallel(model, plan, context)
     recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
     if plan.compile is not None:
-        compile_modules(model, plan.compile, context.device)
+        tp_mesh = flatten_mesh(context.mesh, tp_dims) if plan.compile.async_tp and tp_dims else None
+        compile_modules(model, plan.compile, context.device, tp_mesh)
     if plan.ddp is not None:
         return model, replicate(model, plan.ddp, context)
     return model, shard_fully(model, plan.fsdp, context) if plan.fsdp is not None else Sharded()
@@ -97,7 +98,8 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
 def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
-    mesh = context.mesh[plan.ep_dim]
+    with_tp = plan.ep_tp_dim is not None and plan.ep_tp_dim in context.mesh_dims
+    mesh = context.mesh[(plan.ep_dim, str(plan.ep_tp_dim))] if with_tp else context.mesh[plan.ep_dim]
     for pattern, style in plan.ep.items():
         for module in matching_modules((pattern,), model).values():
             parallelize_module(module, mesh, style)

@@ -8,7 +8,7 @@ from torch import nn
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import MESH_DIMS
-from distbench.spec.parallel import ATTENTION_KERNELS, matching
+from distbench.spec.parallel import ATTENTION_KERNELS, ROTATIONS, matching
 from distbench.worker.pipelines.pipeline_check import pipeline_problems
 from distbench.worker.plans.batch import Batch, tensors_of
 from distbench.worker.plans.checkpoint_compile import known_backends
@@ -17,8 +17,6 @@ from distbench.worker.plans.fsdp_check import ddp_problems, expert_problems, fsd
 from distbench.worker.plans.patterns import AUTO, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-
-ROTATIONS = ("allgather", "alltoall")
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
@@ -55,7 +53,7 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
     used |= {plan.cp.mesh_dim} if plan.cp else set()
     used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
-    used |= {plan.ep_dim} if plan.ep else set()
+    used |= {plan.ep_dim, plan.ep_tp_dim or plan.ep_dim} if plan.ep else set()
     used |= {plan.pipeline.mesh_dim} if plan.pipeline else set()
     if callable(plan.tp) and plan.tp_dim == "tp":
         yield from _unknown_mesh_dims(context)
@@ -138,7 +136,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
         yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(plan.cp.mesh_dim)
-    chunks = size * 2 if plan.cp.load_balance else size
+    chunks = size * 2 if plan.cp.balances else size
     sequences = batch.sequence_dims_of(plan.cp)
     over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
     if not sequences:
@@ -150,5 +148,7 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
+    if plan.compile is not None and plan.compile.async_tp and (plan.tp is None or plan.compile.backend != "inductor"):
+        yield "async_tp is inductor's overlap of what tp communicates; give a TP plan and backend='inductor'"
     if plan.compile is not None and plan.compile.backend not in known_backends():
         yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"

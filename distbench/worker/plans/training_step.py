@@ -49,7 +49,7 @@ def sequence_sharded(
         [*tensors, *(buffers[name] for name in plan.buffers)],
         [*(tensor_dim for _, tensor_dim in batch), *plan.buffers.values()],
         plan.rotate,
-        plan.load_balance,
+        plan.balances,
         not_restored=tensors,
         kernel=plan.kernel,
     )

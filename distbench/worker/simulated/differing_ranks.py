@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from distbench.simulate.recording import Touched
+from distbench.spec.parallel import ULYSSES
 from distbench.worker.plans.training_step import TrainingStep, shards_sequence
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import is_strided_shard
@@ -23,7 +24,8 @@ def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankConte
         lengths.setdefault(ranks, set()).add(length)
     found = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
     plan = step.plan.cp
-    if plan is not None and shards_sequence(plan, context) and not plan.load_balance:
+    is_ring = plan is not None and plan.rotate != ULYSSES
+    if plan is not None and is_ring and shards_sequence(plan, context) and not plan.balances:
         # Causal attention: the first rank sees one block of keys, the last one all of them.
         found.add(_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1])
     return tuple(sorted(found))

@@ -40,6 +40,7 @@ from distbench.worker.torch_internals.labels import (
 )
 from distbench.worker.torch_internals.mesh_facts import (
     BACKEND_OPS,
+    async_tp_options,
     fake_mesh,
     fake_ranks,
     flatten_mesh,
@@ -48,6 +49,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     is_strided_shard,
     nothing_sent,
     ranks_by_group_name,
+    replicate_by_unit,
     replicate_in_buckets,
     strided_shard,
     vote_on_fake_group,

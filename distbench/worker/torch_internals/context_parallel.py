@@ -1,7 +1,7 @@
 """Context parallel on CUDA as torch has it, and on CPU with torch's ring template around the CPU flash kernel."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from distbench.spec import UserError
+from distbench.spec.parallel import ULYSSES
 from distbench.worker.torch_internals.probe import Skipped, Unsupported, replaced, require
+from distbench.worker.torch_internals.replacements import native_all_to_all
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
@@ -27,29 +30,37 @@ def context_parallel(
     """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
 
     On CPU torch has the ring template but no dispatch to the CPU flash kernel; there, inside torch's own context,
-    `F.scaled_dot_product_attention` is ours and calls torch's template with that kernel.
+    `F.scaled_dot_product_attention` is ours and calls torch's template with that kernel. For Ulysses, which torch
+    lacks, it is ours everywhere: DTensor's redistribution round torch's plain kernels.
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
         buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context is left.
-        rotate: "allgather" or "alltoall".
+        rotate: one of ROTATIONS.
         load_balance: head-tail chunks instead of contiguous ones.
         not_restored: those of the buffers that nobody needs whole again.
         kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
     """
     require("context parallel")
     require_kernel(kernel, mesh.device_type)
+    if rotate == ULYSSES and load_balance:
+        raise Skipped(
+            "ulysses has no load balance: each rank has the whole sequence for some heads, so that causal work is even "
+            "as it is; use load_balance=False"
+        )
     from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
     options = module._cp_options
     saved = options.enable_load_balance, options.rotate_method
-    module.set_rotate_method(rotate)
+    plain = F.scaled_dot_product_attention  # before torch's context replaces it
+    if rotate != ULYSSES:
+        module.set_rotate_method(rotate)
     options.enable_load_balance = load_balance
     try:
         sharded = module.context_parallel(
             mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
         )
-        with sharded, _attention_by(kernel, mesh):
+        with sharded, _kernel(kernel, mesh), _by_heads(mesh, plain) if rotate == ULYSSES else _ring(mesh):
             # torch 2.11 puts nothing back where an exception leaves its context, so torch sees none.
             raised = None
             try:
@@ -62,10 +73,56 @@ def context_parallel(
         options.enable_load_balance, options.rotate_method = saved
 
 
-def _attention_by(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-    if mesh.device_type == "cpu":
-        return _ring_attention_on_cpu(mesh)
-    return sdpa_kernel(getattr(SDPBackend, KERNELS[kernel])) if kernel is not None else contextlib.nullcontext()
+def _kernel(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
+    if kernel is None or mesh.device_type == "cpu":
+        return contextlib.nullcontext()
+    return sdpa_kernel(getattr(SDPBackend, KERNELS[kernel]))
+
+
+def _ring(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
+    return _ring_attention_on_cpu(mesh) if mesh.device_type == "cpu" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Ulysses: attention on whole sequences of this rank's share of the heads, with the plain kernel."""
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        if attn_mask is not None:
+            raise Unsupported("ulysses: attn_mask of a rank's part of the sequence has no path; use is_causal, or none")
+        _require_heads(mesh, query, key, value)
+        exchanged = [_exchanged(one, mesh, 2, 1) for one in (query, key, value)]
+        return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
+
+    with replaced(F, "scaled_dot_product_attention", attention), native_all_to_all(mesh.device_type == "cpu"):
+        yield
+
+
+def _exchanged(local: torch.Tensor, mesh: DeviceMesh, source: int, target: int) -> torch.Tensor:
+    """What is sharded on one tensor dim, sharded on another one: an all-to-all, and one in backward."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
+    exchanged: torch.Tensor = whole.redistribute(placements=[Shard(target)]).to_local()
+    return exchanged
+
+
+def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
+    size, heads = mesh.size(), [one.shape[1] for one in tensors]
+    for what, count in zip(("heads", "KV heads"), heads, strict=False):
+        if count % size:
+            raise UserError(
+                f"ulysses splits the {what} of attention, {count} on each rank, over the {size} ranks of context "
+                f"parallel, which does not divide them; use a size that divides {count}, or allgather or alltoall"
+            )
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distbench.spec.levels import dim_shape
-from distbench.worker.torch_internals.probe import require
+from distbench.worker.torch_internals.probe import Skipped, require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
@@ -32,6 +32,32 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
     if group._get_backend(options["device_id"]).name() == "fake":
         # What it returns has no result, which the reducer asks for.
         replicated.register_comm_hook(group, _averaged)
+
+
+def replicate_by_unit() -> Any:
+    """torch's `replicate` on FSDP2's machinery, unlike DDP's on DTensors too: (module, mesh=..., ...) -> module."""
+    require("replicas by unit")
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    return replicate
+
+
+def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
+    """What `torch.compile` takes as `options` for async TP over a 1-D mesh, whose group gets symmetric memory.
+
+    Raises:
+        Skipped: the mesh is not of CUDA devices, which alone have symmetric memory.
+    """
+    if mesh.device_type != "cuda":
+        raise Skipped(
+            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, on devices "
+            "that reach each other's memory"
+        )
+    require("async TP")
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(mesh.get_group().group_name)
+    return {"_micro_pipeline_tp": True}
 
 
 def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -190,6 +190,13 @@ NEEDED = (
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu"),
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
+    (
+        "replicas by unit",
+        "torch.distributed._composable.replicate_with_fsdp",
+        "replicate(module, mesh, ignored_params)",
+    ),
+    ("async TP", "torch.distributed._symmetric_memory", "enable_symm_mem_for_group(group_name)"),
+    ("async TP", "torch._inductor.config", "_micro_pipeline_tp"),
     ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
 )
 

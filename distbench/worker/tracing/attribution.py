@@ -18,6 +18,7 @@ from typing import NamedTuple
 from torch import nn
 
 from distbench.spec import ParallelPlan
+from distbench.spec.parallel import ULYSSES
 from distbench.worker.plans.training_step import SCHEDULE
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.measure import Call
@@ -215,7 +216,9 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
         "ddp": "x".join(plan.ddp.mesh_dims) if plan.ddp is not None else None,
         "ep": plan.ep_dim if plan.ep else None,
     }
-    if not label and (part := next((part for part, own in own_dims.items() if own == mesh_dim), None)):
+    part = next((part for part, own in own_dims.items() if own == mesh_dim), None)
+    # Ulysses exchanges heads and sequence by DTensor.
+    if part and (not label or (part == "cp" and plan.cp is not None and plan.cp.rotate == ULYSSES)):
         return part
     if plan.tp is not None and set(mesh_dim.split("x")) <= set(plan.tp_dims):
         return "tp"
