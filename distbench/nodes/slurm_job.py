@@ -123,7 +123,11 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     if state.word == PENDING:
         _ask("scancel", job_id)
         raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.reason]}")
-    return _end(job_id, state, asked.out, say) or _no_output(job_id, log, say)
+    if _is_missing(log):
+        what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
+        say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
+        return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
+    return _end(job_id, state, asked.out, say)
 
 
 def srun_words(asked: NodeLaunch) -> list[str]:
@@ -226,12 +230,11 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
     return state.exit_code or 1
 
 
-def _no_output(job_id: str, log: Path, say: Callable[[str], None]) -> int:
-    """1, and a sentence, where a job that ended well left nothing here, since it wrote to a disk of its node's."""
+def _is_missing(log: Path) -> bool:
+    """Whether a job that is over left no output here, even after a moment for a disk that nodes share."""
     until = time.monotonic() + OUTPUT_S
     while not log.exists():
         if time.monotonic() > until:
-            say(f"Slurm job {job_id} ended, but {log} is not here; give an --out that all nodes and this one share")
-            return 1
+            return True
         time.sleep(POLL_S)
-    return 0
+    return False
