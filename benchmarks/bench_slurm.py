@@ -1,7 +1,7 @@
 """Killed ranks, tasks and node daemons under a real Slurm: what is lost, and what is left behind.
 
-`./run.sh bench slurm`: half a minute a kill; needs Slurm and root. Each kill's line is kept in build/slurm-kills.jsonl as
-it ends; one command more goes on after the last, and a series that is whole is begun anew.
+`./run.sh bench slurm`: half a minute a kill; needs Slurm and root. What each kill did is kept in
+build/slurm-kills.jsonl: the same command goes on after the last of them, and begins anew where all are there.
 """
 
 import json

@@ -32,15 +32,17 @@ def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
         UserError: its name did not resolve within `wait_s` seconds.
     """
     host, _, port = joined.address.rpartition(":")
-    try:
-        require_host(host, 0 if "SLURM_JOB_ID" in os.environ else wait_s)
-    except UserError:
-        address = "" if "MASTER_ADDR" in os.environ else address_by_slurm(host)
-        if not address:
-            require_host(host, wait_s)
-        variables = {**joined.variables, "MASTER_ADDR": address or host}
-        return replace(joined, variables=variables, address=f"{address or host}:{port}")
+    is_slurms = "SLURM_JOB_ID" in os.environ and "MASTER_ADDR" not in os.environ
+    if is_slurms and not _resolves(host) and (address := address_by_slurm(host)):
+        return replace(joined, variables={**joined.variables, "MASTER_ADDR": address}, address=f"{address}:{port}")
+    require_host(host, wait_s)
     return joined
+
+
+def _resolves(host: str) -> bool:
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None))
+    return False
 
 
 def require_host(host: str, wait_s: float = RESOLVE_S) -> None:

@@ -25,8 +25,8 @@ def job_left_of(file: Path) -> Job:
     after a power cut.
 
     Raises:
-        UserError: the run is complete, has no row yet, was made on several hosts or another machine, or of another commit,
-            scenario file or torch.
+        UserError: the run is complete, has no row yet, was made on several hosts or another machine, or of another
+            commit, scenario file or torch.
     """
     run = read_run(file)
     record = run.header.get("job")

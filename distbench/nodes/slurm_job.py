@@ -16,8 +16,8 @@ from distbench.spec import UserError
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
 COMMAND_TIMEOUT_S = 60
-# Seconds between two words on a job that goes on waiting; and for an output file to reach this host from a node.
-SAY_AGAIN_S, OUTPUT_S = 600.0, 10.0
+# Seconds between two words on a job that goes on waiting; and for a node's file to be seen here: NFS may take a minute.
+SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 # Not one of Slurm's words: its controller does not say.
 UNANSWERED = "UNANSWERED"
 # Slurm's words for a job that is not over, of squeue(1), JOB STATE CODES.
@@ -39,6 +39,8 @@ WHY = {
     "PREEMPTED": "another job took its nodes",
 }
 COMPLETED, PENDING = "COMPLETED", "PENDING"
+# Slurm's reason where a node could not even open the output file.
+NOT_BEGUN = "JobLaunchFailure"
 # Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
 # for in vain.
 PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
@@ -123,7 +125,7 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     if state.word == PENDING:
         _ask("scancel", job_id)
         raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.reason]}")
-    if _is_missing(log):
+    if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
         what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
         say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
@@ -230,9 +232,9 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
     return state.exit_code or 1
 
 
-def _is_missing(log: Path) -> bool:
-    """Whether a job that is over left no output here, even after a moment for a disk that nodes share."""
-    until = time.monotonic() + OUTPUT_S
+def _is_missing(log: Path, wait_s: float) -> bool:
+    """Whether a job that is over left no output here, even after a while for a disk that nodes share."""
+    until = time.monotonic() + wait_s
     while not log.exists():
         if time.monotonic() > until:
             return True

@@ -22,17 +22,17 @@ def torchrun_words(asked: NodeLaunch, where: tuple[str, ...]) -> list[str]:
 
 
 def torchrun_lines(asked: NodeLaunch) -> str:
-    """For a shell: the command of each node; HEAD stands for the name or address of the first."""
+    """For a shell: the command of each node; HOST stands for the name or address of the first."""
     if asked.extra:
         return shlex.join(torchrun_words(asked, asked.extra))
     lines = []
     for rank in range(asked.num_nodes):
-        where = (f"--node-rank={rank}", "--master-addr=$HEAD", f"--master-port={PORT}")
+        where = (f"--node-rank={rank}", "--master-addr=$HOST", f"--master-port={PORT}")
         lines.append(
             f"# node {rank}\n"
-            + shlex.join(torchrun_words(asked, where)).replace("'--master-addr=$HEAD'", "--master-addr=$HEAD")
+            + shlex.join(torchrun_words(asked, where)).replace("'--master-addr=$HOST'", "--master-addr=$HOST")
         )
-    return "\n".join(["HEAD=first-node", *lines])
+    return "\n".join(["HOST=first-node", *lines])
 
 
 def run_by_torchrun(asked: NodeLaunch, say: Callable[[str], None]) -> int:

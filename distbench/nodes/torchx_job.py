@@ -53,7 +53,7 @@ def run_by_torchx(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         UserError: torchx is not here.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    require_program("torchx", "torchx", "install it (pip install torchx)", path)
+    require_program("torchx", "torchx", "install it (pip install 'distbench[torchx]')", path)
     code = run_here(torchx_words(asked), {**os.environ, "PATH": path})
     if code:
         say(f"torchx ended with {code}; what was finished is in {asked.out}, where the job sees this folder")
