@@ -46,7 +46,7 @@ set_up() {
     fi
     echo "run.sh: installing (a few minutes the first time)" >&2
     pip_install "torch==2.13.0"
-    pip_install --editable '.[test,check,docs,hf]'
+    pip_install --editable '.[test,check,docs,hf,torchx]'
     touch "$venv/.installed" || fail "$venv cannot be written: see above; make room, then $again"
 }
 

@@ -1,8 +1,10 @@
 """Killed ranks, tasks and node daemons under a real Slurm: what is lost, and what is left behind.
 
-`./run.sh bench slurm`: half a minute a kill; needs Slurm and root.
+`./run.sh bench slurm`: half a minute a kill; needs Slurm and root. What each kill did is kept in
+build/slurm-kills.jsonl: the same command goes on after the last of them, and begins anew where all are there.
 """
 
+import json
 import os
 import random
 import shutil
@@ -35,26 +37,41 @@ CLAIMS = (
 VICTIMS = ("a rank's worker", "a task", "a node's daemon", "a step's daemon")
 HANG_S, ORPHAN_S, POLL_S = 180, 20, 0.1
 MAX_ROWS = 8
+KEPT = Path("build") / "slurm-kills.jsonl"
 
 
 def main() -> list[Row]:
     """Rows: how many kills, and what was wrong in all of them together."""
     if why := why_not():
         sys.exit(f"bench slurm {why}")
-    random_state, counts = random.Random(SEED), Counter[str]()
+    kills = kept()
     folder = Path(tempfile.mkdtemp(prefix="slurm"))
     try:
         with slurm_cluster(folder) as cluster:
-            for number in range(NUM_KILLS):
-                what, seen = one_run(cluster, folder / f"out{number}", random_state)
-                counts.update(seen)
+            for number in range(len(kills), NUM_KILLS):
+                what, seen = one_run(cluster, folder / f"out{number}", random.Random(f"{SEED} {number}"))
+                kills.append(seen)
                 print(f"{number + 1:3d}  {what}: {', '.join(f'{name} {count}' for name, count in seen.items())}")
                 sys.stdout.flush()
+                with KEPT.open("a") as file:
+                    file.write(json.dumps(seen) + "\n")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    counts = sum(kills, Counter[str]())
     finished = ("slurm: cases finished before", float(counts["finished before"]), -1.0)
     wrong = [(f"slurm: {name}", float(counts[name]), 0.0) for name in WRONG]
     return [("slurm: kills", float(NUM_KILLS), -float(NUM_KILLS)), finished, *wrong]
+
+
+def kept() -> list[Counter[str]]:
+    """What was seen of the kills of a series that was interrupted."""
+    KEPT.parent.mkdir(exist_ok=True)
+    whole = KEPT.read_text() if KEPT.exists() else ""
+    lines = whole[: whole.rfind("\n") + 1].splitlines()
+    if len(lines) >= NUM_KILLS:
+        lines = []
+    KEPT.write_text("".join(f"{line}\n" for line in lines))
+    return [Counter(json.loads(line)) for line in lines]
 
 
 def one_run(cluster: SlurmCluster, out: Path, random_state: random.Random) -> tuple[str, Counter[str]]:

@@ -33,6 +33,12 @@ def _program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(FOLDERS))
 
 
+def _runs(*command: str) -> bool:
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return False
+
+
 class SlurmCluster:
     """The daemons.
 
@@ -78,8 +84,11 @@ class SlurmCluster:
         }
         lines = [f"{name}={value}" for name, value in settings.items()]
         partition = f"PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP"
-        for name in ("munge", "state"):
+        # Nodes of a real cluster do not share every disk: this folder each node has empty and for itself.
+        self.private = folder / "private"
+        for name in ("munge", "state", "private"):
             (folder / name).mkdir(mode=0o700)
+        self.has_private = _runs("unshare", "--mount", "true")
         (folder / "slurm.conf").write_text("\n".join([*lines, *nodes, partition, ""]))
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
@@ -102,7 +111,11 @@ class SlurmCluster:
 
     def start_node(self, name: str) -> None:
         """Start a node's daemon."""
-        self._start("slurmd", "-D", "-N", name, key=name)
+        words = [str(_program("slurmd")), "-D", "-N", name]
+        if self.has_private:
+            alone = f'mount -t tmpfs none "{self.private}" && exec "$@"'
+            words = ["unshare", "--mount", "sh", "-c", alone, "sh", *words]
+        self._start(*words, key=name)
 
     def kill_node(self, name: str) -> None:
         """Kill a node's daemon, as a node does that dies."""

@@ -8,6 +8,7 @@ import pytest
 from distbench import doctor
 from distbench.runs import accelerator_facts as told
 from distbench.runs.accelerator_facts import accelerator_facts, checks_of, devices_in, matrix_of, reasons_in
+from distbench.spec.devices import DEVICES as KNOWN
 from distbench.spec.devices import SWITCHED_OFF
 
 DEVICES = """\
@@ -64,6 +65,13 @@ def test_the_header_has_driver_clocks_and_links() -> None:
     assert (first["clocks.current.sm"], first["clocks.max.sm"], first["temperature.gpu"]) == (1980, 1980, 34)
     assert first["slowed_by"] == [] and second["slowed_by"] == ["power cap", "heat (software)"]
     assert second["mig.mode.current"] is None and second["power.limit"] == 700
+
+
+def test_the_header_has_the_variables_that_change_what_is_measured() -> None:
+    """Those that a review of CUDA's paths found missing."""
+    missing = "PYTORCH_ALLOC_CONF NCCL_NVLS_ENABLE NCCL_P2P_LEVEL NCCL_IB_HCA NCCL_CUMEM_ENABLE NVIDIA_TF32_OVERRIDE"
+    recorded = set(KNOWN["cuda"].variables)
+    assert set(missing.split()) <= recorded and any(name.startswith("TORCH_NCCL_") for name in recorded)
 
 
 def test_without_the_command_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The device seam on an accelerator that is not here: a made-up module stands where torch has its own."""
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,17 @@ def test_a_case_begins_with_an_empty_allocator(xpu: Xpu) -> None:
     left = seam.empty_allocator(torch.device("xpu", 1))
     assert xpu.done == ["synchronize xpu:1", "empty_cache", "reset_peak_memory_stats xpu:1", "memory_allocated xpu:1"]
     assert left == 4, "what is still held is the case's baseline"
+
+
+def test_what_a_case_before_left_in_a_cycle_is_collected(xpu: Xpu) -> None:
+    class Step:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gone = weakref.ref(Step())
+    assert gone() is not None
+    seam.empty_allocator(torch.device("xpu", 0))
+    assert gone() is None
 
 
 def test_the_peak_is_the_fullest_phases(xpu: Xpu, monkeypatch: pytest.MonkeyPatch) -> None:

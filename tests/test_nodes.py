@@ -2,7 +2,8 @@
 
 import shlex
 import socket
-import threading
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from conftest import DATA
 
 from distbench.cli import main
 from distbench.commands.on_nodes import without_where
+from distbench.launch import meeting
 from distbench.launch.meeting import Meeting, require_address
 from distbench.launch.ranks import Joined, joined_ranks
 from distbench.nodes import slurm_job, torchrun_nodes
 from distbench.nodes.node_launch import NodeLaunch
 from distbench.nodes.slurm_job import JobState, state_of
+from distbench.nodes.torchrun_nodes import address_in
 from distbench.runs.old_runs import kept_and_old
 from distbench.spec import UserError
 
@@ -38,36 +41,6 @@ def test_a_node_is_given_the_command_without_what_says_where(given: list[str], k
     assert without_where(given) == kept
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (("--node-rank", "1", "--master-addr", "node_0", "--master-port", "29501"), ("node_0", 29501)),
-        (("--node_rank=1", "--master_addr=node_0"), ("node_0", 29500)),
-        (("--rdzv-endpoint=node0:29400", "--rdzv-backend=c10d"), None),
-        (("--master-addr=x", "--master-port=y"), None),
-    ],
-)
-def test_the_first_node_of_torchruns_words_is_known(words: tuple[str, ...], found: tuple[str, int] | None) -> None:
-    assert torchrun_nodes.head_of(words) == found
-
-
-def test_a_first_node_that_does_not_answer_is_said_while_torchrun_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    words = ("--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}")
-    told, said = list[str](), threading.Event()
-
-    def tell(text: str, **_: object) -> None:
-        told.append(text)
-        said.set()
-
-    monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(torchrun_nodes, "print", tell, raising=False)
-    monkeypatch.setattr(torchrun_nodes, "run_here", lambda _: int(not said.wait(10)))
-    assert torchrun_nodes.run_by_torchrun(NodeLaunch(("tiny",), 2, 1, "cpu", Path("out"), "tiny", words)) == 0
-    assert f"nothing answers at 127.0.0.1:{port}" in told[0]
-
-
 def test_the_batch_file_has_the_nodes_and_the_command() -> None:
     code, text = run("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--print", "--launcher-args=-p gpu -t 5")
     lines = text.splitlines()
@@ -82,7 +55,7 @@ def test_torchrun_is_shown_for_each_node() -> None:
     commands = [shlex.split(line) for line in text.splitlines() if "torch.distributed.run" in line]
     assert code == 0 and len(commands) == 2
     for rank, command in enumerate(commands):
-        assert {"--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", "--master-addr=$HEAD"} <= set(command)
+        assert {"--nnodes=2", "--nproc-per-node=2", f"--node-rank={rank}", "--master-addr=$HOST"} <= set(command)
 
 
 def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
@@ -115,6 +88,7 @@ def test_a_launcher_that_is_not_here_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launcher: str, program: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     code, text = run("--nodes", "2", "--launcher", launcher)
     assert code == 2 and f"needs the program {program}, which is not here" in text
@@ -138,6 +112,91 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
 def test_what_slurm_says_of_a_job(monkeypatch: pytest.MonkeyPatch, output: str, expected: JobState) -> None:
     monkeypatch.setattr(slurm_job, "_ask", lambda *command: (0, output, ""))
     assert state_of("3") == expected
+
+
+def followed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[int, str, str]]
+) -> tuple[object, list[str]]:
+    """How a job ends whose states Slurm tells so, and what is said; the last answer is that to scancel."""
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1])
+    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.setattr(slurm_job.time, "sleep", lambda seconds: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    said: list[str] = []
+    asked = NodeLaunch(("tiny",), 2, 1, "cpu", tmp_path, "distbench-tiny")
+    try:
+        return slurm_job.run_by_slurm(asked, said.append), said
+    except (UserError, KeyboardInterrupt) as error:
+        return error, said
+
+
+def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waits = (0, "JobId=3 JobState=PENDING Reason=Resources StartTime=2026-01-01T10:00:00", "")
+    gone = (1, "", "slurm_load_jobs error: Unable to contact slurm controller")
+    over = (0, "JobId=3 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53", "")
+    code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, waits, gone, gone, over])
+    assert code == 1 and len(said) == 4
+    assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to begin it at 2026-01-01T10:00:00"
+    assert said[2].startswith("Slurm does not answer (slurm_load_jobs error: Unable to contact slurm controller)")
+    assert "give an --out that all nodes and this one share" in said[3]
+
+
+def test_a_job_that_slurm_would_never_begin_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waits = (0, "JobId=3 JobState=PENDING Reason=PartitionTimeLimit StartTime=Unknown", "")
+    error, _said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, (0, "", "")])
+    assert str(error).startswith("Slurm would never begin job 3 (PartitionTimeLimit): its partition gives no job so")
+
+
+def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(job_id: str) -> JobState:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm_job, "state_of", interrupted)
+    error, said = followed(monkeypatch, tmp_path, [(0, "3", ""), (1, "", "Unable to contact slurm controller")])
+    assert isinstance(error, KeyboardInterrupt)
+    assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ("--node-rank 1 --master-addr host", "host:29500"),
+        ("--master_addr=host --master_port=7", "host:7"),
+        ("--rdzv-endpoint host:8 --rdzv-backend c10d", "host:8"),
+        ("--rdzv_endpoint=host", "host:29500"),
+        ("--standalone", ""),
+    ],
+)
+def test_where_hosts_of_torchrun_meet(words: str, address: str) -> None:
+    assert address_in(words.split()) == address
+
+
+def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "RESOLVE_S", 0.0)
+    monkeypatch.setattr(meeting.require_host, "__defaults__", (0.0,))
+    words = ("--launcher", "torchrun", "--launcher-args", "--node-rank 1 --master-addr no-such-host.invalid")
+    code, text = run("--nodes", "2", *words)
+    assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in text
+
+
+def test_a_first_host_where_nothing_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(torchrun_nodes, "run_here", lambda command: time.sleep(0.2) or 0)
+    said: list[str] = []
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        where = ("--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", f"{closed.getsockname()[1]}")
+        asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", where)
+        assert torchrun_nodes.run_by_torchrun(asked, said.append) == 0
+    assert len(said) == 1 and "nothing answers at 127.0.0.1:" in said[0]
+
+
+def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setattr(meeting, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
+    found = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
+    assert (found.address, found.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
 
 
 def test_within_an_allocation_the_job_is_a_step_of_it() -> None:

@@ -75,7 +75,7 @@ def clone(children: Children, tmp_path: Path) -> Clone:
         ("no-venv", "run.sh: python3 could not make the virtual environment .venv"),
         ("no-pip no-ensurepip", "run.sh: .venv has no pip"),
         ("no-network", "run.sh: pip could not install torch==2.13.0"),
-        ("full", "run.sh: pip could not install .[test,check,docs,hf]"),
+        ("full", "run.sh: pip could not install .[test,check,docs,hf,torchx]"),
     ],
 )
 @pytest.mark.parametrize("words", [("list",), ("test",), ("check",), ()])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.launch.ranks import joined_ranks, tasks_on_node
+from distbench.launch.ranks import joined_ranks, slurm_port, tasks_on_node
 
 STEP = {"SLURM_PROCID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1"}
 STEP |= {"SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}
@@ -18,8 +18,14 @@ def test_a_step_of_one_task_is_no_rank() -> None:
 
 def test_ranks_of_a_node_are_counted_without_ntasks_per_node() -> None:
     joined = joined_ranks(STEP)
-    assert joined is not None and (joined.rank, joined.world_size, joined.address) == (5, 11, "gpu03:29517")
+    assert joined is not None and (joined.rank, joined.world_size, joined.address) == (5, 11, "gpu03:20000")
     assert joined.variables["LOCAL_WORLD_SIZE"] == "4" and joined.variables["LOCAL_RANK"] == "1"
+
+
+def test_launches_at_the_same_time_meet_at_ports_of_their_own() -> None:
+    started = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("7", "8") for step in ("0", "1")]
+    assert {slurm_port(one) for one in started} == {20007, 20108, 20008, 20109}
+    assert slurm_port({"SLURM_JOB_ID": "4294967294"}) < 30_000
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "laboratory": {"spec", "runs", "compare", "planning", "render"},
     "launch": {"spec", "runs", "costmodel"},
     "links": {"spec", "runs", "compare", "render"},
-    "nodes": {"spec"},
+    "nodes": {"spec", "launch"},
     "planning": {"spec", "costmodel"},
     "pytest_plugin": {"spec", "runs", "compare", "launch"},
     "render": {"spec"},

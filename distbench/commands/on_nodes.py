@@ -72,9 +72,8 @@ def run_on_nodes(
         texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_script, "torchx": nodes.torchx_line}
         say(texts[launcher](launch).rstrip("\n"))
         return 0
-    if launcher == "slurm":
-        return nodes.run_by_slurm(launch, lambda text: say(text, err=True))
-    return (nodes.run_by_torchrun if launcher == "torchrun" else nodes.run_by_torchx)(launch)
+    run = {"torchrun": nodes.run_by_torchrun, "slurm": nodes.run_by_slurm, "torchx": nodes.run_by_torchx}[launcher]
+    return run(launch, lambda text: say(text, err=True))
 
 
 def without_where(arguments: Sequence[str]) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def run(
 
     joined = joined_ranks(os.environ)
     if joined:
-        require_address(joined)
+        joined = require_address(joined)
     is_first = joined is None or joined.rank == 0
     if resume:
         _measure([_resumed(resume, scenarios, joined)], joined, quiet, is_resumed=True)

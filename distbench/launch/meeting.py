@@ -1,9 +1,12 @@
 """Ranks that another launcher started meet at an address: what is wrong with it is said, and soon."""
 
+import contextlib
 import os
 import socket
+import subprocess
 import sys
 import time
+from dataclasses import replace
 
 from distbench.launch.ranks import Joined
 from distbench.spec import UserError
@@ -11,26 +14,63 @@ from distbench.spec.printable import printable
 
 # Name servers may need a moment, right after a node came up.
 RESOLVE_S = 5.0
+# For an answer of Slurm's controller.
+ASK_S = 10.0
 # After which a rank that waits for the others says so; they may have begun later, and import torch more slowly.
 TOLD_AFTER_S, CONNECT_S = 20.0, 3.0
 
 
-def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> None:
+def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
     """Refuse a MASTER_ADDR that has no address, for which torch would wait in silence.
+
+    A name of Slurm's that no name server knows becomes the address by which Slurm itself reaches that node.
+
+    Returns:
+        The launch, with an address that resolves.
 
     Raises:
         UserError: its name did not resolve within `wait_s` seconds.
     """
-    host, until = joined.address.rpartition(":")[0], time.monotonic() + wait_s
+    host, _, port = joined.address.rpartition(":")
+    is_slurms = "SLURM_JOB_ID" in os.environ and "MASTER_ADDR" not in os.environ
+    if is_slurms and not _resolves(host) and (address := address_by_slurm(host)):
+        return replace(joined, variables={**joined.variables, "MASTER_ADDR": address}, address=f"{address}:{port}")
+    require_host(host, wait_s)
+    return joined
+
+
+def _resolves(host: str) -> bool:
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None))
+    return False
+
+
+def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
+    """Refuse a name that has no address.
+
+    Raises:
+        UserError: it did not resolve within `wait_s` seconds.
+    """
+    until = time.monotonic() + wait_s
     while host:
         try:
             socket.getaddrinfo(host, None)
             return
         except (OSError, UnicodeError) as error:
-            if time.monotonic() > until:
+            if time.monotonic() >= until:
                 what = f"MASTER_ADDR={host} is no name or address that this host knows ({error})"
                 raise UserError(f"{what}; set it to the first node's address, alike for all ranks") from error
         time.sleep(RESOLVE_S / 10)
+
+
+def address_by_slurm(node: str) -> str:
+    """By which Slurm reaches a node; "" where it does not say."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = ("scontrol", "show", "node", "--oneliner", node)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+        about = dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
+        return about.get("NodeAddr", "")
+    return ""
 
 
 class Meeting:
@@ -54,10 +94,17 @@ class Meeting:
 def why_waiting(joined: Joined, seconds: float) -> str:
     """What a rank that waits can tell about the address, in one sentence."""
     what = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
-    host, _, port = joined.address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_S).close()
-    except OSError as error:
+    if error := why_no_answer(joined.address):
         advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
         return f"{what}, and nothing answers there ({error}); {advice}"
     return f"{what}, and goes on waiting; rank 0 is there"
+
+
+def why_no_answer(address: str) -> str:
+    """Why nobody answers at `HOST:PORT`; "" where somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        return str(error)
+    return ""

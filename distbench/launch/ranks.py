@@ -11,7 +11,8 @@ from distbench.runs.machine import slug
 from distbench.spec import UserError
 from distbench.spec.job import PARENT_PID
 
-SRUN_PORT = 29517
+# Below the ports that Linux hands out by itself (ip_local_port_range).
+FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
 MAX_NODES = 1 << 16
 
 
@@ -91,8 +92,15 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
         "LOCAL_WORLD_SIZE": str(tasks_on_node(environ)),
         "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
-        "MASTER_PORT": environ.get("MASTER_PORT", str(SRUN_PORT)),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(slurm_port(environ))),
     }
+
+
+def slurm_port(environ: Mapping[str, str]) -> int:
+    """Where ranks of a step meet: jobs that share a node, and steps of one job at the same time, have others."""
+    job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+    numbers = [int(number) if number.isdecimal() else 0 for number in (job, step)]
+    return FIRST_PORT + (numbers[0] + PORTS_A_STEP * numbers[1]) % NUM_PORTS
 
 
 def tasks_on_node(environ: Mapping[str, str]) -> int:

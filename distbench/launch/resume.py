@@ -25,8 +25,8 @@ def job_left_of(file: Path) -> Job:
     after a power cut.
 
     Raises:
-        UserError: the run is complete, has no row yet, or was made of another commit, scenario file or torch, or on
-            another machine.
+        UserError: the run is complete, has no row yet, was made on several hosts or another machine, or of another
+            commit, scenario file or torch.
     """
     run = read_run(file)
     record = run.header.get("job")
@@ -37,6 +37,11 @@ def job_left_of(file: Path) -> Job:
         job = None
     if job is None:
         raise UserError(f"run file {file} does not say how it was made in words of this distbench; measure anew")
+    about = run.header.get("environment")
+    hosts = about.get("hosts") if isinstance(about, dict) else None
+    if isinstance(hosts, list) and len({str(host) for host in hosts}) > 1:
+        what = "it was measured on several hosts, and --resume starts ranks on this one alone"
+        raise UserError(f"--resume {file}: {what}; what it has counts, measure the rest with --nodes and -k")
     for what, then, now in _differences(run, job, facts):
         was, now_is = ("not known" if fact is None else fact for fact in (then, now))
         raise UserError(f"--resume {file}: {what} was {was}, now it is {now_is}; go back to that, or measure anew")

@@ -44,13 +44,13 @@ def launcher_here() -> str:
     return "slurm" if shutil.which("sbatch") else "torchrun"
 
 
-def require_program(name: str, launcher: str, advice: str) -> None:
+def require_program(name: str, launcher: str, advice: str, path: str | None = None) -> None:
     """Refuse a launcher whose program is not here.
 
     Raises:
-        UserError: `name` is not on the path.
+        UserError: `name` is not on `path`, by default this process's.
     """
-    if not shutil.which(name):
+    if not shutil.which(name, path=path):
         others = ", ".join(one for one in LAUNCHERS if one != launcher)
         raise UserError(f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {others}")
 

@@ -8,15 +8,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from distbench.launch.meeting import address_by_slurm
+from distbench.launch.ranks import FIRST_PORT, NUM_PORTS, slurm_port
 from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
 from distbench.spec import UserError
 
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
-LOOK_S, LATER_LOOK_S, LATER_S = 1.0, 5.0, 60.0
+LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
 COMMAND_TIMEOUT_S = 60
-FIRST_PORT, NUM_PORTS = 20_000, 20_000
+# Seconds between two words on a job that goes on waiting; and for a node's file to be seen here: NFS may take a minute.
+SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
+# Not one of Slurm's words: its controller does not say.
+UNANSWERED = "UNANSWERED"
 # Slurm's words for a job that is not over, of squeue(1), JOB STATE CODES.
 UNDER_WAY = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "REQUEUED", "STAGE_OUT"}
+UNDER_WAY.add(UNANSWERED)
+# Why a job waits that will wait for ever unless somebody changes it, of squeue(1), JOB REASON CODES.
+IN_VAIN = {
+    "PartitionNodeLimit": "its partition has fewer nodes; give fewer --nodes, or another partition",
+    "PartitionTimeLimit": "its partition gives no job so much time; give less with --launcher-args '--time=MINUTES'",
+    "BadConstraints": "no node is as asked for; change --launcher-args",
+    "InvalidAccount": "there is no such account; give one with --launcher-args '--account=NAME'",
+    "InvalidQOS": "there is no such quality of service; give one with --launcher-args '--qos=NAME'",
+}
 WHY = {
     "TIMEOUT": "its time limit was over; give it more with --launcher-args '--time=MINUTES'",
     "NODE_FAIL": "a node was lost; Slurm's own log says which (scontrol show job {job_id})",
@@ -24,7 +38,9 @@ WHY = {
     "OUT_OF_MEMORY": "a node had no memory left",
     "PREEMPTED": "another job took its nodes",
 }
-COMPLETED = "COMPLETED"
+COMPLETED, PENDING = "COMPLETED", "PENDING"
+# Slurm's reason where a node could not even open the output file.
+NOT_BEGUN = "JobLaunchFailure"
 # Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
 # for in vain.
 PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
@@ -38,11 +54,13 @@ class JobState:
         word: Slurm's own, such as RUNNING; "" where it does not know the job any more.
         exit_code: of the script, once it has ended.
         reason: why it waits, or why it ended, in Slurm's words.
+        begins: when Slurm expects it to begin; "" where it does not say.
     """
 
     word: str
     exit_code: int = 0
     reason: str = ""
+    begins: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -100,9 +118,17 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     try:
         state = _follow(job_id, log, say)
     except KeyboardInterrupt:
-        _ask("scancel", job_id)
-        say(f"Slurm job {job_id} is cancelled; what it measured is in {asked.out}")
+        code, _, complaint = _ask("scancel", job_id)
+        done = f"could not be cancelled ({complaint}), and may go on" if code else "is cancelled"
+        say(f"Slurm job {job_id} {done}; what it measured is in {asked.out}")
         raise
+    if state.word == PENDING:
+        _ask("scancel", job_id)
+        raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.reason]}")
+    if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
+        what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
+        say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
+        return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
     return _end(job_id, state, asked.out, say)
 
 
@@ -116,10 +142,8 @@ def srun_words(asked: NodeLaunch) -> list[str]:
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
     """Where ranks of this allocation meet."""
     hosts = _ask("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
-    about = dict(part.split("=", 1) for part in _ask("scontrol", "show", "node", *hosts[:1])[1].split() if "=" in part)
-    port = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % NUM_PORTS
-    found = {"MASTER_ADDR": about["NodeAddr"]} if about.get("NodeAddr") else {}
-    return {**found, "MASTER_PORT": str(port)}
+    address = address_by_slurm(hosts[0]) if hosts else ""
+    return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
 
 
 def _ask(*command: str) -> tuple[int, str, str]:
@@ -143,28 +167,45 @@ def state_of(job_id: str) -> JobState:
     """A job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
     code, output, complaint = _ask("scontrol", "show", "job", "--oneliner", job_id)
     if code:
-        return JobState("" if "Invalid job id" in complaint else "PENDING", reason=complaint)
+        return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
     fields = dict(part.split("=", 1) for part in output.split() if "=" in part)
     status, _, number = fields.get("ExitCode", "0:0").partition(":")
     exit_code = int(status) if status.isdigit() else 1
     signalled = int(number) if number.isdigit() else 0
+    begins = fields.get("StartTime", "")
     return JobState(
-        fields.get("JobState", ""), exit_code or (128 + signalled if signalled else 0), fields.get("Reason", "")
+        fields.get("JobState", ""),
+        exit_code or (128 + signalled if signalled else 0),
+        fields.get("Reason", ""),
+        "" if begins == "Unknown" else begins,
     )
 
 
 def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
-    """Show a job's output until it is over."""
-    began, shown, waits = time.monotonic(), 0, ""
+    """Show a job's output until it is over, or would wait for ever."""
+    began, shown, told, told_s = time.monotonic(), 0, "", 0.0
     while True:
         state = state_of(job_id)
         shown = _show(log, shown, say)
-        if state.is_over:
+        if state.is_over or (state.word == PENDING and state.reason in IN_VAIN):
             return state
-        if state.word == "PENDING" and state.reason not in (waits, "None"):
-            waits = state.reason
-            say(f"Slurm job {job_id} waits: {waits}")
-        time.sleep(LOOK_S if time.monotonic() - began < LATER_S else LATER_LOOK_S)
+        waited_s = time.monotonic() - began
+        waits = state.word in (PENDING, UNANSWERED) and state.reason != "None"
+        if waits and (state.reason != told or waited_s - told_s > SAY_AGAIN_S):
+            told, told_s = state.reason, waited_s
+            say(_why_waiting(job_id, state, waited_s))
+        time.sleep(LOOK_S if waited_s < LATER_S else LATER_LOOK_S)
+
+
+def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
+    if state.word == UNANSWERED:
+        what = (
+            f"Slurm does not answer ({state.reason}); job {job_id} goes on without, if it runs, and is asked for again"
+        )
+        return f"{what}. Its run file grows as long as it runs"
+    after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
+    begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
+    return f"Slurm job {job_id} waits{after}: {state.reason}{begins}"
 
 
 def _show(log: Path, shown: int, say: Callable[[str], None]) -> int:
@@ -189,3 +230,13 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
     why = WHY.get(state.word, f"{state.word}, {state.reason}").format(job_id=job_id)
     say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")
     return state.exit_code or 1
+
+
+def _is_missing(log: Path, wait_s: float) -> bool:
+    """Whether a job that is over left no output here, even after a while for a disk that nodes share."""
+    until = time.monotonic() + wait_s
+    while not log.exists():
+        if time.monotonic() > until:
+            return True
+        time.sleep(POLL_S)
+    return False

@@ -1,6 +1,10 @@
 """TorchX, which reaches Kubernetes, AWS Batch, Docker and others: its component dist.ddp runs torchrun on each node."""
 
+import os
 import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
 
@@ -40,11 +44,17 @@ def torchx_line(asked: NodeLaunch) -> str:
     return shlex.join(torchx_words(asked))
 
 
-def run_by_torchx(asked: NodeLaunch) -> int:
+def run_by_torchx(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     """Submit, follow the log to the end; torchx's exit code.
+
+    A scheduler of this host finds torchrun beside this Python, whether or not a shell's path has it.
 
     Raises:
         UserError: torchx is not here.
     """
-    require_program("torchx", "torchx", "install it (pip install torchx)")
-    return run_here(torchx_words(asked))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    require_program("torchx", "torchx", "install it (pip install 'distbench[torchx]')", path)
+    code = run_here(torchx_words(asked), {**os.environ, "PATH": path})
+    if code:
+        say(f"torchx ended with {code}; what was finished is in {asked.out}, where the job sees this folder")
+    return code
