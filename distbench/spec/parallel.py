@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from distbench.spec.declared import Declared
+
 # Those of scaled_dot_product_attention that torch's context parallel knows.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
 
 
 @dataclass(frozen=True)
-class LargestDim:
+class LargestDim(Declared):
     """Choose each parameter's shard placement for FSDP: the largest tensor dim that is divisible and not yet sharded.
 
     A parameter that no tensor dim fits stays sharded on tensor dim 0, unevenly. One of fewer elements than `min_numel`
@@ -27,7 +29,7 @@ class LargestDim:
 
 
 @dataclass(frozen=True)
-class FsdpPlan:
+class FsdpPlan(Declared):
     """FSDP2: which modules `fully_shard` wraps, each on its own, before the root.
 
     Args:
@@ -90,7 +92,7 @@ class FsdpPlan:
 
 
 @dataclass(frozen=True)
-class DdpPlan:
+class DdpPlan(Declared):
     """DistributedDataParallel by torch's composable `replicate`: every rank holds all parameters, and gradients are
     averaged in buckets while backward still runs.
 
@@ -112,7 +114,7 @@ class DdpPlan:
 
 
 @dataclass(frozen=True)
-class CpPlan:
+class CpPlan(Declared):
     """Context parallel: ring attention over one mesh dim.
 
     Args:
@@ -136,7 +138,7 @@ class CpPlan:
 
 
 @dataclass(frozen=True)
-class ShardParam:
+class ShardParam(Declared):
     """Annotate a parameter as a DTensor sharded on one tensor dim; nothing is done to inputs or outputs.
 
     Args:
@@ -150,7 +152,7 @@ class ShardParam:
 
 
 @dataclass(frozen=True)
-class CompilePlan:
+class CompilePlan(Declared):
     """torch.compile, module by module, before FSDP sees them.
 
     Args:
@@ -163,7 +165,7 @@ class CompilePlan:
 
 
 @dataclass(frozen=True)
-class ParallelPlan:
+class ParallelPlan(Declared):
     """How the model is laid over the mesh: TP, EP, then CP, activation checkpointing, compile, and FSDP or DDP last.
 
     Args:
