@@ -35,13 +35,14 @@ class Declared:
 
     def __post_init__(self) -> None:
         """Hold each field against its annotation; lists become the tuples that are meant."""
-        for name, hint in _hints(type(self)).items():
+        kind: Any = type(self)
+        for name, hint in _hints(kind).items():
             value = getattr(self, name)
             if isinstance(value, list) and fits(tuple(value), hint):
                 object.__setattr__(self, name, tuple(value))
             elif not fits(value, hint):
                 instead = f": ({value!r},)" if isinstance(value, str) and fits((value,), hint) else ""
-                raise TypeError(f"{type(self).__name__}.{name} is {shown(value)}; give {in_words(hint)}{instead}")
+                raise TypeError(f"{kind.__name__}.{name} is {shown(value)}; give {in_words(hint)}{instead}")
             elif callable(value) and name in self.called_with:
                 self._require_callable_with(name, value)
 
@@ -58,8 +59,8 @@ class Declared:
             raise TypeError(f"{type(self).__name__}.{name} is called as {called}, and takes {signature}") from error
 
 
-@functools.lru_cache(maxsize=None)
-def _hints(kind: Hashable) -> dict[str, Any]:
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
     names = {one.name for one in fields(kind)}
     return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in names}
 

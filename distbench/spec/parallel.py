@@ -101,6 +101,7 @@ class DdpPlan(Declared):
         bucket_cap_mb: MiB of gradients in a bucket; None for torch's 25, of which the first has 1.
         gradient_as_bucket_view: let gradients live in the buckets.
         static_graph: the same parameters take part in every step.
+        find_unused_parameters: look in each step for parameters that get no gradient; DDP waits for them otherwise.
         ignored: glob patterns over module names whose parameters' gradients are left as they are.
         sync_each_microbatch: average gradients after every micro-batch; False waits for the last one.
     """
@@ -109,6 +110,7 @@ class DdpPlan(Declared):
     bucket_cap_mb: float | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    find_unused_parameters: bool = False
     ignored: tuple[str, ...] = ()
     sync_each_microbatch: bool = True
 

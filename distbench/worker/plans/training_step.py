@@ -10,12 +10,19 @@ from torch import nn
 from distbench.spec import CpPlan, Scenario, UserError
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
 from distbench.worker.plans.fully_sharded import average_whole_gradients, data_parallel_size, sum_then_divide
-from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values, materialise
+from distbench.worker.plans.materialise import (
+    Blueprint,
+    as_built,
+    blueprint,
+    load_initial_values,
+    materialise,
+    require_as_built,
+)
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.rank.sharded_state import load_state, saved_state
-from distbench.worker.torch_internals import context_parallel, whole_sequence
+from distbench.worker.torch_internals import context_parallel, hooked_parameters, reduced_in_buckets, whole_sequence
 
 STATE_PHASES = ("save", "load")
 Stamp = Callable[[], None]
@@ -84,14 +91,21 @@ class TrainingStep:
         self.model, self.sharded = parallelize(built.model, plan, context, scenario.parallelize)
         if scenario.gradient_divide_factor is not None:
             sum_then_divide(self.model.modules(), context)
+        own = f" ({place_of(scenario.parallelize)})" if scenario.parallelize else ""
+        require_as_built(self.model, built, own)
+        hooked = hooked_parameters(self.model)
         offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
         give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
+        if lost := sorted(hooked - hooked_parameters(self.model)):
+            what = f"parallelize{own} gives parameter {lost[0]} a hook, which is lost when the model gets memory"
+            raise UserError(f"{what}; set it in after_materialize=fn, fn(model, mesh)")
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
+        self.has_buckets = reduced_in_buckets(self.model)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
-        self._batch = batch_of(scenario)
+        self.batch = batch_of(scenario)
         self.microbatches = list(self._split())
         self._make_optimizer = scenario.optimizer
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
@@ -118,7 +132,7 @@ class TrainingStep:
         index, count = self._context.index(BATCH_DIMS)
         parts = self.plan.microbatches
         for part in range(parts):
-            yield self._batch.part(index * parts + part, count * parts, self._context.device)
+            yield self.batch.part(index * parts + part, count * parts, self._context.device)
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part."""
@@ -153,7 +167,7 @@ class TrainingStep:
     def _of_sequence(self, plan: CpPlan, batch: Any) -> Iterator[tuple[torch.Tensor, int]]:
         """Of a part of the batch, the tensors that the sequence's ranks share; targets stay whole where the output is
         made whole."""
-        dims = self._batch.sequence_dims_of(plan)
+        dims = self.batch.sequence_dims_of(plan)
         whole = "1" if plan.unshard_output and self._scenario.loss is not None else None
         for name, tensor in tensors_of(batch):
             if name in dims and name != whole:
@@ -177,7 +191,7 @@ class TrainingStep:
     def num_setup_steps(self) -> int:
         """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
         which gradients were finished, in the second."""
-        return 1 if self.plan.ddp is None else 2
+        return 2 if self.has_buckets else 1
 
     @property
     def gradient_scale(self) -> float:

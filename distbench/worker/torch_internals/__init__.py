@@ -41,10 +41,12 @@ from distbench.worker.torch_internals.mesh_facts import (
     fake_mesh,
     fake_ranks,
     flatten_mesh,
+    hooked_parameters,
     hybrid_mesh,
     is_strided_shard,
     nothing_sent,
     ranks_by_group_name,
+    reduced_in_buckets,
     replicate_in_buckets,
     strided_shard,
 )

@@ -185,6 +185,7 @@ NEEDED = (
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu"),
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
+    ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
     ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
 )
 
