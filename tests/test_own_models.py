@@ -2,11 +2,13 @@
 
 import dataclasses
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import step_cases
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.batch import Batch, loss_of, mapped, tensors_of
@@ -102,6 +104,19 @@ def test_the_model_is_called_as_the_batch_is_made(examples: Any) -> None:
     ):
         with pytest.raises(UserError, match=says):
             loss_of(scenario, model, (x, keep))
+
+
+class Named(UserDict[str, torch.Tensor]):
+    """Has something beside its items."""
+
+    note = "none"
+
+
+def test_a_dict_of_somebodys_class_stays_one() -> None:
+    batch = Named(x=torch.ones(4))
+    batch.note = "kept"
+    part = Batch(batch).part(0, 2, CPU)
+    assert type(part) is Named and part.note == "kept" and len(part["x"]) == 2 and len(batch["x"]) == 4
 
 
 # Initial values
@@ -205,6 +220,33 @@ def forgets(model: nn.Module, mesh: Any) -> int:
     return 3
 
 
+def hooks_at_once(model: nn.Module, mesh: Any) -> None:
+    model.head.weight.register_hook(lambda gradient: gradient)
+
+
+def makes_it_larger(model: nn.Module, mesh: Any) -> None:
+    model.head = nn.Linear(64, 9, device="meta")
+
+
+def drops_a_layer(model: nn.Module, mesh: Any) -> None:
+    del model.blocks[1]
+
+
+def asks_for_values(model: nn.Module, mesh: Any) -> None:
+    float(next(model.parameters())[0])
+
+
+def flattens(model: nn.Module, mesh: Any) -> None:
+    model.head = nn.Module()
+    model.head._flat_param = nn.Parameter(torch.empty(3, device="meta"))
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.LazyLinear(2)
+
+
 def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
     model.head.weight = nn.Parameter(torch.empty(8, 64, device="meta"))
 
@@ -215,6 +257,19 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": raises}, f"parallelize raises RuntimeError: no such layer ({HERE}:"),
         ({"parallelize": forgets}, f"parallelize ({HERE}:"),
         ({"after_materialize": leaves_on_meta}, "parameter head.weight of the parallel model is still on the meta"),
+        (
+            {"parallelize": hooks_at_once},
+            "gives parameter head.weight a hook, which is lost when the model gets",
+        ),
+        ({"parallelize": makes_it_larger}, "parameter head.weight has shape [9, 64] in the parallel model and [8, 64]"),
+        ({"parallelize": drops_a_layer}, "8 parameters where build_model made 14: lacks 'blocks.1.norm.weight'"),
+        ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
+        ({"parallelize": flattens}, "has a flat parameter 'head._flat_param', as FullyShardedDataParallel makes it"),
+        ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
+        ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as an array of numpy; give tensors"),
+        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one sample or more"),
+        ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
+        ({"optimizer": lambda parameters: 3}, "the optimizer cannot run: AttributeError: 'int' object has no"),
         ({"make_batch": lambda: {"x": 3}}, "make_batch gives a dict without a tensor that can be split"),
         ({"make_batch": lambda: raises(nn.Identity(), 0)}, f"make_batch raises RuntimeError: no such layer ({HERE}:"),
         ({"build_model": lambda: 3}, f"build_model ({HERE}:"),
@@ -246,3 +301,33 @@ def test_every_tensor_has_a_name_and_what_holds_none_stays() -> None:
     assert [name for name, _ in tensors_of(batch)] == ["a.0"]
     keep: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor  # noqa: E731
     assert mapped(batch, keep)["a"][1] == "text"
+
+
+class WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x).mean()
+
+
+def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named(context: RankContext) -> None:
+    """torch's replicate in a function of the user's own was refused, since a fake group's work has no result."""
+    from torch.distributed._composable.replicate import replicate
+
+    def own(model: nn.Module, mesh: Any) -> None:
+        replicate(model.used, device_mesh=mesh["dp_replicate"])
+
+    given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
+    context = replace(context, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp_replicate",)))
+    assert rehearse(Scenario(**given, parallelize=own), context).problems == ()
+    step = TrainingStep(Scenario(**given, parallelize=own), context)
+    step(lambda: None)
+    step(lambda: None)
+    rows = communications_of(step, step.phases, step.plan, context, step.model)
+    assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
+    (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
+    assert problem.startswith("parameter unused.weight and 1 more gets no gradient, and DDP waits for it")
+    told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
+    assert rehearse(Scenario(**given, plan=told), context).problems == ()
