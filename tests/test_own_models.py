@@ -16,7 +16,7 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import step_cases
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.batch import Batch, loss_of, mapped, tensors_of
@@ -301,33 +301,3 @@ def test_every_tensor_has_a_name_and_what_holds_none_stays() -> None:
     assert [name for name, _ in tensors_of(batch)] == ["a.0"]
     keep: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor  # noqa: E731
     assert mapped(batch, keep)["a"][1] == "text"
-
-
-class WithUnused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.used(x).mean()
-
-
-def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named(context: RankContext) -> None:
-    """torch's replicate in a function of the user's own was refused, since a fake group's work has no result."""
-    from torch.distributed._composable.replicate import replicate
-
-    def own(model: nn.Module, mesh: Any) -> None:
-        replicate(model.used, device_mesh=mesh["dp_replicate"])
-
-    given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
-    context = replace(context, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("dp_replicate",)))
-    assert rehearse(Scenario(**given, parallelize=own), context).problems == ()
-    step = TrainingStep(Scenario(**given, parallelize=own), context)
-    step(lambda: None)
-    step(lambda: None)
-    rows = communications_of(step, step.phases, step.plan, context, step.model)
-    assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
-    (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
-    assert problem.startswith("parameter unused.weight and 1 more gets no gradient, and DDP waits for it")
-    told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
-    assert rehearse(Scenario(**given, plan=told), context).problems == ()
