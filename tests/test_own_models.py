@@ -236,11 +236,6 @@ def asks_for_values(model: nn.Module, mesh: Any) -> None:
     float(next(model.parameters())[0])
 
 
-def flattens(model: nn.Module, mesh: Any) -> None:
-    model.head = nn.Module()
-    model.head._flat_param = nn.Parameter(torch.empty(3, device="meta"))
-
-
 class Lazy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +259,6 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": makes_it_larger}, "parameter head.weight has shape [9, 64] in the parallel model and [8, 64]"),
         ({"parallelize": drops_a_layer}, "8 parameters where build_model made 14: lacks 'blocks.1.norm.weight'"),
         ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
-        ({"parallelize": flattens}, "has a flat parameter 'head._flat_param', as FullyShardedDataParallel makes it"),
         ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
         ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as an array of numpy; give tensors"),
         ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one sample or more"),
