@@ -18,9 +18,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.right_plans import RIGHT, scenario_of
-from distbench.spec import CpPlan, FsdpPlan, LargestDim, ParallelPlan, Scenario, ShardParam
+from distbench.spec import CpPlan, DdpPlan, FsdpPlan, LargestDim, ParallelPlan, Scenario, ShardParam
 
 Mesh = dict[str, int]
+DDP = {"dp_replicate": 4}
 TP, FSDP = {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}
 WRAP = ("blocks.*",)
 PAIR: dict[str, Any] = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
@@ -46,8 +47,10 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Three blocks and a head."""
 
-    def __init__(self, dim: int = 16, hidden: int = 32) -> None:
+    def __init__(self, dim: int = 16, hidden: int = 32, unused: bool = False) -> None:
         super().__init__()
+        if unused:
+            self.unused = Block(dim, hidden)
         self.blocks = nn.ModuleList(Block(dim, hidden) for _ in range(3))
         self.head = nn.Linear(dim, 10)
 
@@ -175,6 +178,14 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
     "two micro-batches": (FSDP, {"fsdp": FsdpPlan(mesh_dims=BOTH, sync_each_microbatch=False), "microbatches": 2}),
     "checkpointed": (FSDP, {"fsdp": FsdpPlan(wrap=WRAP, mesh_dims=BOTH), "checkpoint": WRAP}),
     "checkpointed nothing": (FSDP, {"fsdp": FsdpPlan(mesh_dims=BOTH), "checkpoint": ("layers.*",)}),
+    "DDP": (DDP, {"ddp": DdpPlan()}),
+    "DDP, small buckets": (DDP, {"ddp": DdpPlan(bucket_cap_mb=0.001)}),
+    "DDP, an unused block": (DDP, {"ddp": DdpPlan(), "unused": True}),
+    "DDP, an unused block looked for": (DDP, {"ddp": DdpPlan(find_unused_parameters=True), "unused": True}),
+    "DDP, an unused block left out": (DDP, {"ddp": DdpPlan(ignored=("unused",)), "unused": True}),
+    "DDP, a static graph and an unused block": (DDP, {"ddp": DdpPlan(static_graph=True), "unused": True}),
+    "DDP over no such dim": (FSDP, {"ddp": DdpPlan(mesh_dims=("dp",))}),
+    "DDP with TP": ({"dp_replicate": 2, "tp": 2}, {"ddp": DdpPlan(), "tp": PAIR}),
     "state saved without an optimizer": (FSDP, {"fsdp": FsdpPlan(mesh_dims=BOTH), "state_dict": True}),
 }
 
@@ -191,11 +202,12 @@ def plans() -> Iterator[tuple[str, Mesh, Scenario]]:
     for name, (mesh, given) in PLANS.items():
         parts = dict(given)
         hidden, rows = parts.pop("hidden", 32), parts.pop("rows", 8)
+        unused = parts.pop("unused", False)
         yield (
             name,
             mesh,
             Scenario(
-                build_model=lambda hidden=hidden: Stack(hidden=hidden),
+                build_model=lambda hidden=hidden, unused=unused: Stack(hidden=hidden, unused=unused),
                 make_batch=lambda rows=rows: batch(rows),
                 loss=loss,
                 plan=ParallelPlan(**parts),

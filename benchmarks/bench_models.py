@@ -19,7 +19,10 @@ from distbench.launch import Request, jobs_of
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 # File to what it needs.
+# A pipeline's row belongs here: "pipeline.py": "torch".
 FILES = {"own_parallelize.py": "torch", "hf.py": "transformers", "torchtitan_llama3.py": "torchtitan"}
+# What must come out wrong, with its cause in the sentence.
+NAMED = {"gpt2": "random numbers"}
 RANKS = 4
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
@@ -52,11 +55,15 @@ def main() -> list[Row]:
     owned = min(100 * row["num_owned"] / row["num_traced"] for row in found)
     missing = sum(abs(row["signed"] - row["num_traced"]) + len(row["differences"]) for row in found)
     return [
-        ("models called wrong", float(sum(row["wrong"] is not None for row in found)), 0.0),
+        ("models called wrong", float(sum(not is_ok(row) for row in found)), 0.0),
         ("most glue", float(max(row["glue"] for row in found)), float(MAX_GLUE)),
         ("collectives missing", float(missing), 0.0),
         ("least owned, %", owned, -float(LEAST_OWNED)),
-        ("largest gradient error over what is allowed", max(r["grad_rel_error"] / r["tolerance"] for r in found), 1.0),
+        (
+            "largest gradient error over what is allowed",
+            max(row["grad_rel_error"] / row["tolerance"] for row in found if row["name"] not in NAMED),
+            1.0,
+        ),
     ]
 
 
@@ -99,9 +106,15 @@ def glue_of(file: Path, name: str) -> int:
     return counts[""] + counts.get(name.partition("/")[0], 0)
 
 
+def is_ok(row: dict[str, Any]) -> bool:
+    """Right; or wrong, where it must be, for the reason that it must be."""
+    cause = NAMED.get(row["name"])
+    return row["wrong"] is None if cause is None else cause in (row["wrong"] or "")
+
+
 def line(row: dict[str, Any]) -> str:
     """One model's line."""
-    result = "ok" if row["wrong"] is None else "wrong"
+    result = "named" if row["wrong"] and is_ok(row) else "ok" if is_ok(row) else "wrong"
     owned = f"{100 * row['num_owned'] / row['num_traced']:.0f} %"
     seen = f"{row['num_traced']:>6} {row['signed']:>6} {owned:>6}"
     return f"{row['name']:36} {row['glue']:>4} {result:>6} {seen} {row['grad_rel_error']:9.1e} {row['tolerance']:8.0e}"

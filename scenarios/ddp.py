@@ -14,6 +14,7 @@ KNOBS = {
     "small_buckets": DdpPlan(bucket_cap_mb=1),
     "bucket_view": DdpPlan(gradient_as_bucket_view=True),
     "static_graph": DdpPlan(static_graph=True),
+    "find_unused": DdpPlan(find_unused_parameters=True),
     "accumulate": DdpPlan(sync_each_microbatch=False),
     "ignored": DdpPlan(ignored=("tok_embeddings",)),
 }
@@ -28,7 +29,7 @@ def built(knob: str, *sizes: int) -> Llama:
 
 @scenario(
     mesh={"dp_replicate": 4},
-    axes={"knob": ("plain", "small_buckets", "bucket_view", "static_graph", "accumulate", "ignored")},
+    axes={"knob": ("plain", "small_buckets", "bucket_view", "static_graph", "find_unused", "accumulate", "ignored")},
     quick={"dim": 128, "hidden": 512, "num_layers": 2, "sequence": 64},
     tags=("ddp", "further"),
 )

@@ -33,7 +33,7 @@ def test_each_example_stands_on_the_page_and_takes_fewer_than_five_lines_of_glue
 def signed(children: Children, file: str) -> dict[str, Counter[str]]:
     """Variant to what it communicates: "phase kind mesh dim" to how often; each with an owner."""
     installed(file)
-    done = children.cli("signature", str(EXAMPLES / file), timeout=300)
+    done = children.cli("signature", f"{EXAMPLES / file}::{file.partition('.')[0]}", timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Counter[str]] = {}
     rows = found.setdefault("", Counter())

@@ -2,11 +2,13 @@
 
 import dataclasses
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -102,6 +104,19 @@ def test_the_model_is_called_as_the_batch_is_made(examples: Any) -> None:
     ):
         with pytest.raises(UserError, match=says):
             loss_of(scenario, model, (x, keep))
+
+
+class Named(UserDict[str, torch.Tensor]):
+    """Has something beside its items."""
+
+    note = "none"
+
+
+def test_a_dict_of_somebodys_class_stays_one() -> None:
+    batch = Named(x=torch.ones(4))
+    batch.note = "kept"
+    part = Batch(batch).part(0, 2, CPU)
+    assert type(part) is Named and part.note == "kept" and len(part["x"]) == 2 and len(batch["x"]) == 4
 
 
 # Initial values
@@ -205,6 +220,28 @@ def forgets(model: nn.Module, mesh: Any) -> int:
     return 3
 
 
+def hooks_at_once(model: nn.Module, mesh: Any) -> None:
+    model.head.weight.register_hook(lambda gradient: gradient)
+
+
+def makes_it_larger(model: nn.Module, mesh: Any) -> None:
+    model.head = nn.Linear(64, 9, device="meta")
+
+
+def drops_a_layer(model: nn.Module, mesh: Any) -> None:
+    del model.blocks[1]
+
+
+def asks_for_values(model: nn.Module, mesh: Any) -> None:
+    float(next(model.parameters())[0])
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.LazyLinear(2)
+
+
 def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
     model.head.weight = nn.Parameter(torch.empty(8, 64, device="meta"))
 
@@ -215,6 +252,18 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": raises}, f"parallelize raises RuntimeError: no such layer ({HERE}:"),
         ({"parallelize": forgets}, f"parallelize ({HERE}:"),
         ({"after_materialize": leaves_on_meta}, "parameter head.weight of the parallel model is still on the meta"),
+        (
+            {"parallelize": hooks_at_once},
+            "gives parameter head.weight a hook, which is lost when the model gets",
+        ),
+        ({"parallelize": makes_it_larger}, "parameter head.weight has shape [9, 64] in the parallel model and [8, 64]"),
+        ({"parallelize": drops_a_layer}, "8 parameters where build_model made 14: lacks 'blocks.1.norm.weight'"),
+        ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
+        ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
+        ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as an array of numpy; give tensors"),
+        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one sample or more"),
+        ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
+        ({"optimizer": lambda parameters: 3}, "the optimizer cannot run: AttributeError: 'int' object has no"),
         ({"make_batch": lambda: {"x": 3}}, "make_batch gives a dict without a tensor that can be split"),
         ({"make_batch": lambda: raises(nn.Identity(), 0)}, f"make_batch raises RuntimeError: no such layer ({HERE}:"),
         ({"build_model": lambda: 3}, f"build_model ({HERE}:"),

@@ -65,7 +65,11 @@ def find(target: str) -> list[Entry]:
     chosen = [entry for entry in entries if name in ("*", entry.name)]
     if not chosen:
         names = [entry.name for entry in entries]
-        hint = nearest(name, names) if name != "*" else "decorate a function with @scenario(mesh={...})"
+        if name == "*":
+            raise UserError(
+                f"{path} declares no scenario; decorate a function (at its top level) with @scenario(mesh={{...}})"
+            )
+        hint = nearest(name, names)
         if not separator and Path(target).is_dir():
             raise UserError(f"{target!r} is a folder; give one of its .py files, or the name of a scenario")
         raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
@@ -130,7 +134,7 @@ def _header(decorator: ast.Call, where: str) -> dict[str, Any]:
     if decorator.args or "mesh" not in header:
         raise UserError(f"{where}: @scenario needs its mesh by name; write @scenario(mesh={{'tp': 2}})")
     for name in ("mesh", "quick_mesh"):
-        check_mesh_dims(header.get(name, {}))
+        check_mesh_dims(header.get(name, {}), f"{where}: ")
     return header
 
 

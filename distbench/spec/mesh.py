@@ -43,11 +43,11 @@ def check_num_ranks(mesh: Mapping[str, int]) -> None:
         raise UserError(f"{wrong}; give a mesh of at most {MAX_RANKS:,}")
 
 
-def check_mesh_dims(mesh: Mapping[str, int]) -> None:
-    """Refuse names that are not in MESH_DIMS: no plan knows them."""
+def check_mesh_dims(mesh: Mapping[str, int], where: str = "") -> None:
+    """Refuse names that are not in MESH_DIMS: no plan knows them. `where` begins the sentence."""
     for name in mesh:
         if name not in MESH_DIMS:
-            raise UserError(f"mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
+            raise UserError(f"{where}mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
 
 
 def format_mesh(mesh: Mapping[str, int]) -> str:

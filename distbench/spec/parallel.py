@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from distbench.spec.declared import Declared
 from distbench.spec.pipeline_plan import PipelinePlan
 
 # Those of scaled_dot_product_attention that torch's context parallel knows.
@@ -18,7 +19,7 @@ ROTATIONS = ("allgather", "alltoall", ULYSSES)
 
 
 @dataclass(frozen=True)
-class LargestDim:
+class LargestDim(Declared):
     """Choose each parameter's shard placement for FSDP: the largest tensor dim that is divisible and not yet sharded.
 
     A parameter that no tensor dim fits stays sharded on tensor dim 0, unevenly. One of fewer elements than `min_numel`
@@ -32,7 +33,7 @@ class LargestDim:
 
 
 @dataclass(frozen=True)
-class FsdpPlan:
+class FsdpPlan(Declared):
     """FSDP2: which modules `fully_shard` wraps, each on its own, before the root.
 
     Args:
@@ -96,7 +97,7 @@ class FsdpPlan:
 
 
 @dataclass(frozen=True)
-class DdpPlan:
+class DdpPlan(Declared):
     """DistributedDataParallel by torch's composable `replicate`: every rank holds all parameters, and gradients are
     averaged in buckets while backward still runs.
 
@@ -105,6 +106,7 @@ class DdpPlan:
         bucket_cap_mb: MiB of gradients in a bucket; None for torch's 25, of which the first has 1.
         gradient_as_bucket_view: let gradients live in the buckets.
         static_graph: the same parameters take part in every step.
+        find_unused_parameters: look in each step for parameters that get no gradient; DDP waits for them otherwise.
         ignored: glob patterns over module names whose parameters' gradients are left as they are.
         sync_each_microbatch: average gradients after every micro-batch; False waits for the last one.
     """
@@ -113,12 +115,13 @@ class DdpPlan:
     bucket_cap_mb: float | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    find_unused_parameters: bool = False
     ignored: tuple[str, ...] = ()
     sync_each_microbatch: bool = True
 
 
 @dataclass(frozen=True)
-class CpPlan:
+class CpPlan(Declared):
     """Context parallel over one mesh dim: ring attention, or Ulysses.
 
     Args:
@@ -150,7 +153,7 @@ class CpPlan:
 
 
 @dataclass(frozen=True)
-class ShardParam:
+class ShardParam(Declared):
     """Annotate a parameter as a DTensor sharded on one tensor dim; nothing is done to inputs or outputs.
 
     Args:
@@ -164,7 +167,7 @@ class ShardParam:
 
 
 @dataclass(frozen=True)
-class CompilePlan:
+class CompilePlan(Declared):
     """torch.compile, module by module, before FSDP sees them.
 
     Args:
@@ -180,7 +183,7 @@ class CompilePlan:
 
 
 @dataclass(frozen=True)
-class ParallelPlan:
+class ParallelPlan(Declared):
     """How the model is laid over the mesh: pipeline stages, and in each TP, EP, then CP, activation checkpointing,
     compile, and FSDP or DDP last.
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distbench.spec.declared import Declared
+
 
 @dataclass(frozen=True)
 class PipelineSchedule:
@@ -38,7 +40,7 @@ SCHEDULES: Mapping[str, PipelineSchedule] = {
 
 
 @dataclass(frozen=True)
-class PipelinePlan:
+class PipelinePlan(Declared):
     """Pipeline parallel over one mesh dim: the model's layers in stages, by torch's own `PipelineStage` and schedules.
 
     A rank's batch goes through in `ParallelPlan.microbatches` parts. What else the plan has (TP, FSDP, activation

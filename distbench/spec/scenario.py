@@ -6,8 +6,9 @@ torch objects pass through untouched (hence `Any`): a scenario builds them, the 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from distbench.spec.declared import Declared
 from distbench.spec.forward_only import require_forward_only
 from distbench.spec.parallel import ParallelPlan
 
@@ -17,7 +18,7 @@ DTYPES = ("f32", "bf16", "f16", "f64")
 
 
 @dataclass(frozen=True)
-class Collectives:
+class Collectives(Declared):
     """Every op x size x dtype over every mesh dim, all groups of a mesh dim at once.
 
     Args:
@@ -32,7 +33,7 @@ class Collectives:
 
 
 @dataclass(frozen=True)
-class Redistributions:
+class Redistributions(Declared):
     """DTensor redistributions of one global shape over the whole mesh, by each planner.
 
     Args:
@@ -51,7 +52,7 @@ class Redistributions:
 
 
 @dataclass(frozen=True)
-class Laboratory:
+class Laboratory(Declared):
     """One suite of redistributions over the whole mesh; which pairs follows from the mesh that is really used.
 
     What is not said here is as for Redistributions.
@@ -72,7 +73,7 @@ class Laboratory:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Declared):
     """Every step that DTensor's redistributions are made of, over every mesh dim, and the direct exchange.
 
     Args:
@@ -86,7 +87,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class DTensorOperator:
+class DTensorOperator(Declared):
     """An operator on DTensors, forward and backward, under placements of its inputs, by each planner.
 
     Args:
@@ -108,7 +109,7 @@ class DTensorOperator:
 
 
 @dataclass(frozen=True)
-class Links:
+class Links(Declared):
     """Every pair of ranks, the groups of each mesh dim, and each rank's own speed: what names a slow rank or link.
 
     Args:
@@ -123,7 +124,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Declared):
     """What one variant of a scenario measures. Every part is optional.
 
     Args:
@@ -167,6 +168,15 @@ class Scenario:
             model's precision in a way of its own; None for 1e-5 or what rounding does to the model on one device.
     """
 
+    called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(("build_model", "make_batch"), ()),
+        "loss": ("output", "targets"),
+        **dict.fromkeys(("call", "make_cache"), ("model", "batch")),
+        **dict.fromkeys(("parallelize", "after_materialize"), ("model", "mesh")),
+        "optimizer": ("parameters",),
+        "num_tokens": ("batch",),
+    }
+
     build_model: Callable[[], Any] | None = None
     make_batch: Callable[[], Any] | None = None
     loss: Callable[[Any, Any], Any] | None = None
@@ -192,7 +202,18 @@ class Scenario:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
+        """Likewise, and a model in the place of the function that makes it."""
+        super().__post_init__()
         require_forward_only(self)
+        if hasattr(self.build_model, "named_parameters") and not isinstance(self.build_model, type):
+            what = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
+            raise TypeError(f"{what}; give a function that makes one, which is called under the meta device")
+        if self.call is not None and self.loss is not None:
+            raise TypeError("Scenario has both call and loss; call makes the loss too, so drop one of them")
+
+    def arguments_of(self, name: str) -> tuple[str, ...]:
+        """Likewise; `call` is given a cache where the scenario makes one."""
+        return (*super().arguments_of(name), *(("cache",) if name == "call" and self.make_cache else ()))
 
     @property
     def step_plan(self) -> ParallelPlan:

@@ -17,7 +17,7 @@ from distbench.spec.errors import StorageFailed
 from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
 from distbench.worker.rank.agreement import Agreement
 from distbench.worker.rank.device import clock_of
-from distbench.worker.rank.failure import RankFailed, one_line
+from distbench.worker.rank.failure import RankFailed, one_line, one_line_and_place
 from distbench.worker.rank.measure import Meter, RankGroup, Samples, Taken
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, result_of
 from distbench.worker.rank.rank_context import RankContext
@@ -153,7 +153,7 @@ class Runner:
             self._agreement.require_all_failed(f"{turn.index}-{number}", message)
         else:
             traceback.print_exc()
-            status, message = "raised", one_line(error)
+            status, message = "raised", one_line_and_place(error)
             self._require_harmless(f"{turn.index}-{number}", message)
         turn.close()
         if number == 0:

@@ -6,6 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     GemmaConfig,
+    GPT2Config,
     LlamaConfig,
     MixtralConfig,
     Qwen3Config,
@@ -31,6 +32,7 @@ MODELS = {
     "gemma": (AutoModelForCausalLM, GemmaConfig(**SMALL, head_dim=16, tie_word_embeddings=True)),
     "vit": (AutoModelForImageClassification, ViTConfig(**VISION)),
 }
+GPT2 = GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=256)
 # A ViT brings no plan along.
 PLANS = {
     "vit": {
@@ -62,4 +64,17 @@ def hf(*, model: str = "llama") -> Scenario:
         make_batch=images if model == "vit" else text,
         optimizer=torch.optim.AdamW,
         plan=ParallelPlan(tp=PLANS.get(model, "auto"), fsdp=FsdpPlan(wrap="auto")),  # glue
+    )
+
+
+@scenario(mesh={"dp_shard": 4})
+def gpt2() -> Scenario:
+    """GPT-2 as it is trained, with dropout of 0.1: it comes out `wrong`, and the sentence names dropout."""
+    return Scenario(
+        build_model=lambda: AutoModelForCausalLM.from_config(
+            GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=256)
+        ),
+        make_batch=text,
+        optimizer=torch.optim.AdamW,
+        plan=ParallelPlan(fsdp=FsdpPlan(wrap="auto")),  # glue
     )

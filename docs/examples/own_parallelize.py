@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, scenario
 
 
 class Block(nn.Module):
@@ -89,4 +89,15 @@ def own_parallelize() -> Scenario:
         make_batch=as_dict,
         optimizer=torch.optim.AdamW,
         parallelize=parallelize,  # glue
+    )
+
+
+@scenario(mesh={"dp_replicate": 4})
+def averaged_in_buckets() -> Scenario:
+    """DistributedDataParallel."""
+    return Scenario(
+        build_model=Classifier,
+        make_batch=as_dict,
+        optimizer=torch.optim.AdamW,
+        plan=ParallelPlan(ddp=DdpPlan()),  # glue
     )

@@ -1,6 +1,7 @@
 """One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -8,19 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.spec import ParallelPlan, Scenario, UserError
+from distbench.spec import DdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import parameter_bytes
 from distbench.worker.inference import step_of
+from distbench.worker.plans.batch import tensors_of
 from distbench.worker.plans.materialise import blueprint
-from distbench.worker.plans.patterns import styles_by_module
+from distbench.worker.plans.patterns import matching_modules, styles_by_module
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name, shape_text
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.failure import one_line_and_place
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import NeedsValues, ShapesOnly, Skipped, Unsupported
 
 # A model of no more parameters that fails on shapes alone is run again with values: it may need them.
 MAX_REPEATED = 20_000_000
+TOO_LARGE = "and the model is too large to be tried with values"
 
 
 @dataclass(frozen=True)
@@ -67,35 +70,71 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
         return Rehearsal((str(error),))
     except Exception as error:
         # What plan_check does not know of, torch says when the plan is applied.
-        return Rehearsal((f"torch refuses the plan: {one_line(error)}",))
+        return Rehearsal((f"torch refuses the plan: {one_line_and_place(error)}",))
     if shapes is None:
         return Rehearsal((), missing, parameter_bytes(step.model))
-    problems, why_not = _tried(step, shapes.on())
+    if step.has_buckets and num_parameters > MAX_REPEATED:
+        return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", parameter_bytes(step.model))
+    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp)
     if problems or why_not:
         if num_parameters <= MAX_REPEATED:
-            problems, why_not = _tried(step_of(scenario, context), contextlib.nullcontext())
+            problems, why_not = _tried(step_of(plain, context), contextlib.nullcontext, scenario.plan.ddp)
         else:
             problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
     return Rehearsal(problems, why_not, parameter_bytes(step.model))
 
 
-def _tried(step: TrainingStep, on: contextlib.AbstractContextManager[None]) -> tuple[tuple[str, ...], str | None]:
+def _tried(
+    step: TrainingStep, on: Callable[[], contextlib.AbstractContextManager[None]], ddp: DdpPlan | None
+) -> tuple[tuple[str, ...], str | None]:
     """The problems of one step, and why it could not be tried."""
     tracker = _ForwardTracker(step.model, step.plan)
     # Compiling takes longer than all the rest, and its time belongs to the run.
     stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
     try:
-        with on, stance:
+        with on(), stance:
             step.forward_backward(tracker.stamp)
+        tracker.problems += _without_gradient(step.model, ddp)
+        # Most optimizers ask for the value of a count of theirs; that is no reason to try all again with values.
+        with contextlib.suppress(NeedsValues), on():
+            tracker.phase = "the optimizer"
+            if step.optimizer is not None:
+                step.optimizer.step()
     except Skipped:
         raise
     except NeedsValues as reason:
-        return (), f"{tracker.where()} {reason}, and the model is too large to be tried with values"
+        return (), f"{tracker.where()} {reason}, {TOO_LARGE}"
     except (Unsupported, UserError) as error:
         return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
-        return (f"{tracker.where()} cannot run: {one_line(error)}",), None
+        whole = _split_in_part(step)
+        return (f"{tracker.where()} cannot run: {one_line_and_place(error)}{whole}",), None
     return tuple(tracker.problems), None
+
+
+def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
+    """What DDP would wait for in vain."""
+    if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
+        return []
+    ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
+    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in ignored]
+    lacking = [name for name, parameter in named if parameter.grad is None]
+    if not lacking:
+        return []
+    others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    what = f"parameter {lacking[0]}{others} gets no gradient, and DDP waits for it"
+    return [f"{what}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
+
+
+def _split_in_part(step: TrainingStep) -> str:
+    """Which tensors of the batch ranks have a part of, where not all are alike: the guess may be wrong."""
+    named = [name for name, tensor in tensors_of(step.batch.tree) if tensor.ndim]
+    split = step.batch.split_dims
+    if step.batch.dims is not None or len(split) == len(named) or not any(named):
+        return ""
+    whole = [name for name in named if name not in split]
+    told = f"of the batch {', '.join(split)} is split over data parallel ranks and {', '.join(whole)} is not"
+    return f"; {told}: say batch_dims where that is wrong"
 
 
 class _ForwardTracker:
@@ -105,18 +144,18 @@ class _ForwardTracker:
         self.problems: list[str] = []
         self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
         self._at: list[str] = []
-        self._phase = "the model"
+        self.phase = "the model"
         for name, module in model.named_modules():
             module.register_forward_pre_hook(partial(self._enter, name), prepend=True, with_kwargs=True)
             module.register_forward_hook(self._leave)
 
     def where(self) -> str:
         """The innermost module whose forward has begun, its style, and what it was given; or the phase."""
-        return self._at[-1] if self._at else self._phase
+        return self._at[-1] if self._at else self.phase
 
     def stamp(self) -> None:
         """Forward and loss are over, or backward."""
-        self._phase = "backward"
+        self.phase = "backward"
 
     def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         style = self._styles.get(name)
@@ -134,7 +173,7 @@ class _ForwardTracker:
     def _leave(self, module: nn.Module, inputs: object, output: Any) -> None:
         self._at.pop()
         if not self._at:
-            self._phase = f"the loss, given {_text(output)},"
+            self.phase = f"the loss, given {_text(output)},"
 
 
 def _text(value: Any) -> str:

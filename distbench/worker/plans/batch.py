@@ -1,8 +1,9 @@
 """The global batch of a scenario, whatever it is made of: which of its tensors are split, and a rank's part of it."""
 
+import copy
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class Batch:
         if found is None:
             raise UserError(
                 f"make_batch gives {kind_of(self.tree)} without a tensor that can be split over ranks; return tensors "
-                "of the global batch, batch first"
+                "of the global batch, batch first, in a dict, list, tuple or dataclass"
             )
         return found
 
@@ -113,21 +114,33 @@ def batch_of(scenario: Scenario) -> Batch:
     assert scenario.make_batch is not None
     with blamed("make_batch", scenario.make_batch):
         batch = Batch(scenario.make_batch(), scenario.batch_dims, scenario.sequence_dims)
-    assert batch.length >= 0
+    if array := next((name for name, leaf in leaves_of(batch.tree) if type(leaf).__module__ == "numpy"), None):
+        what = f"make_batch ({place_of(scenario.make_batch)}) gives {array or 'the batch'} as an array of numpy"
+        raise UserError(f"{what}; give tensors: torch.from_numpy(...)")
+    if not batch.length:
+        what = f"make_batch ({place_of(scenario.make_batch)}) gives a batch of no samples"
+        raise UserError(f"{what}; give one sample or more for each data parallel rank")
     return batch
 
 
 def kind_of(tree: Any) -> str:
     """What somebody returned, for a sentence."""
-    return "None" if tree is None else f"a {type(tree).__name__}"
+    name = type(tree).__name__
+    return "None" if tree is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def tensors_of(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of a batch with its name: keys, fields and positions joined by dots."""
-    if isinstance(tree, torch.Tensor):
+    return ((name, leaf) for name, leaf in leaves_of(tree, name) if isinstance(leaf, torch.Tensor))
+
+
+def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a batch that has no parts, with its name."""
+    parts = _parts(tree)
+    if not parts:
         yield name, tree
-    for key, value in _parts(tree):
-        yield from tensors_of(value, f"{name}.{key}" if name else str(key))
+    for key, value in parts:
+        yield from leaves_of(value, f"{name}.{key}" if name else str(key))
 
 
 def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
@@ -139,12 +152,21 @@ def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name:
         return tree
     new = {key: mapped(value, change, f"{name}.{key}" if name else str(key)) for key, value in parts}
     if isinstance(tree, Mapping):
-        return dict(new)
+        return _with_items(tree, new)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(**new)
     if isinstance(tree, list | tuple):
         return type(tree)(new.values())
-    return dataclasses.replace(tree, **{key: new[key] for key in new})
+    return dataclasses.replace(tree, **new)
+
+
+def _with_items(tree: Mapping[Any, Any], new: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A dict of somebody's own class keeps what it has beside its items."""
+    if not isinstance(tree, MutableMapping):
+        return new
+    changed = copy.copy(tree)
+    changed.update(new)
+    return changed
 
 
 def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
@@ -164,7 +186,7 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
 
     The scenario's `call` does all of it where there is one. Else a dict or a tuple goes to the model as its arguments;
     with a `loss`, a pair is inputs and targets. Without one the loss is what the model returns: a scalar, the `loss` of
-    its output, or the first of a tuple.
+    its output, or the first of a tuple or list.
 
     Raises:
         UserError: what comes out is no scalar.
@@ -182,9 +204,14 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
     keep(output)
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
-    first = output[0] if isinstance(output, tuple) and output else output
+    first = output[0] if isinstance(output, tuple | list) and output else output
     found = first.get("loss") if isinstance(first, Mapping) else getattr(first, "loss", first)
-    return _scalar(found, f"the model ({type(model).__name__}), as no loss is given,", None)
+    return _scalar(found, f"the model ({name_of(model)}), as no loss is given,", None)
+
+
+def name_of(model: Any) -> str:
+    """The class of a model as its author wrote it: fully_shard and replicate put one of theirs before it."""
+    return next(kind.__name__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
 
 
 def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:

@@ -84,6 +84,7 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
         "bucket_cap_mb": plan.bucket_cap_mb,
         "gradient_as_bucket_view": plan.gradient_as_bucket_view,
         "static_graph": plan.static_graph,
+        "find_unused_parameters": plan.find_unused_parameters,
     }
     given = {option: value for option, value in options.items() if value is not None}
     ignored = matching_modules(plan.ignored, model).values()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from distbench.spec import UserError
 from distbench.spec.errors import nearest
@@ -14,15 +15,19 @@ from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
 
+# How the one parameter ends that FSDP1 makes of many.
+FLAT = "_flat_param"
+
 
 @dataclass(frozen=True)
 class Blueprint:
     """A model on the meta device, its buffers (name to initial value on the CPU), which no seed determines, and the
-    names of its parameters; those that others share stand for the first of them."""
+    names of its parameters; those that others share stand for the first of them, whose shapes are kept as well."""
 
     model: nn.Module
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[str]:
@@ -41,13 +46,17 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
+    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
+        what = f"build_model ({place_of(build_model)}) makes parameter {lazy!r} without a shape"
+        raise UserError(f"{what}, as lazy modules do; give that module its sizes")
     first = {id(parameter): name for name, parameter in model.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     if not with_values or next(model.buffers(), None) is None:
-        return Blueprint(model, {}, names)
+        return Blueprint(model, {}, names, shapes)
     with blamed("build_model", build_model), _parameters_on_meta(), _seeded(seed), torch.device("cpu"):
         buffers = {name: buffer.detach().clone() for name, buffer in build_model().named_buffers()}
-    return Blueprint(model, buffers, names)
+    return Blueprint(model, buffers, names, shapes)
 
 
 @contextlib.contextmanager
@@ -75,9 +84,29 @@ def as_built(model: nn.Module, names: Mapping[str, str]) -> dict[str, nn.Paramet
             return {name: by_name[name] for name in wanted}
     if len(found) == len(wanted):
         return dict(zip(wanted, found.values(), strict=True))
-    odd = next((name for name in found if name not in names), None) or next(n for n in wanted if n not in found)
-    what = f"{len(found)} parameters where build_model made {len(wanted)}"
-    raise UserError(f"the parallel model has {what}, such as {odd!r} ({nearest(odd, wanted)}); keep them all")
+    if flat := next((name for name in found if name.endswith(FLAT)), None):
+        what = f"the parallel model has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
+        raise UserError(f"{what}; use fully_shard, which leaves parameters what they were")
+    what = f"the parallel model has {len(found)} parameters where build_model made {len(wanted)}"
+    new = next((name for name in found if name not in names), None)
+    lost = next((name for name in wanted if name not in found), None)
+    odd = f"lacks {lost!r}" if new is None else f"{new!r} is new ({nearest(new, wanted)})"
+    raise UserError(f"{what}: {odd}; keep them all")
+
+
+def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
+    """Refuse a parallel model whose parameters are others than were built, in number or shape.
+
+    Args:
+        where: what made it so, for the sentence.
+    """
+    for name, parameter in as_built(model, built.names).items():
+        shape = tuple(parameter.shape)
+        if built.shapes and shape != built.shapes[name]:
+            was = f"{list(shape)} in the parallel model and {list(built.shapes[name])} where build_model made it"
+            raise UserError(
+                f"parameter {name} has shape {was}{where}; shard it as a DTensor, which keeps the whole shape"
+            )
 
 
 @contextlib.contextmanager

@@ -59,8 +59,14 @@ def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: An
     Raises:
         UserError: it raises, or returns what is no model.
     """
-    with blamed("parallelize", function):
-        changed = function(model, mesh)
+    try:
+        with blamed("parallelize", function):
+            changed = function(model, mesh)
+    except UserError as error:
+        if "meta tensors" not in str(error):
+            raise
+        instead = "what needs values (DistributedDataParallel does) is replicate(model), or goes into after_materialize"
+        raise UserError(f"{error}: the model is on the meta device there; {instead}") from error
     if changed is not None and not isinstance(changed, nn.Module):
         kind = type(changed).__name__
         where = place_of(function)

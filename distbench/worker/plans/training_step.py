@@ -17,12 +17,19 @@ from distbench.worker.plans.fully_sharded import (
     data_parallel_size,
     sum_then_divide,
 )
-from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values, materialise
+from distbench.worker.plans.materialise import (
+    Blueprint,
+    as_built,
+    blueprint,
+    load_initial_values,
+    materialise,
+    require_as_built,
+)
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.rank.sharded_state import load_state, saved_state
-from distbench.worker.torch_internals import context_parallel, whole_sequence
+from distbench.worker.torch_internals import context_parallel, hooked_parameters, reduced_in_buckets, whole_sequence
 
 STATE_PHASES = ("save", "load")
 SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
@@ -89,15 +96,22 @@ class TrainingStep:
         self.plan = plan = scenario.step_plan
         self._context, self._scenario = context, scenario
         self.built = built = built or blueprint(scenario.build_model, context.seed)
-        self._batch = batch_of(scenario)
+        self.batch = batch_of(scenario)
         self.model, self.sharded, stages = self._laid_out()
         if scenario.gradient_divide_factor is not None:
             sum_then_divide(self.model.modules(), context)
+        own = f" ({place_of(scenario.parallelize)})" if scenario.parallelize else ""
+        require_as_built(self.model, built, own)
+        hooked = hooked_parameters(self.model)
         offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
         give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
+        if lost := sorted(hooked - hooked_parameters(self.model)):
+            what = f"parallelize{own} gives parameter {lost[0]} a hook, which is lost when the model gets memory"
+            raise UserError(f"{what}; set it in after_materialize=fn, fn(model, mesh)")
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
         self.pipeline = self._pipelined(stages)
+        self.has_buckets = reduced_in_buckets(self.model)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
@@ -118,7 +132,7 @@ class TrainingStep:
                 "a pipeline's stages take neither call nor after_materialize; leave them out, and give loss"
             )
         count = self._context.index(BATCH_DIMS)[1] * plan.microbatches
-        example = self._batch.part(0, count, torch.device("meta"))
+        example = self.batch.part(0, count, torch.device("meta"))
         inputs, _ = inputs_and_targets(example, self._scenario.loss is not None)
         stages = local_stages(self.built.model, plan, context, inputs)
         held = {name for one in stages.values() for name, _ in one.module.named_parameters()}
@@ -156,7 +170,7 @@ class TrainingStep:
         index, count = self._context.index(BATCH_DIMS)
         parts = 1 if self.pipeline is not None else self.plan.microbatches  # torch's schedule splits it
         for part in range(parts):
-            yield self._batch.part(index * parts + part, count * parts, self._context.device)
+            yield self.batch.part(index * parts + part, count * parts, self._context.device)
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
@@ -196,7 +210,7 @@ class TrainingStep:
     def _of_sequence(self, plan: CpPlan, batch: Any) -> Iterator[tuple[torch.Tensor, int]]:
         """Of a part of the batch, the tensors that the sequence's ranks share; targets stay whole where the output is
         made whole."""
-        dims = self._batch.sequence_dims_of(plan)
+        dims = self.batch.sequence_dims_of(plan)
         whole = "1" if plan.unshard_output and self._scenario.loss is not None else None
         for name, tensor in tensors_of(batch):
             if name in dims and name != whole:
@@ -225,7 +239,7 @@ class TrainingStep:
     def num_setup_steps(self) -> int:
         """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
         which gradients were finished, in the second."""
-        return 1 if self.plan.ddp is None else 2
+        return 2 if self.has_buckets else 1
 
     @property
     def gradient_scale(self) -> float:

@@ -49,7 +49,11 @@ def place_of(function: Callable[..., Any]) -> str:
     """Where a function of the user's own is written: `file:line`, or its name where that is not known."""
     plain = inspect.unwrap(getattr(function, "func", function))
     code = getattr(plain, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(plain, "__qualname__", repr(plain))
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}"
+        if code
+        else getattr(plain, "__qualname__", type(plain).__qualname__)
+    )
 
 
 def raised_at(error: BaseException, otherwise: str = "") -> str:
@@ -60,6 +64,12 @@ def raised_at(error: BaseException, otherwise: str = "") -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else otherwise
+
+
+def one_line_and_place(error: BaseException) -> str:
+    """An exception as one line, with where in somebody's own file it came from."""
+    place = raised_at(error)
+    return f"{one_line(error)} ({place})" if place else one_line(error)
 
 
 def _is_skipped(file: str, folders: tuple[str, ...]) -> bool:

@@ -27,11 +27,30 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
     require("composable DDP")
     from torch.distributed._composable.replicate import replicate
 
-    replicated: Any = replicate(module, ignored, **options)
-    group: Any = options["process_group"]
-    if group._get_backend(options["device_id"]).name() == "fake":
-        # What it returns has no result, which the reducer asks for.
-        replicated.register_comm_hook(group, _averaged)
+    replicate(module, list(ignored), **options)
+
+
+def reduced_in_buckets(model: Any) -> bool:
+    """Whether DDP takes care of a model's gradients, however it was put there. On a fake process group it is given a
+    hook: what such a group returns has no result, which the reducer asks for."""
+    require("composable DDP")
+    from torch.distributed._composable.replicate import DDP, replicate
+
+    found = [module for module in model.modules() if isinstance(module, DDP)]
+    for module in found:
+        state: Any = replicate.state(module)  # type: ignore[arg-type]
+        mesh, group = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
+        default: Any = dist.group.WORLD
+        group = group or (default if mesh is None else mesh.get_group())
+        if group._get_backend(torch.device("cpu")).name() == "fake" and not state._comm_hook_args:
+            module.register_comm_hook(group, _averaged)
+    return bool(found)
+
+
+def hooked_parameters(model: Any) -> set[str]:
+    """Names of the parameters that have a hook on their gradient."""
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return {name for name, parameter in model.named_parameters() if any(getattr(parameter, hook) for hook in hooks)}
 
 
 def replicate_by_unit() -> Any:

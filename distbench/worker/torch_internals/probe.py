@@ -190,6 +190,7 @@ NEEDED = (
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu"),
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
+    ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
     (
         "replicas by unit",
         "torch.distributed._composable.replicate_with_fsdp",

@@ -1,0 +1,117 @@
+"""Declarations whose fields are held against their annotations when they are made: a wrong one is said there."""
+
+import functools
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, Literal, Self, Union
+
+from distbench.spec.errors import nearest
+
+MAX_SHOWN = 60
+WORDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "True or False", Any: "anything"}
+
+
+class Declared:
+    """Base of dataclasses that users make.
+
+    Raises:
+        TypeError: there is no field of that name, one holds what it cannot, or a function takes other arguments.
+    """
+
+    # Field that is a function to what it is called with.
+    called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """An object to fill, where all names are those of fields."""
+        known = [one.name for one in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(f"{cls.__name__} has no field {name!r} ({nearest(name, known)})")
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Hold each field against its annotation; lists become the tuples that are meant."""
+        kind: Any = type(self)
+        for name, hint in _hints(kind).items():
+            value = getattr(self, name)
+            if isinstance(value, list) and fits(tuple(value), hint):
+                object.__setattr__(self, name, tuple(value))
+            elif not fits(value, hint):
+                instead = f": ({value!r},)" if isinstance(value, str) and fits((value,), hint) else ""
+                raise TypeError(f"{kind.__name__}.{name} is {shown(value)}; give {in_words(hint)}{instead}")
+            elif callable(value) and name in self.called_with:
+                self._require_callable_with(name, value)
+
+    def arguments_of(self, name: str) -> tuple[str, ...]:
+        """What a field's function is called with."""
+        return self.called_with[name]
+
+    def _require_callable_with(self, name: str, function: Callable[..., Any]) -> None:
+        arguments = self.arguments_of(name)
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # one that is not written in Python need not have a signature
+            return
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            called = f"{name}({', '.join(arguments)})"
+            raise TypeError(f"{type(self).__name__}.{name} is called as {called}, and takes {signature}") from error
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)}
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in names}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says; of a function only that it can be called."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is not None:
+        return isinstance(value, origin) and _parts_fit(value, origin, inner)
+    if hint in (int, float):
+        kind = numbers.Integral if hint is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, type(None) if hint is None else hint)
+
+
+def _parts_fit(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
+    if origin is tuple and inner[1:] == (...,):
+        return all(fits(one, inner[0]) for one in value)
+    if origin is tuple:
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if issubclass(origin, Mapping):
+        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items())
+    return True
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation allows."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(in_words, inner)))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is tuple:
+        return f"a tuple of {in_words(inner[0])}" if inner[1:] == (...,) else f"({', '.join(map(in_words, inner))})"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a dict of {in_words(inner[0])} to {in_words(inner[1])}"
+    if origin is not None:
+        return "a function"
+    return "None" if hint is type(None) else WORDS.get(hint, f"a {getattr(hint, '__name__', hint)}")
+
+
+def shown(value: Any) -> str:
+    """A value as it can stand in a sentence: as it is written where that is short, else what it is."""
+    text = repr(value)
+    short = len(text) <= MAX_SHOWN and "\n" not in text and not text.startswith("<")
+    return text if short else f"a {type(value).__qualname__}"

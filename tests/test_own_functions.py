@@ -1,0 +1,80 @@
+"""Functions of the user's own that use DDP, or that raise on one rank: on a fake group, and launched."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from processes import Ranks
+from torch import nn
+
+from distbench.spec import DdpPlan, ParallelPlan, Scenario
+from distbench.worker.children.fake_step import rehearse
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import fake_ranks
+from distbench.worker.tracing.attribution import communications_of
+
+
+class WithUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x).mean()
+
+
+def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
+    """torch's replicate in a function of the user's own was refused, since a fake group's work has no result."""
+    from torch.distributed._composable.replicate import replicate
+
+    def own(model: nn.Module, mesh: Any) -> None:
+        replicate(model.used, device_mesh=mesh["dp_replicate"])
+
+    given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
+    with fake_ranks({"dp_replicate": 4}) as mesh:
+        assert dist.group.WORLD is not None
+        context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        assert rehearse(Scenario(**given, parallelize=own), context).problems == ()
+        step = TrainingStep(Scenario(**given, parallelize=own), context)
+        step(lambda: None)
+        step(lambda: None)
+        rows = communications_of(step, step.phases, step.plan, context, step.model)
+        assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
+        (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
+        assert problem.startswith("parameter unused.weight and 1 more gets no gradient, and DDP waits for it")
+        told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
+        assert rehearse(Scenario(**given, plan=told), context).problems == ()
+
+
+def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Ranks, tmp_path: Path) -> None:
+    """The others wait in a collective by then; none is left behind, and the sentence has file and line."""
+    file = tmp_path / "mine.py"
+    file.write_text(ONE_RANK_RAISES)
+    done = ranks.run_here("run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2, done.output
+    assert f"parallelize raises ValueError: only here ({file}:10); fix it" in " ".join(done.output.split())
+
+
+ONE_RANK_RAISES = """import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import torch
+from distbench.spec import Scenario, scenario
+
+
+def parallelize(model, mesh):
+    if dist.get_rank() == 1:
+        raise ValueError("only here")
+    fully_shard(model, mesh=mesh)
+
+
+@scenario(mesh={"dp_shard": 2})
+def mine() -> Scenario:
+    def loss(model, batch):
+        return model(batch).mean()
+    return Scenario(
+        build_model=lambda: nn.Linear(4, 4), make_batch=lambda: torch.ones(4, 4), call=loss, parallelize=parallelize
+    )
+"""
