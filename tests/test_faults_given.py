@@ -121,7 +121,7 @@ def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: st
 
 @pytest.mark.parametrize("size", [1.5, True, "8"])
 def test_a_size_that_is_no_whole_number_is_refused_where_it_is_declared(size: Any) -> None:
-    with pytest.raises(TypeError, match="sizes_bytes is .*; give a tuple of whole numbers"):
+    with pytest.raises(TypeError, match=r"sizes_bytes is .*; give a tuple of whole numbers"):
         Collectives(ops=("all_gather",), sizes_bytes=(size,))
 
 

@@ -57,7 +57,7 @@ def test_tokens_that_are_no_count_are_refused(context: RankContext, given: Any) 
 
 @pytest.mark.parametrize("given", [1.5, True, "8"])
 def test_tokens_that_are_no_whole_number_are_refused_where_they_are_declared(given: Any) -> None:
-    with pytest.raises(TypeError, match="num_tokens is .*; give a whole number or a function or None"):
+    with pytest.raises(TypeError, match=r"num_tokens is .*; give a whole number or a function or None"):
         Scenario(num_tokens=given)
 
 

@@ -103,11 +103,8 @@ def in_words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin is tuple:
-        return (
-            f"a tuple of {SEVERAL.get(inner[0]) or in_words(inner[0])}"
-            if inner[1:] == (...,)
-            else f"({', '.join(map(in_words, inner))})"
-        )
+        several = SEVERAL.get(inner[0]) or in_words(inner[0])
+        return f"a tuple of {several}" if inner[1:] == (...,) else f"({', '.join(map(in_words, inner))})"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a dict of {in_words(inner[0])} to {in_words(inner[1])}"
     if origin is not None:
