@@ -14,13 +14,16 @@ from processes import Ranks
 from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import AGAIN, Run, read_run
 
-SCENARIOS = ("collectives", "tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
+SCENARIOS = ("collectives", "tp_mlp", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
 SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline", "moe_tp", "replicate_tp")
 IN_PASSES = "tp_mlp"
-MIN_SAMPLES, FEWER = 5, {"redistribute": 1, "cp_attention": 1, "moe": 1, "moe_tp": 1, "replicate_tp": 1}
+MIN_SAMPLES, FEWER = (
+    5,
+    dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-4:], "cp_attention", "moe"), 1),
+)
 # Of scenarios with many variants, those that launches of other tests do not have; and none that is skipped.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, None), "llama_inference": slice(1, 3), "pipeline": slice(1, 2)}
-SOME |= {"moe_tp": slice(1, None, 2), "replicate_tp": slice(1, None)}
+SOME = {"ddp": slice(1, None, 3), "moe": slice(2, 3), "llama_inference": slice(1, 3), "pipeline": slice(1, 2)}
+SOME |= {"moe_tp": slice(1, 2), "replicate_tp": slice(2, None)}
 SKIPPED = {"rotate": "ulysses", "load_balance": True}
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
 
@@ -94,9 +97,7 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
     assert ops == {"all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast"}
 
 
-@pytest.mark.parametrize(
-    "name", ["tp_mlp", "tp_attention", "cp_attention", "llama_2d", "ddp", "moe", "moe_tp", "replicate_tp"]
-)
+@pytest.mark.parametrize("name", ["tp_mlp", "cp_attention", "llama_2d", "ddp", "moe", "moe_tp", "replicate_tp"])
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
     for record in [one for one in shipped[name].cases if not one["case"]["id"].endswith(AGAIN)]:
         phases = record["phases_s"]
