@@ -33,6 +33,7 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         replicate(model.used, device_mesh=mesh["dp_replicate"])
 
     given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
+    told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
     with fake_ranks({"dp_replicate": 4}) as mesh:
         assert dist.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
@@ -44,8 +45,12 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
         (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
         assert problem.startswith("parameter unused.weight and 1 more gets no gradient, and DDP waits for it")
-        told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
         assert rehearse(Scenario(**given, plan=told), context).problems == ()
+        step = TrainingStep(Scenario(**given, plan=told), context)
+        for _ in range(step.num_setup_steps):
+            step(lambda: None)
+        owners = [row.owner for row in communications_of(step, step.phases, told, context, step.model)]
+        assert owners == ["DDP bucket 0", "DDP used parameters"]
 
 
 def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Ranks, tmp_path: Path) -> None:
@@ -54,7 +59,8 @@ def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Rank
     file.write_text(ONE_RANK_RAISES)
     done = ranks.run_here("run", str(file), "--quick", "--out", str(tmp_path / "out"))
     assert done.exit_code == 2, done.output
-    assert f"parallelize raises ValueError: only here ({file}:10); fix it" in " ".join(done.output.split())
+    said = f"on rank 1 of 2 only: parallelize raises ValueError: only here ({file}:10); fix it"
+    assert said in " ".join(done.output.split())
 
 
 ONE_RANK_RAISES = """import torch.distributed as dist
