@@ -16,7 +16,7 @@ from distbench.launch import Request, jobs_of
 from distbench.spec import Scenario, UserError, list_entries
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.children.plan_problems import answer_of
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.inference import step_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -73,7 +73,7 @@ def ran() -> Iterator[dict[str, Any]]:
 
 def _did(scenario: Scenario, context: RankContext) -> tuple[str, str]:
     try:
-        step = TrainingStep(scenario, context)
+        step = step_of(scenario, context)
         step(no_stamp)
         wrong = StepCheck(step, scenario, context)()
     except Skipped as reason:

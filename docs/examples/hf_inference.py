@@ -34,9 +34,9 @@ def hf_inference() -> Scenario:
     return Scenario(
         build_model=lambda: AutoModelForCausalLM.from_config(CONFIG),
         make_batch=tokens,
-        inference=True,
-        make_cache=filled,
-        call=decode,
+        inference=True,  # glue
+        make_cache=filled,  # glue
+        call=decode,  # glue
         num_tokens=4,
-        plan=ParallelPlan(tp="auto"),
+        plan=ParallelPlan(tp="auto"),  # glue
     )
