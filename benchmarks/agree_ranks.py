@@ -1,7 +1,9 @@
 """What bench_check_agrees asks: of each plan what `check` says (`checked`, one process), and what ranks do (`ran`)."""
 
 import datetime
+import importlib.util
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.agree_plans import Mesh, plans
+from benchmarks.bench_models import EXAMPLES, FILES
 from distbench.launch import Request, jobs_of
 from distbench.spec import Scenario, UserError, list_entries
 from distbench.worker.cases.step_check import StepCheck
@@ -31,9 +34,13 @@ TIMEOUT = datetime.timedelta(seconds=30)
 
 
 def subjects() -> Iterator[tuple[str, Mesh, Scenario]]:
-    """(name, mesh, scenario): every variant of the shipped scenarios that has a step, then plans of others."""
+    """(name, mesh, scenario): every variant of the shipped scenarios that has a step, and of the examples of the docs,
+    where what they need is installed; then plans of others."""
     names = [entry.name for entry in list_entries() if not LEFT_OUT & set(entry.tags)]
+    names += [str(EXAMPLES / name) for name, package in FILES.items() if importlib.util.find_spec(package)]
     for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None):
+        if math.prod(job.mesh.values()) != RANKS:
+            continue
         function = load_scenario(Path(job.file), job.scenario)
         for variant in job.variants:
             scenario = declared(function, variant)

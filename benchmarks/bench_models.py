@@ -35,8 +35,8 @@ NAMED = {"gpt2": "random numbers"}
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
-        "models of others that come out wrong (transformers' own plans, parallelism and inference; torchtitan's llama3; "
-        "functions, experts and pipelines of one's own)",
+        "models of others that come out wrong (transformers under its own plans, parallelism and cache; torchtitan's "
+        "llama3; functions, experts and pipelines of one's own)",
         "{:.0f}",
         "0",
         ("models called wrong",),
