@@ -55,7 +55,7 @@ def main() -> list[Row]:
     found = [row for file in files for row in on_ranks(file)]
     signed = {name: count for file in files for name, count in signatures(file).items()}
     counts = f"{'traced':>6} {'signed':>6} {'owned':>6}"
-    print(f"{'model':36} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
+    print(f"{'model':40} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
     for row in found:
         row["glue"], row["signed"] = glue_of(Path(row["file"]), row["name"]), signed.get(row["name"], -1)
         print(line(row))
@@ -107,13 +107,14 @@ def signatures(file: str) -> dict[str, int]:
 
 def glue_of(file: Path, name: str) -> int:
     """Lines marked as glue, of a file's scenario and of what stands outside of all of them."""
-    counts: dict[str, int] = {"": 0}
+    counts: dict[str, int] = {}
     at = ""
     for text in file.read_text().splitlines():
         if text.startswith("@") or (text and not text[0].isspace() and text[0] not in ")]}"):
             at = text.removeprefix("def ").partition("(")[0] if text.startswith("def ") else ""
         counts[at] = counts.get(at, 0) + ("# glue" in text)
-    return counts[""] + counts.get(name.partition("/")[0], 0)
+    others = {entry.name for entry in find(str(file))} - {name.partition("/")[0]}
+    return sum(count for at, count in counts.items() if at not in others)
 
 
 def is_ok(row: dict[str, Any]) -> bool:
@@ -132,7 +133,7 @@ def line(row: dict[str, Any]) -> str:
     result = "named" if row["wrong"] and is_ok(row) else "ok" if is_ok(row) else "wrong"
     owned = f"{100 * row['num_owned'] / row['num_traced']:.0f} %"
     seen = f"{row['num_traced']:>6} {row['signed']:>6} {owned:>6}"
-    return f"{row['name']:36} {row['glue']:>4} {result:>6} {seen} {error_of(row):9.1e} {row['tolerance']:8.0e}"
+    return f"{row['name']:40} {row['glue']:>4} {result:>6} {seen} {error_of(row):9.1e} {row['tolerance']:8.0e}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def filled(model, batch):
 
 def decode(model, batch, cache):
     output = model(batch["token"], past_key_values=cache)
-    cache.crop(-1)  # as long as it was
+    cache.crop(-1)  # glue: as long as it was
     return output
 
 
@@ -35,7 +35,7 @@ def hf_inference() -> Scenario:
         build_model=lambda: AutoModelForCausalLM.from_config(CONFIG),
         make_batch=tokens,
         inference=True,  # glue
-        make_cache=filled,  # glue
+        make_cache=filled,
         call=decode,  # glue
         num_tokens=4,
         plan=ParallelPlan(tp="auto"),  # glue
