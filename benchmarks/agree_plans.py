@@ -203,15 +203,16 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
         {"dp_replicate": 2, "pp": 2},
         {"pipeline": PipelinePlan(), "microbatches": 2, "ddp": DdpPlan()},
     ),
-    "stages and micro-batches of 3": (PP_TP, {"pipeline": PipelinePlan(), "microbatches": 3, "tp": PAIR}),
     "state saved without an optimizer": (FSDP, {"fsdp": FsdpPlan(mesh_dims=BOTH), "state_dict": True}),
 }
 
 
-# Refused because a part of them would do nothing: without the refusal, a step runs as if it were not there.
+# Refused because a part of them would do nothing (a stage without a layer, too): without the refusal, a step runs as if
+# it were not there.
 WITHOUT_EFFECT = (
     *("a pattern of nothing", "annotated, no such parameter", "a mesh dim of nobody", "reshard to 2 with TP"),
     *("prefetch of -1", "wrapped nothing", "checkpointed nothing"),
+    *("a stage without a layer", "more stages than layers"),
 )
 
 
