@@ -18,11 +18,12 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.right_plans import RIGHT, scenario_of
-from distbench.spec import CpPlan, DdpPlan, FsdpPlan, LargestDim, ParallelPlan, Scenario, ShardParam
+from distbench.spec import CpPlan, DdpPlan, FsdpPlan, LargestDim, ParallelPlan, PipelinePlan, Scenario, ShardParam
 
 Mesh = dict[str, int]
 DDP = {"dp_replicate": 4}
 TP, FSDP = {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}
+PP, PP_TP = {"dp_shard": 2, "pp": 2}, {"pp": 2, "tp": 2}
 WRAP = ("blocks.*",)
 PAIR: dict[str, Any] = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 HYBRID = FsdpPlan(wrap=WRAP, mesh_dims=("dp_shard",), replicate_dims=("dp_replicate",))
@@ -186,14 +187,32 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
     "DDP, a static graph and an unused block": (DDP, {"ddp": DdpPlan(static_graph=True), "unused": True}),
     "DDP over no such dim": (FSDP, {"ddp": DdpPlan(mesh_dims=("dp",))}),
     "DDP with TP": ({"dp_replicate": 2, "tp": 2}, {"ddp": DdpPlan(), "tp": PAIR}),
+    "stages with FSDP": (PP, {"pipeline": PipelinePlan("gpipe"), "microbatches": 2, "fsdp": FsdpPlan(wrap=WRAP)}),
+    "stages with TP": (PP_TP, {"pipeline": PipelinePlan(), "microbatches": 2, "tp": PAIR}),
+    "stages of one and two layers": (
+        PP_TP,
+        {"pipeline": PipelinePlan(first_layers=(1,)), "microbatches": 4, "tp": PAIR},
+    ),
+    "a stage without a layer": (PP_TP, {"pipeline": PipelinePlan(first_layers=(3,)), "microbatches": 2, "tp": PAIR}),
+    "more stages than layers": ({"pp": 4}, {"pipeline": PipelinePlan(), "microbatches": 4}),
+    "fewer micro-batches than stages": (PP_TP, {"pipeline": PipelinePlan(), "microbatches": 1, "tp": PAIR}),
+    "a schedule that is unknown": (PP_TP, {"pipeline": PipelinePlan("2f2b"), "microbatches": 2, "tp": PAIR}),
+    "stages over no such dim": (TP, {"pipeline": PipelinePlan(), "microbatches": 2, "tp": PAIR}),
+    "zero bubbles with FSDP": (PP, {"pipeline": PipelinePlan("zbv"), "microbatches": 4, "fsdp": FsdpPlan(wrap=WRAP)}),
+    "stages with DDP": (
+        {"dp_replicate": 2, "pp": 2},
+        {"pipeline": PipelinePlan(), "microbatches": 2, "ddp": DdpPlan()},
+    ),
     "state saved without an optimizer": (FSDP, {"fsdp": FsdpPlan(mesh_dims=BOTH), "state_dict": True}),
 }
 
 
-# Refused because a part of them would do nothing: without the refusal, a step runs as if it were not there.
+# Refused because a part of them would do nothing (a stage without a layer, too): without the refusal, a step runs as if
+# it were not there.
 WITHOUT_EFFECT = (
     *("a pattern of nothing", "annotated, no such parameter", "a mesh dim of nobody", "reshard to 2 with TP"),
     *("prefetch of -1", "wrapped nothing", "checkpointed nothing"),
+    *("a stage without a layer", "more stages than layers"),
 )
 
 

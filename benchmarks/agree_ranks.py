@@ -1,7 +1,9 @@
 """What bench_check_agrees asks: of each plan what `check` says (`checked`, one process), and what ranks do (`ran`)."""
 
 import datetime
+import importlib.util
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.agree_plans import Mesh, plans
+from benchmarks.bench_models import EXAMPLES, FILES
 from distbench.launch import Request, jobs_of
 from distbench.spec import Scenario, UserError, list_entries
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.children.plan_problems import answer_of
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.inference import step_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -31,9 +34,13 @@ TIMEOUT = datetime.timedelta(seconds=30)
 
 
 def subjects() -> Iterator[tuple[str, Mesh, Scenario]]:
-    """(name, mesh, scenario): every variant of the shipped scenarios that has a step, then plans of others."""
+    """(name, mesh, scenario): every variant of the shipped scenarios that has a step, and of the examples of the docs,
+    where what they need is installed; then plans of others."""
     names = [entry.name for entry in list_entries() if not LEFT_OUT & set(entry.tags)]
+    names += [str(EXAMPLES / name) for name, package in FILES.items() if importlib.util.find_spec(package)]
     for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None):
+        if math.prod(job.mesh.values()) != RANKS:
+            continue
         function = load_scenario(Path(job.file), job.scenario)
         for variant in job.variants:
             scenario = declared(function, variant)
@@ -59,21 +66,24 @@ def checked() -> Iterator[dict[str, Any]]:
 def ran() -> Iterator[dict[str, Any]]:
     """What a step of each does on ranks, nothing having been checked before: "runs", "wrong", "raises" or "skips"."""
     meshes: dict[tuple[tuple[str, int], ...], Any] = {}
-    group: Any = dist.group.WORLD
+    # Of its own, and more patient: where a plan raises on some ranks, the others come when their wait has ended.
+    control: Any = dist.new_group(timeout=10 * TIMEOUT)
     for name, sizes, scenario in subjects():
         key = tuple(sizes.items())
         if key not in meshes:
             meshes[key] = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        context = RankContext(dist.get_rank(), torch.device("cpu"), meshes[key], "gloo", group, seed=1)
+        context = RankContext(dist.get_rank(), torch.device("cpu"), meshes[key], "gloo", control, seed=1)
         did, why = _did(scenario, context)
         told = context.gather((did, why))
+        if any(state == "raises" for state, _ in told):
+            del meshes[key]  # its groups may hold half of a collective
         worst = next((one for state in ("raises", "wrong", "skips") for one in told if one[0] == state), told[0])
         yield {"name": name, "did": worst[0], "why": worst[1]}
 
 
 def _did(scenario: Scenario, context: RankContext) -> tuple[str, str]:
     try:
-        step = TrainingStep(scenario, context)
+        step = step_of(scenario, context)
         step(no_stamp)
         wrong = StepCheck(step, scenario, context)()
     except Skipped as reason:

@@ -1,11 +1,12 @@
 """Other people's models, as docs/your-model.md has them: what each takes, whether it comes out right, what is seen.
 
-Four gloo ranks run the examples' steps: loss and gradients against one device, and their collectives by two methods
-against the signature, which a child process finds on a fake group.
+Gloo ranks run the examples' steps: loss and gradients (of inference, the output) against one device, and their
+collectives by two methods against the signature, which a child process finds on a fake group.
 """
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -16,18 +17,26 @@ from typing import Any
 from benchmarks.claims import Claim, Row
 from distbench.ask_child import ask_child
 from distbench.launch import Request, jobs_of
+from distbench.spec import find
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 # File to what it needs.
-# A pipeline's row belongs here: "pipeline.py": "torch".
-FILES = {"own_parallelize.py": "torch", "hf.py": "transformers", "torchtitan_llama3.py": "torchtitan"}
+FILES = {
+    "own_parallelize.py": "torch",
+    "own_experts.py": "torch",
+    "own_pipeline.py": "torch",
+    "hf.py": "transformers",
+    "hf_itself.py": "transformers",
+    "hf_inference.py": "transformers",
+    "torchtitan_llama3.py": "torchtitan",
+}
 # What must come out wrong, with its cause in the sentence.
 NAMED = {"gpt2": "random numbers"}
-RANKS = 4
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
-        "models of others that come out wrong (transformers' Llama, Qwen3, Mixtral, Gemma, ViT; own functions)",
+        "models of others that come out wrong (transformers under its own plans, parallelism and cache; torchtitan's "
+        "llama3; functions, experts and pipelines of one's own)",
         "{:.0f}",
         "0",
         ("models called wrong",),
@@ -46,7 +55,7 @@ def main() -> list[Row]:
     found = [row for file in files for row in on_ranks(file)]
     signed = {name: count for file in files for name, count in signatures(file).items()}
     counts = f"{'traced':>6} {'signed':>6} {'owned':>6}"
-    print(f"{'model':36} {'glue':>4} {'result':>6} {counts} {'gradient':>9} {'allowed':>8}")
+    print(f"{'model':40} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
     for row in found:
         row["glue"], row["signed"] = glue_of(Path(row["file"]), row["name"]), signed.get(row["name"], -1)
         print(line(row))
@@ -60,8 +69,8 @@ def main() -> list[Row]:
         ("collectives missing", float(missing), 0.0),
         ("least owned, %", owned, -float(LEAST_OWNED)),
         (
-            "largest gradient error over what is allowed",
-            max(row["grad_rel_error"] / row["tolerance"] for row in found if row["name"] not in NAMED),
+            "largest error over what is allowed",
+            max(error_of(row) / row["tolerance"] for row in found if row["name"] not in NAMED),
             1.0,
         ),
     ]
@@ -71,7 +80,8 @@ def on_ranks(file: str) -> list[dict[str, Any]]:
     """What the ranks of one file's steps found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        num_ranks = max(math.prod(entry.mesh.values()) for entry in find(file))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
         done = subprocess.run(
             [*command, "-m", "benchmarks.models_ranks", str(out), file], capture_output=True, text=True
         )
@@ -97,13 +107,14 @@ def signatures(file: str) -> dict[str, int]:
 
 def glue_of(file: Path, name: str) -> int:
     """Lines marked as glue, of a file's scenario and of what stands outside of all of them."""
-    counts: dict[str, int] = {"": 0}
+    counts: dict[str, int] = {}
     at = ""
     for text in file.read_text().splitlines():
         if text.startswith("@") or (text and not text[0].isspace() and text[0] not in ")]}"):
             at = text.removeprefix("def ").partition("(")[0] if text.startswith("def ") else ""
         counts[at] = counts.get(at, 0) + ("# glue" in text)
-    return counts[""] + counts.get(name.partition("/")[0], 0)
+    others = {entry.name for entry in find(str(file))} - {name.partition("/")[0]}
+    return sum(count for at, count in counts.items() if at not in others)
 
 
 def is_ok(row: dict[str, Any]) -> bool:
@@ -112,12 +123,17 @@ def is_ok(row: dict[str, Any]) -> bool:
     return row["wrong"] is None if cause is None else cause in (row["wrong"] or "")
 
 
+def error_of(row: dict[str, Any]) -> float:
+    """Relative error of the worst gradient, or of an inference's output."""
+    return float(row["grad_rel_error"] if "grad_rel_error" in row else row["output_rel_error"])
+
+
 def line(row: dict[str, Any]) -> str:
     """One model's line."""
     result = "named" if row["wrong"] and is_ok(row) else "ok" if is_ok(row) else "wrong"
     owned = f"{100 * row['num_owned'] / row['num_traced']:.0f} %"
     seen = f"{row['num_traced']:>6} {row['signed']:>6} {owned:>6}"
-    return f"{row['name']:36} {row['glue']:>4} {result:>6} {seen} {row['grad_rel_error']:9.1e} {row['tolerance']:8.0e}"
+    return f"{row['name']:40} {row['glue']:>4} {result:>6} {seen} {error_of(row):9.1e} {row['tolerance']:8.0e}"
 
 
 if __name__ == "__main__":

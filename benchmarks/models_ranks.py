@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.spec import Entry, find
 from distbench.worker.cases.step_check import StepCheck
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.inference import step_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.session import declared, load_scenario
@@ -32,7 +32,7 @@ def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
     for values in itertools.product(*entry.axes.values()):
         variant = dict(zip(entry.axes, values, strict=True))
         scenario = declared(function, {**entry.params, **variant})
-        build = partial(TrainingStep, scenario, context)
+        build = partial(step_of, scenario, context)
         step = build()
         check = StepCheck(step, scenario, context)
         wrong = check()

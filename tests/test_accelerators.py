@@ -13,7 +13,7 @@ from distbench.worker.cases import step_check
 from distbench.worker.cases.step_check import StepCheck, full_precision
 from distbench.worker.hosts import presence
 from distbench.worker.hosts.presence import Presence
-from distbench.worker.tracing.attribution import RunningModules
+from distbench.worker.tracing.running_modules import RunningModules
 
 
 def test_what_is_computed_again_on_autograds_thread_owns_no_node_of_the_first_forward() -> None:

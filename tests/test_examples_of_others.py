@@ -12,7 +12,7 @@ from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from distbench.spec import find
 
 EXAMPLES = ROOT / "docs" / "examples"
-PAGE = ROOT / "docs" / "your-model.md"
+PAGES = [ROOT / "docs" / name for name in ("your-model.md", "inference.md")]
 ROW = re.compile(r"(\d+) x (\w+) (\w+) (\w+) over (\S+) \(\d+\), \w+, \d+ B: (\S+)")
 
 
@@ -22,8 +22,8 @@ def installed(file: str) -> None:
         pytest.skip(f"{FILES[file]} is not installed")
 
 
-def test_each_example_stands_on_the_page_and_takes_fewer_than_five_lines_of_glue() -> None:
-    page = PAGE.read_text()
+def test_each_example_stands_on_a_page_and_takes_fewer_than_five_lines_of_glue() -> None:
+    page = "".join(page.read_text() for page in PAGES)
     for name in FILES:
         assert f'--8<-- "docs/examples/{name}"' in page
         for entry in find(str(EXAMPLES / name)):

@@ -1,10 +1,14 @@
 """Functions of the user's own that use DDP, or that raise on one rank: on a fake group, and launched."""
 
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
@@ -12,8 +16,9 @@ from distbench.spec import DdpPlan, ParallelPlan, Scenario
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
-from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.torch_internals import Forwarding, fake_ranks
+from distbench.worker.tracing.attribution import Communication, communications_of
+from distbench.worker.tracing.trace import StepTrace
 
 
 class WithUnused(nn.Module):
@@ -33,6 +38,7 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         replicate(model.used, device_mesh=mesh["dp_replicate"])
 
     given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
+    told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
     with fake_ranks({"dp_replicate": 4}) as mesh:
         assert dist.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
@@ -44,8 +50,46 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
         (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
         assert problem.startswith("parameter unused.weight and 1 more gets no gradient, and DDP waits for it")
-        told = ParallelPlan(ddp=DdpPlan(find_unused_parameters=True))
         assert rehearse(Scenario(**given, plan=told), context).problems == ()
+        step = TrainingStep(Scenario(**given, plan=told), context)
+        for _ in range(step.num_setup_steps):
+            step(lambda: None)
+        owners = [row.owner for row in communications_of(step, step.phases, told, context, step.model)]
+        assert owners == ["DDP bucket 0", "DDP used parameters"]
+
+
+def seen(scenario: Scenario, sizes: dict[str, int]) -> list[Communication]:
+    """What both ways of looking see of a step that `check` passes, each with an owner."""
+    with fake_ranks(sizes) as mesh:
+        assert dist.group.WORLD is not None
+        context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
+        assert rehearse(scenario, context).problems == ()
+        build = partial(TrainingStep, scenario, context)
+        trace = StepTrace(build(), build, context)
+        _, [traced] = trace.forwarded(Forwarding(mesh), 1)
+        rows = [row.what for row in traced.rows]
+        assert trace.differing(rows, trace.dispatched()) == [] and all(row.owner_known for row in rows)
+        return rows
+
+
+def test_experts_and_stages_of_the_docs_are_seen_by_both_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer exchanges counts, tokens there and back, and in backward tokens twice; the first one's input has no
+    gradient. Rank 0 of a pipeline passes on 8 micro-batches and is given their gradients."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    import own_experts
+    import own_pipeline
+
+    for scenario, sizes in (
+        (own_experts.experts_left_alone(), {"ep": 4}),
+        (own_experts.own_experts(), {"dp_shard": 2, "ep": 2}),
+    ):
+        rows = seen(scenario, sizes)
+        exchanges = Counter(row.phase for row in rows if row.kind == "all_to_all")
+        assert exchanges == {"forward": 6, "backward": 3}
+        assert {row.mesh_dim for row in rows if row.kind == "all_to_all"} == {"ep"}
+        assert {row.owner for row in rows if row.kind == "all_to_all"} == {"layers.0.experts", "layers.1.experts"}
+    messages = Counter((row.kind, row.source) for row in seen(own_pipeline.own_pipeline(), {"pp": 4}))
+    assert messages == {("send", "pp"): 8, ("recv", "pp"): 8}
 
 
 def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Ranks, tmp_path: Path) -> None:
@@ -54,7 +98,8 @@ def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Rank
     file.write_text(ONE_RANK_RAISES)
     done = ranks.run_here("run", str(file), "--quick", "--out", str(tmp_path / "out"))
     assert done.exit_code == 2, done.output
-    assert f"parallelize raises ValueError: only here ({file}:10); fix it" in " ".join(done.output.split())
+    said = f"on rank 1 of 2 only: parallelize raises ValueError: only here ({file}:10); fix it"
+    assert said in " ".join(done.output.split())
 
 
 ONE_RANK_RAISES = """import torch.distributed as dist

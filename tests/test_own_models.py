@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from distbench.worker.cases.step import step_cases
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.batch import Batch, loss_of, mapped, tensors_of
 from distbench.worker.plans.materialise import blueprint, load_initial_values
+from distbench.worker.plans.patterns import own_units
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
@@ -165,6 +167,26 @@ def test_styles_by_name_are_torchs_and_what_is_unknown_is_named(context: RankCon
     assert "Classifier brings none; give tp={'pattern': style}" in told(tp="auto")
     assert "_no_split_modules, and Classifier names none" in told(tp=examples.TP, fsdp=FsdpPlan(wrap="auto"))
     assert "TP pattern 'block.*.up' matches no module" in told(tp={"block.*.up": "colwise"})
+
+
+def test_units_of_a_models_own_leave_out_what_shares_a_weight_with_others() -> None:
+    """BERT names its embeddings, whose weight the output layer has too: FSDP2 has one unit a parameter, the root."""
+
+    class Named(nn.Sequential):
+        _no_split_modules = ("Linear", "Embedding")
+
+    model = Named(nn.Embedding(8, 8), nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8, bias=False)))
+    assert own_units(model) == {"0", "1", "2.0"}
+    model[2][0].weight = model[0].weight
+    assert own_units(model) == {"1"}
+
+
+def test_attention_is_split_by_whole_heads(context: RankContext) -> None:
+    """Three heads of keys on two ranks were refused for a view's shape, which named neither."""
+    model = nn.ModuleDict({"k_proj": nn.Linear(8, 12)})
+    model.config = SimpleNamespace(num_key_value_heads=3)  # type: ignore[assignment]
+    (said,) = problems(model, torch.ones(4, 8), ParallelPlan(tp={"k_proj": "colwise"}, fsdp=FsdpPlan()), context)
+    assert "num_key_value_heads=3 of SimpleNamespace cannot be split over mesh dim 'tp' of size 2: 3 is not" in said
 
 
 def test_a_function_that_makes_its_own_mesh_is_seen_by_both_methods(context: RankContext, examples: Any) -> None:

@@ -13,8 +13,8 @@ from distbench.runs.run_file import read_run
 from distbench.spec import ParallelPlan
 from distbench.worker.plans.training_step import Stamp
 from distbench.worker.torch_internals import Allocation
-from distbench.worker.tracing.attribution import RunningModules
 from distbench.worker.tracing.memory_peak import peak_of
+from distbench.worker.tracing.running_modules import RunningModules
 from distbench.worker.tracing.step_memory import measured_step_peak, predicted_peak_bytes
 
 NUMEL = 1000

@@ -97,6 +97,8 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
             try:
                 runner.run(waiting, plan, job.passes_done)
+            except UserError as error:
+                raise agreement.user_error(error) from error
             except RuntimeError as error:
                 # Between cases ranks talk too: whoever is gone shall be named there as well.
                 agreement.require_all_failed("between cases", one_line(error))

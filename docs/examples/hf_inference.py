@@ -24,7 +24,7 @@ def filled(model, batch):
 
 def decode(model, batch, cache):
     output = model(batch["token"], past_key_values=cache)
-    cache.crop(-1)  # as long as it was
+    cache.crop(-1)  # glue: as long as it was
     return output
 
 
@@ -34,9 +34,9 @@ def hf_inference() -> Scenario:
     return Scenario(
         build_model=lambda: AutoModelForCausalLM.from_config(CONFIG),
         make_batch=tokens,
-        inference=True,
+        inference=True,  # glue
         make_cache=filled,
-        call=decode,
+        call=decode,  # glue
         num_tokens=4,
-        plan=ParallelPlan(tp="auto"),
+        plan=ParallelPlan(tp="auto"),  # glue
     )

@@ -9,6 +9,7 @@ from distbench.spec import ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.parallel import matching
 from distbench.worker.pipelines.stage_modules import HandOn
+from distbench.worker.plans.materialise import owners_of
 
 # A plan that asks for the model's own.
 AUTO = "auto"
@@ -30,6 +31,9 @@ def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
 def own_units(model: nn.Module) -> set[str]:
     """Names of the modules whose classes a model of transformers names in `_no_split_modules`.
 
+    Without those that share a parameter with a module outside of them (embeddings that the output layer uses too):
+    FSDP2 would need both in one unit, which is the root.
+
     Raises:
         UserError: it names none.
     """
@@ -39,7 +43,13 @@ def own_units(model: nn.Module) -> set[str]:
     if not found:
         kind = type(model).__name__
         raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} names none; name modules")
-    return found
+    shared = [[name for name, *_ in owners] for owners in owners_of(model).values() if len(owners) > 1]
+    return {unit for unit in found if not any(_is_split(unit, holders) for holders in shared)}
+
+
+def _is_split(unit: str, holders: Iterable[str]) -> bool:
+    """Whether some of a parameter's holders are in a unit and some are not."""
+    return len({f"{holder}.".startswith(f"{unit}.") for holder in holders}) > 1
 
 
 def own_plan(model: nn.Module) -> dict[str, str]:

@@ -10,15 +10,18 @@ from distbench.spec import ParallelPlan, ShardParam
 from distbench.spec.errors import nearest
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.materialise import owners_of
-from distbench.worker.plans.patterns import annotations_by_parameter, is_of_transformers, styles_by_module
+from distbench.worker.plans.patterns import annotations_by_parameter, is_of_transformers, styles_by_module, tp_patterns
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
+# The projections of models of transformers that are sharded by whole heads, and which field of their config has those.
+HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
 
 
 def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`."""
     yield from _styles(model, plan, context)
+    yield from _undivided_heads(model, plan, context)
     yield from _unknown_inputs(model, plan)
     yield from _tied(model, plan)
     yield from _annotations(model, plan, context)
@@ -41,6 +44,22 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
                 parameter = _join(name, attribute)
                 what = f"parameter {parameter} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
                 yield undivided(what, shape[tensor_dim], dims, context, parameter)
+
+
+def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """A shard of a projection may be of any length, but attention views it as heads."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    dims = [name for name in plan.tp_dims if name in context.mesh_dims]
+    fields = {
+        HEADS.get(pattern.rpartition(".")[2])
+        for pattern, given in tp_patterns(plan, model).items()
+        if given == "colwise"
+    }
+    for field in sorted(filter(None, fields)):
+        heads = getattr(config, field, None)
+        if isinstance(heads, int) and heads % context.index(plan.tp_dims)[1]:
+            yield undivided(f"{field}={heads} of {type(config).__name__} cannot be split", heads, dims, context)
 
 
 def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:

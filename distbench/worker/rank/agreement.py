@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from distbench.spec import UserError
 from distbench.worker.rank.failure import HostLost, RankFailed
 
 Store = dist.TCPStore | dist.PrefixStore
@@ -47,10 +48,7 @@ class Agreement:
             RankFailed: this one alone did, or another that has left did.
             HostLost: there is a host of whose ranks none answers any more.
         """
-        keys = [self._key(what, rank) for rank in range(len(self._hosts))]
-        self._store.set(keys[self._rank], message)
-        self._store.set(f"failure{self._num_failures}", "")
-        self._num_failures += 1
+        keys = self._told(what, message)
         if not self._all_set(keys):
             self._store.set(LEFT, str(self._rank))
             if lost := self._lost_hosts(keys):
@@ -58,6 +56,23 @@ class Agreement:
             raise RankFailed(message)
         if self._store.check([LEFT]):
             raise RankFailed(message)
+
+    def user_error(self, error: UserError) -> UserError:
+        """What the user can fix, said with the ranks that it was found on where it was not found on all of them."""
+        keys = self._told("by the user", str(error))
+        if self._all_set(keys):
+            return error
+        ranks = [str(rank) for rank, key in enumerate(keys) if self._store.check([key])]
+        found_on = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
+        return UserError(f"on {found_on} of {len(keys)} only: {error}")
+
+    def _told(self, what: str, message: str) -> list[str]:
+        """Have the others know that this rank failed, and how; under which key each rank says so."""
+        keys = [self._key(what, rank) for rank in range(len(self._hosts))]
+        self._store.set(keys[self._rank], message)
+        self._store.set(f"failure{self._num_failures}", "")
+        self._num_failures += 1
+        return keys
 
     def _lost_hosts(self, keys: list[str]) -> str:
         """In words, the hosts of which no rank has failed in this or said that it is there; empty for none."""

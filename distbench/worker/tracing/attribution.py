@@ -7,14 +7,13 @@ it to the loss; and in the optimizer's phase all is the optimizer's.
 """
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from distbench.spec import ParallelPlan
@@ -32,12 +31,14 @@ from distbench.worker.torch_internals import (
     each_collective,
     finished_parameter,
     labelled_communication,
-    next_autograd_position,
 )
+from distbench.worker.tracing.running_modules import RunningModules, running_modules
 
 UNKNOWN_GROUP = "?"
 # Owners that are no modules.
 LOSS, OPTIMIZER = "(loss)", "(optimizer)"
+# With find_unused_parameters, which parameters any rank has a gradient for: DDP's only all-reduce of i32.
+USED_PARAMETERS = "DDP used parameters"
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,7 @@ class CollectiveTracker:
         if issued_in.message is not None:
             source, owner = "pp", issued_in.message.owner
         if source == "ddp" and phase == "backward" and call.kind == "all_reduce":
-            # The reducer starts its buckets in their order.
-            owner = f"DDP bucket {self._buckets[issued_in.turn]}"
-            self._buckets[issued_in.turn] += 1
+            owner = USED_PARAMETERS if call.dtype == torch.int32 else self._next_bucket(issued_in.turn)
         return Communication(
             phase=phase,
             source=source,
@@ -186,6 +185,11 @@ class CollectiveTracker:
             explicit=label.explicit if label and label.redistribution else None,
             group=",".join(map(str, ranks if call.peer is None else self._ends(call))),
         )
+
+    def _next_bucket(self, turn: int) -> str:
+        """The reducer starts its buckets in their order."""
+        self._buckets[turn] += 1
+        return f"DDP bucket {self._buckets[turn] - 1}"
 
     def _ends(self, call: CollectiveCall) -> tuple[int | None, ...]:
         return (self._rank, call.peer) if call.kind == "send" else (call.peer, self._rank)
@@ -237,67 +241,3 @@ def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
             ranks = tuple(sorted(context.mesh.mesh[index].flatten().tolist()))
             found.setdefault(ranks, "x".join(names[dim] for dim in chosen))
     return found
-
-
-class RunningModules:
-    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to.
-
-    Each thread numbers its nodes itself. Where checkpointing computes a forward again on autograd's thread, as on
-    accelerators, nodes of backward still have the numbers of the first one: of the thread that this was made on.
-    """
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._model = model
-        self._stack: list[tuple[str, int]] = []
-        self._spans: list[tuple[int, int, str]] = []
-        self._thread = threading.get_ident()
-
-    @property
-    def has_run(self) -> bool:
-        """Whether a module's forward has ended."""
-        return bool(self._spans)
-
-    def is_after(self, position: int | None) -> bool:
-        """Whether a node was made after all modules had run: the loss's."""
-        return position is not None and position >= max(end for _, end, _ in self._spans)
-
-    def holder_of(self, parameter: object) -> str | None:
-        """The name of the module that has a parameter, empty for the root; None where it is none of the model's."""
-        if parameter is None or self._model is None:
-            return None
-        names = (name for name, one in self._model.named_parameters() if one is parameter)
-        name = next(names, None)
-        return None if name is None else name.rpartition(".")[0]
-
-    def enter(self, name: str, *_: object) -> None:
-        """A module's forward begins."""
-        self._stack.append((name, next_autograd_position()))
-
-    def leave(self, *_: object) -> None:
-        """The innermost module's forward ends."""
-        name, start = self._stack.pop()
-        if threading.get_ident() == self._thread:
-            self._spans.append((start, next_autograd_position(), name))
-
-    @property
-    def running(self) -> str | None:
-        """The innermost module whose forward has begun and not ended."""
-        return self._stack[-1][0] if self._stack else None
-
-    def owner(self, running: str | None, position: int | None) -> str | None:
-        """The module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
-        if running is not None or position is None:
-            return running
-        around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
-        return min(around)[1] if around else None
-
-
-@contextlib.contextmanager
-def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
-    """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
-    modules = RunningModules(model)
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules() if model is not None else ():
-            hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
-            hooks.enter_context(module.register_forward_hook(modules.leave, always_call=True))
-        yield modules

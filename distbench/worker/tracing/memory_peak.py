@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from distbench.worker.torch_internals import Allocation
-from distbench.worker.tracing.attribution import RunningModules
+from distbench.worker.tracing.running_modules import RunningModules
 
 STEP, MODULE = "distbench step ", "distbench module: "  # marks: a step's number and a phase, a module's name
 # FSDP2's own marks, with the name of the module that it works for; none is the root.

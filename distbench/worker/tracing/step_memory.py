@@ -27,8 +27,8 @@ from distbench.worker.torch_internals import (
     storages_of,
     tracked_peak_bytes,
 )
-from distbench.worker.tracing.attribution import running_modules
 from distbench.worker.tracing.memory_peak import MODULE, OTHER, STEP, Peak, peak_of
+from distbench.worker.tracing.running_modules import running_modules
 
 NO_PREDICTION = "torch's memory tracker cannot follow this step"
 NOT_IN_STAGES = "torch's memory tracker follows neither several stages on a rank nor a backward in parts"
