@@ -104,6 +104,12 @@ class Recorder:
             kind = held.get(number) or ("fsdp" if number in self._filled else _held(issued_in))
             self.events[place] = block._replace(held=kind, owner=self._owner(issued_in))
 
+    def use(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These are read or written now, by nothing that torch dispatches."""
+        for tensor in tensors:
+            self._see(tensor)
+        self._await(tensors)
+
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block that a tensor's memory is now; None where it has none on the device."""
         block = self._blocks.get(id(tensor.untyped_storage()))
@@ -198,9 +204,7 @@ class Recorder:
         call = call_of(func, args, kwargs)
         # Asked before it runs: what it makes has no owner yet.
         found = self.tracker.communication(call, self.tracker.issue_context()) if self.tracker and call else None
-        for tensor in tensors:
-            self._see(tensor)
-        self._await(tensors)
+        self.use(tensors)
         out = func(*args, **kwargs)
         made = [tensor for tensor in costs.tensors_in(out) if tensor.device.type == DEVICE_TYPE]
         for tensor in made:
