@@ -31,6 +31,7 @@ COLUMNS: TableColumns = (
     ("step", lambda row: time_text(row.get("predicted_s", float("nan")))),
     ("compute", lambda row: _share(row, "compute_s")),
     ("exposed", lambda row: _share(row, "exposed_s")),
+    ("bubble", lambda row: _share(row, "bubble_s")),
     ("idle", lambda row: _share(row, "idle_s")),
     ("a device", _rate_text),
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),

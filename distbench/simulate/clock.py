@@ -94,6 +94,11 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
         UserError: a message has no other end, or ranks wait for one another for ever.
     """
     if hardware.host is not None:
+        if any(one.head.pipeline is not None for one in recordings):
+            raise UserError(
+                f"hardware file {hardware.name} is a CPU's, whose messages between stages nobody has measured; give "
+                "--hardware an accelerator's"
+            )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
     exchanges = Exchanges()
     found: dict[int, TimedStep] = {}

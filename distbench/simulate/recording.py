@@ -15,6 +15,8 @@ KINDS_OF_OPERATORS = (MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY)
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
 # Of a collective that is a message between two stages.
 MESSAGES = ("send", "recv")
+# The phase of a pipeline in which forward and backward take turns.
+SCHEDULE = "schedule"
 Touched = Sequence[Sequence[int]]
 
 
