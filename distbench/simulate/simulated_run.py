@@ -158,8 +158,7 @@ def _case(ranks: Sequence[Simulation]) -> Record:
 
 def _bubbles(ranks: Sequence[Simulation]) -> Record:
     """Of a pipeline: seconds of the rank whose parts are given, and each rank's share of the step."""
-    pipeline = ranks[0].recording.head.pipeline
-    if pipeline is None:
+    if (pipeline := ranks[0].recording.head.pipeline) is None:
         return {}
     return {
         "bubble_s": slowest(ranks).parts.bubble_s,
@@ -215,7 +214,7 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         SIMULATED: True,
         "case_id": case_id(ranks[0].recording.head),
         "method": f"a simulation on {ranks[0].hardware.name}",
-        **({} if (pipeline := ranks[0].recording.head.pipeline) is None else {"pipeline": asdict(pipeline)}),
+        **_pipeline(ranks),
         "clock_shared": True,
         "num_steps": 1,
         "steps_s": [slowest(ranks).timed.step_s],
@@ -224,6 +223,13 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         "columns": COLUMNS,
         "rows": [row for one in ranks for row in _rows(one)],
     }
+
+
+def _pipeline(ranks: Sequence[Simulation]) -> Record:
+    """What `traces` says of a pipeline."""
+    if (pipeline := ranks[0].recording.head.pipeline) is None:
+        return {}
+    return {"pipeline": {**asdict(pipeline), "bubble_shares": _bubbles(ranks)["bubble_shares"]}}
 
 
 def _rank(step: Simulation) -> int:

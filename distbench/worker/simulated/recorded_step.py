@@ -31,6 +31,7 @@ from distbench.worker.torch_internals import (
     Unsupported,
     chunks_when_asked_for,
     fake_ranks,
+    forget_meshes_in_backward,
     meshes_with_values,
 )
 from distbench.worker.tracing.attribution import tracked_collectives
@@ -97,6 +98,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         built = blueprint(scenario.build_model, SEED, with_values=False)
         shapes = ShapesOnly()
         with shapes.on():
+            forget_meshes_in_backward(device)
             batch = batch_of(scenario)
         if found := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(found))

@@ -211,7 +211,7 @@ class Recorder:
             self._see(tensor)
         if call is None or found is None or not tensors:
             return out
-        fields = {name: getattr(found, name) for name in Collective._fields if name not in ("stream", "ranks")}
+        fields = {name: getattr(found, name) for name in Collective._fields if hasattr(found, name)}
         issued = Collective(stream=STREAMS.current.number, ranks=nested_ranks(call.ranks), **fields)
         if func.namespace == "c10d":
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them

@@ -251,6 +251,26 @@ def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> I
         _clear_sharding_prop_cache()
 
 
+class _Forgetting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        return gradient
+
+
+def forget_meshes_in_backward(device: torch.device) -> None:
+    """What `fake_ranks` has DTensor forget, forgotten also by the thread that runs backward on a device: each thread
+    has a cache of its own, which would serve another rank's groups to the next one."""
+    require("fake process group")
+    _Forgetting.apply(torch.zeros(1, device=device, requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+
+
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
     """The same without names or values, for torch's planners, which take hosts to hold `devices_per_host`."""
