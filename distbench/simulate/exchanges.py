@@ -1,4 +1,4 @@
-"""Messages between the ranks of a pipeline: which send is whose receive, when both ends are there, how long it takes."""
+"""Messages between ranks of a pipeline: which send is whose receive, when both ends are there, how long it takes."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field

@@ -230,8 +230,8 @@ NOT_SIMULATED = (
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
 )
 IN_PIPELINES = (
-    "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and alone in its other "
-    "collectives"
+    "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and its other "
+    "collectives wait for nobody"
 )
 NOT_ON_HOST = (
     "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",

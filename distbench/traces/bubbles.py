@@ -60,7 +60,7 @@ def bubbles_text(trace: Trace) -> str | None:
         return None
     least, most = min(shares, key=lambda rank: shares[rank]), max(shares, key=lambda rank: shares[rank])
     mean = sum(shares.values()) / len(shares)
-    of = "the step" if trace.is_simulated else "forward and backward"
+    of = "the step" if _simulated(trace) is not None else "forward and backward"
     text = f"bubbles are {percent_text(mean)} of {of} on a rank"
     text += f" (rank {least} {percent_text(shares[least])}, rank {most} {percent_text(shares[most])})"
     at_least = pipeline.get("least_idle_share")

@@ -54,8 +54,8 @@ class RecordedRank(NamedTuple):
 def recorded_ranks(
     scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], ranks: Sequence[int] | None
 ) -> list[Recording]:
-    """The second step of some ranks, None for rank 0 and all that differ from it; of a pipeline all ranks with whom they
-    pass on messages. Raises as `recorded`."""
+    """The second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all ranks that
+    have its other stages. Raises as `recorded`."""
     found: dict[int, RecordedRank] = {}
     waiting = [0] if ranks is None else list(ranks)
     while waiting:

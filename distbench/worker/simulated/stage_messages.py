@@ -1,4 +1,4 @@
-"""Writes down what the stages of a pipeline send and receive, as NCCL would run it: by streams, and who waits for them."""
+"""Writes down what stages of a pipeline send and receive, as NCCL would run it: on which streams, and who waits."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -80,8 +80,8 @@ from distbench.worker.torch_internals.shapes_only import (
     has_values,
     is_attention,
     meshes_with_values,
-    with_values_again,
     simulated_device,
     waited_for_when_used,
+    with_values_again,
     written_by,
 )
