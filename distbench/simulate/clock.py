@@ -11,9 +11,8 @@ generator that stops where the other end is not known yet, so they go on in the 
 import bisect
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 from distbench.simulate.collective_time import collective_s
@@ -145,19 +144,14 @@ def _replay(
             streams[event.stream] = start + duration
             spans.append(TimedEvent(start, start + duration, event))
         elif isinstance(event, Collective) and event.peer is not None:
-            if place and _are_together(events[place - 1], event):
+            if not (batch := _batch_at(events, place)):
                 continue
-            batch = list(itertools.takewhile(partial(_are_together, event), itertools.islice(events, place, None)))
             now, host = now + host_s * len(batch), host + host_s * len(batch)
             ready = max(streams[event.stream], now + launch_s)
-            posted = [(message, exchanges.post(rank, message, ready)) for message in batch]
-            while not all(exchange.has_both for _, exchange in posted):
-                yield True
-            for message, exchange in posted:
-                start = exchange.start_s
-                awaited.append((ready, start))
-                spans.append(TimedEvent(start, start + message_s(message, rank, hardware), message))
-            streams[event.stream] = max(span.end_s for span in spans[-len(posted) :])
+            passed = yield from _passed_on(batch, rank, ready, exchanges, hardware)
+            awaited += [(ready, span.start_s) for span in passed]
+            spans += passed
+            streams[event.stream] = max(span.end_s for span in passed)
         elif isinstance(event, Collective):
             group = tuple(map(tuple, event.ranks))
             now, host = now + host_s, host + host_s
@@ -173,10 +167,30 @@ def _replay(
     found[rank] = TimedStep(max([now, *streams.values()]), host, spans, awaited)
 
 
-def _are_together(one: Event, other: Event) -> bool:
-    """Whether two events are messages that begin and end together."""
-    both = isinstance(one, Collective) and isinstance(other, Collective)
-    return both and one.peer is not None and other.peer is not None and one.batch == other.batch
+def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
+    """The messages that begin and end together from one on; none where it is not the first of them."""
+
+    def of(at: int) -> int | None:
+        event = events[at] if 0 <= at < len(events) else None
+        return event.batch if isinstance(event, Collective) and event.peer is not None else None
+
+    if of(place - 1) == of(place):
+        return []
+    end = next(at for at in itertools.count(place) if of(at) != of(place))
+    return [event for event in events[place:end] if isinstance(event, Collective)]
+
+
+def _passed_on(
+    batch: Sequence[Collective], rank: int, ready_s: float, exchanges: Exchanges, hardware: Hardware
+) -> Generator[bool, None, list[TimedEvent]]:
+    """When a rank's messages begin and end that it is ready for together; yields while an end is not there."""
+    posted = [exchanges.post(rank, message, ready_s) for message in batch]
+    while not all(exchange.has_both for exchange in posted):
+        yield True
+    found = []
+    for message, exchange in zip(batch, posted, strict=True):
+        found.append(TimedEvent(exchange.start_s, exchange.start_s + message_s(message, rank, hardware), message))
+    return found
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:

@@ -9,7 +9,7 @@ from distbench.spec.errors import UserError
 
 
 @dataclass
-class Exchange:
+class MessageEnds:
     """One message: when each end that is there was ready for it, s, by kind ("send", "recv")."""
 
     num_bytes: int
@@ -32,9 +32,9 @@ class Exchanges:
     def __init__(self) -> None:
         self.num_posted = 0
         self._posted: Counter[tuple[int, int, str]] = Counter()
-        self._found: defaultdict[tuple[int, int], list[Exchange]] = defaultdict(list)
+        self._found: defaultdict[tuple[int, int], list[MessageEnds]] = defaultdict(list)
 
-    def post(self, rank: int, message: Collective, ready_s: float) -> Exchange:
+    def post(self, rank: int, message: Collective, ready_s: float) -> MessageEnds:
         """One end of a message is ready.
 
         Raises:
@@ -46,7 +46,7 @@ class Exchanges:
         self._posted[*ends, message.kind] += 1
         self.num_posted += 1
         if place == len(self._found[ends]):
-            self._found[ends].append(Exchange(message.payload_bytes))
+            self._found[ends].append(MessageEnds(message.payload_bytes))
         exchange = self._found[ends][place]
         if exchange.num_bytes != message.payload_bytes:
             sizes = f"{exchange.num_bytes:,} bytes on one end and {message.payload_bytes:,} on the other"

@@ -195,7 +195,8 @@ def _pipeline(record: dict[str, Any], mesh: dict[str, int], path: Path, number: 
     wrong = wrong_field(record, _PIPELINE, [name for name in _PIPELINE if name != "least_idle_share"])
     if wrong or record["mesh_dim"] not in mesh:
         raise _damaged(path, number, f"pipeline: {wrong or 'mesh_dim is not one of the mesh'}")
-    return PipelineFacts(**{name: record.get(name) for name in _PIPELINE})
+    given: dict[str, Any] = {name: record.get(name) for name in _PIPELINE}
+    return PipelineFacts(**given)
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
