@@ -31,7 +31,7 @@ from distbench.worker.torch_internals import (
     Unsupported,
     chunks_when_asked_for,
     fake_ranks,
-    forget_meshes_in_backward,
+    forget_layouts_of_backward,
     meshes_with_values,
 )
 from distbench.worker.tracing.attribution import tracked_collectives
@@ -98,7 +98,6 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         built = blueprint(scenario.build_model, SEED, with_values=False)
         shapes = ShapesOnly()
         with shapes.on():
-            forget_meshes_in_backward(device)
             batch = batch_of(scenario)
         if found := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(found))
@@ -116,6 +115,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         except Exception as error:
             reason = f"its step raises {one_line(error)}{untested(torch.__version__)}"
             raise UserError(f"it cannot be simulated, {reason}") from error
+        finally:
+            with shapes.on():
+                forget_layouts_of_backward(device)
     head = Head(
         scenario=name,
         variant=variant,

@@ -251,24 +251,23 @@ def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> I
         _clear_sharding_prop_cache()
 
 
-class _Forgetting(torch.autograd.Function):
+class _ForgetInBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
         return given.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
         _clear_sharding_prop_cache()
         return gradient
 
 
-def forget_meshes_in_backward(device: torch.device) -> None:
-    """What `fake_ranks` has DTensor forget, forgotten also by the thread that runs backward on a device: each thread
-    has a cache of its own, which would serve another rank's groups to the next one."""
-    require("fake process group")
-    _Forgetting.apply(torch.zeros(1, device=device, requires_grad=True)).backward()  # type: ignore[no-untyped-call]
+def forget_layouts_of_backward(device: torch.device) -> None:
+    """The same as `fake_ranks` does at its end, on the thread that runs a device's backward: each has layouts of its
+    own, and those of an accelerator's would name groups that are gone."""
+    _ForgetInBackward.apply(torch.ones((), device=device, requires_grad=True)).backward()
 
 
 @contextlib.contextmanager
