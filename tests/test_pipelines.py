@@ -23,7 +23,6 @@ from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.simulated.recorded_step import recorded
 from distbench.worker.torch_internals import fake_ranks
 from distbench.worker.tracing.attribution import communications_of
 
@@ -218,13 +217,11 @@ def test_a_stage_that_returns_less_than_the_next_one_expects_says_so() -> None:
             step(no_stamp)
 
 
-def test_a_pipeline_needs_a_loss_of_outputs_and_targets_and_is_not_simulated() -> None:
+def test_a_pipeline_needs_a_loss_of_outputs_and_targets() -> None:
     plan = ParallelPlan(pipeline=PipelinePlan("gpipe"), microbatches=2)
     scenario = Scenario(build_model=Residual, make_batch=lambda: {"x": torch.ones(8, 8)}, plan=plan)
     with fake_ranks({"pp": 2}) as mesh, pytest.raises(UserError, match=r"a pipeline needs loss=\(output, targets\)"):
         TrainingStep(scenario, context_of(mesh))
-    with pytest.raises(UserError, match="pipelines are not simulated"):
-        recorded(scenario, "own", "", {"pp": 2})
 
 
 def trace_by_hand(clock_shared: bool = True) -> Trace:

@@ -273,8 +273,8 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
 @pytest.mark.parametrize(
     ("line", "text", "says"),
     [
-        (1, '{"recording_version": 3}', "is newer than this distbench"),
-        (2, '{"recording_version": 3}', "is newer than this distbench"),
+        (1, '{"recording_version": 4}', "is newer than this distbench"),
+        (2, '{"recording_version": 4}', "is newer than this distbench"),
         (1, '{"schema_version": 2}', "is no recording; write one with distbench simulate SCENARIO --save FILE"),
         (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
         (2, '{"is": "sleep"}', "line 2: it is no event of a recording"),

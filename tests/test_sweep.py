@@ -317,8 +317,9 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
         again = sweep(*asked, "--resume", "--format", "json")
         small = sweep(*asked, "--resume", "--memory", "1MB")
+        staged = sweep("pipeline", "--world", "4", "--hardware", "h100", "--out", str(out.parent / "staged"))
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-    return {"first": first, "again": again, "small": small, "kept": kept, "after": after, "out": out}
+    return {"first": first, "again": again, "small": small, "staged": staged, "kept": kept, "after": after, "out": out}
 
 
 def test_a_sweep_ends_with_a_plan_to_paste_and_a_picture(predicted: Mapping[str, Any]) -> None:
@@ -341,3 +342,8 @@ def test_a_resumed_sweep_records_nothing_again(predicted: Mapping[str, Any]) -> 
 def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) -> None:
     done = predicted["small"]
     assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 0.001 GB" in done.output
+
+
+def test_a_pipeline_is_refused_in_one_sentence(predicted: Mapping[str, Any]) -> None:
+    done = predicted["staged"]
+    assert done.exit_code == 2 and "cannot be swept: a sweep predicts plans by rank 0 alone" in done.output

@@ -25,7 +25,7 @@ MAX_RANKS, MAX_DIGITS = 16, 8
 @click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="What it would run on.")
 @click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
-@click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ from it.")
+@click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ.")
 @click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
 @click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the recording, to replay it later.")
@@ -86,7 +86,7 @@ def simulate(
         found, environment = load_recordings(recording), {}  # whose commit and machine are not these
     else:
         found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
-    simulations = [Simulation.of(one, machine, expandable_segments, in_8) for one in found]
+    simulations = Simulation.all_of(found, machine, expandable_segments, in_8)
     run_file = write_simulated_run(simulations, out, environment, STARTED_AT, label)
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))

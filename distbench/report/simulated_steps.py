@@ -31,6 +31,7 @@ COLUMNS: TableColumns = (
     ("step", lambda row: time_text(row.get("predicted_s", float("nan")))),
     ("compute", lambda row: _share(row, "compute_s")),
     ("exposed", lambda row: _share(row, "exposed_s")),
+    ("bubble", lambda row: _share(row, "bubble_s")),
     ("idle", lambda row: _share(row, "idle_s")),
     ("a device", _rate_text),
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
@@ -47,7 +48,9 @@ def simulated_tables(run: Run) -> list[Table]:
     if not rows:
         return []
     notes = [f"{SIMULATED}, not measured: {_where(run)}; a share is of the step", *_assumed(run)]
-    times = table_of(f"{SIMULATED} step time and memory", COLUMNS, rows, notes, (), OPTIONAL)
+    is_pipeline = any(known(row.get("bubble_s")) for row in rows)
+    columns = tuple(column for column in COLUMNS if is_pipeline or column[0] != "bubble")
+    times = table_of(f"{SIMULATED} step time and memory", columns, rows, notes, (), OPTIONAL)
     return [capped(times, MAX_ROWS), *_alive(rows)]
 
 

@@ -66,7 +66,7 @@ LAST = (
     *_columns("result gradients forward_pays backward_pays", *COUNTERS),
     *_columns("idle_share least_idle_share", *COUNTERS, is_number=True),
     *_columns("num_implicit state_bytes", *COUNTERS, is_number=True),
-    *_columns("compute_s exposed_s idle_s mfu hfu slowest_rank", *COUNTERS, is_number=True),
+    *_columns("compute_s exposed_s bubble_s idle_s mfu hfu slowest_rank", *COUNTERS, is_number=True),
     *_columns("simulated"),
     *_columns("stop_reason error"),
 )

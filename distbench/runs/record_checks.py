@@ -98,7 +98,8 @@ COUNTERS: Kinds = {
     **dict.fromkeys(("idle_share", "least_idle_share"), AMOUNT),
     "idle_shares": list_of(AMOUNT),
     # Of a simulated step.
-    **dict.fromkeys(("compute_s", "exposed_s", "idle_s", "host_s"), DURATION),
+    **dict.fromkeys(("compute_s", "exposed_s", "idle_s", "host_s", "bubble_s"), DURATION),
+    "bubble_shares": list_of(AMOUNT),
     **dict.fromkeys(("predicted_phases_s", "exposed_by_mesh_dim_s"), mapping_of(DURATION)),
     **dict.fromkeys(("mfu", "hfu"), AMOUNT),
     **dict.fromkeys(("slowest_rank", "num_retries"), COUNT),
@@ -147,7 +148,8 @@ TRACE: Kinds = {
 IN_TRACE: dict[str, Kinds] = {
     "overhead": {"ratio": AMOUNT, "bare_cpu_s": list_of(AMOUNT), "traced_cpu_s": list_of(AMOUNT)},
     "pipeline": {
-        "schedule": TEXT,
+        **dict.fromkeys(("mesh_dim", "schedule"), TEXT),
+        "bubble_shares": list_of(AMOUNT),
         **dict.fromkeys(("num_stages", "microbatches"), COUNT),
         "least_idle_share": AMOUNT,
     },

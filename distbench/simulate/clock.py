@@ -3,22 +3,27 @@
 The host issues one thing after another and is never ahead of what it waits for. What is issued to a stream begins when
 the host has issued it, when what was issued to the stream before has ended, and when what the stream waits for has
 happened; NCCL runs the collectives of one communicator one after another. Nothing slows down what runs beside it.
+
+The ranks of a pipeline are replayed together: a message begins when both of its ends are ready for it. Each rank is a
+generator that stops where the other end is not known yet, so they go on in the order in which messages let them.
 """
 
 import bisect
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import fused_bytes
+from distbench.simulate.exchanges import Exchanges, message_s
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.hardware.host_figures import HostFigures
 from distbench.simulate.host_time import on_host
 from distbench.simulate.operator_time import operator_s
 from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited, HostWaited, Operator, Recording
+from distbench.spec.errors import UserError
 
 
 class TimedEvent(NamedTuple):
@@ -34,14 +39,16 @@ class TimedStep:
     """A step on the simulated clock.
 
     Args:
-        step_s: until the device and the host are done.
+        step_s: until the device and the host are done, of a pipeline those of its last rank.
         host_s: of the host's own work.
-        spans: in the order of issue.
+        spans: in the order of issue; of a message from when both of its ends were ready.
+        awaited: (start, end) of waiting for another rank's end of a message, or for the last rank; in any order.
     """
 
     step_s: float
     host_s: float
     spans: Sequence[TimedEvent]
+    awaited: Sequence[tuple[float, float]] = ()
 
 
 class Exposed(NamedTuple):
@@ -61,6 +68,7 @@ class Parts:
         compute_s: some operator runs.
         exposed_s: by whom it is exposed, communication runs and no operator.
         idle_s: neither runs: the host has not issued anything yet.
+        bubble_s: neither runs: another rank of the pipeline is waited for.
         by_kind_s: of compute, what operators of each kind take, summed over streams.
         communication_s: by mesh dim, collectives' durations, summed.
     """
@@ -70,18 +78,60 @@ class Parts:
     idle_s: float
     by_kind_s: Mapping[str, float]
     communication_s: Mapping[str, float]
+    bubble_s: float = 0.0
 
 
 def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
-    """Run the recorded step on a clock."""
-    events = recording.step
+    """Run the recorded step of one rank on a clock. Raises as `replay_together`."""
+    return replay_together([recording], hardware)[0]
+
+
+def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list[TimedStep]:
+    """Run the steps of some ranks on one clock: all ranks of a pipeline, or one that is alone.
+
+    Raises:
+        UserError: a message has no other end, or ranks wait for one another for ever.
+    """
     if hardware.host is not None:
-        return _replay_on_host(events, hardware.host)
+        if any(one.head.pipeline is not None for one in recordings):
+            raise UserError(
+                f"hardware file {hardware.name} is a CPU's, whose messages between stages nobody has measured; give "
+                "--hardware an accelerator's"
+            )
+        return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
+    exchanges = Exchanges()
+    found: dict[int, TimedStep] = {}
+    running = [_replay(recording, hardware, exchanges, found) for recording in recordings]
+    while running:
+        before = exchanges.num_posted, len(running)
+        running = [rank for rank in running if next(rank, None) is not None]
+        if before == (exchanges.num_posted, len(running)):
+            lacking = ", ".join(str(one.head.rank) for one in recordings if one.head.rank not in found)
+            raise UserError(
+                f"rank {lacking} waits for a message whose other end is not recorded, or stands behind one that waits "
+                "for it; record the step anew, all ranks of its pipeline together"
+            )
+    last_s = max(timed.step_s for timed in found.values())
+    return [_until(found[recording.head.rank], last_s) for recording in recordings]
+
+
+def _until(timed: TimedStep, last_s: float) -> TimedStep:
+    if timed.step_s == last_s:
+        return timed
+    return replace(timed, step_s=last_s, awaited=[*timed.awaited, (timed.step_s, last_s)])
+
+
+def _replay(
+    recording: Recording, hardware: Hardware, exchanges: Exchanges, found: dict[int, TimedStep]
+) -> Iterator[bool]:
+    """Replay one rank into `found`; yields whenever it cannot go on before other ranks have."""
+    events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
     communicators: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     happened: dict[int, float] = {}
-    spans = []
+    spans: list[TimedEvent] = []
+    awaited: list[tuple[float, float]] = []
     now = host = 0.0
     launch_s, host_s = hardware["launch_s"], hardware["host_s"]
     for place, event in enumerate(events):
@@ -93,6 +143,15 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
             start = max(streams[event.stream], now + launch_s)
             streams[event.stream] = start + duration
             spans.append(TimedEvent(start, start + duration, event))
+        elif isinstance(event, Collective) and event.peer is not None:
+            if not (batch := _batch_at(events, place)):
+                continue
+            now, host = now + host_s * len(batch), host + host_s * len(batch)
+            ready = max(streams[event.stream], now + launch_s)
+            passed = yield from _passed_on(batch, rank, ready, exchanges, hardware)
+            awaited += [(ready, span.start_s) for span in passed]
+            spans += passed
+            streams[event.stream] = max(span.end_s for span in passed)
         elif isinstance(event, Collective):
             group = tuple(map(tuple, event.ranks))
             now, host = now + host_s, host + host_s
@@ -105,7 +164,33 @@ def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
             streams[event.stream] = max(streams[event.stream], happened.get(event.event, 0.0))
         elif isinstance(event, HostWaited):
             now = max(now, streams[event.stream])
-    return TimedStep(max([now, *streams.values()]), host, spans)
+    found[rank] = TimedStep(max([now, *streams.values()]), host, spans, awaited)
+
+
+def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
+    """The messages that begin and end together from one on; none where it is not the first of them."""
+
+    def of(at: int) -> int | None:
+        event = events[at] if 0 <= at < len(events) else None
+        return event.batch if isinstance(event, Collective) and event.peer is not None else None
+
+    if of(place - 1) == of(place):
+        return []
+    end = next(at for at in itertools.count(place) if of(at) != of(place))
+    return [event for event in events[place:end] if isinstance(event, Collective)]
+
+
+def _passed_on(
+    batch: Sequence[Collective], rank: int, ready_s: float, exchanges: Exchanges, hardware: Hardware
+) -> Generator[bool, None, list[TimedEvent]]:
+    """When a rank's messages begin and end that it is ready for together; yields while an end is not there."""
+    posted = [exchanges.post(rank, message, ready_s) for message in batch]
+    while not all(exchange.has_both for exchange in posted):
+        yield True
+    found = []
+    for message, exchange in zip(batch, posted, strict=True):
+        found.append(TimedEvent(exchange.start_s, exchange.start_s + message_s(message, rank, hardware), message))
+    return found
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
@@ -140,8 +225,15 @@ def parts_of(timed: TimedStep) -> Parts:
     for span in collectives:
         assert isinstance(span.what, Collective)
         communication[span.what.mesh_dim] += span.end_s - span.start_s
-    idle_s = timed.step_s - compute_s - sum(exposed.values())
-    return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication))
+    bubble_s = _bubble_s(timed)
+    idle_s = timed.step_s - compute_s - sum(exposed.values()) - bubble_s
+    return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication), bubble_s)
+
+
+def _bubble_s(timed: TimedStep) -> float:
+    """Seconds in which another rank is waited for, and nothing runs."""
+    busy = _Covered(_union((span.start_s, span.end_s) for span in timed.spans))
+    return sum(end - start - busy.between(start, end) for start, end in _union(timed.awaited))
 
 
 def computing_of(timed: TimedStep) -> list[tuple[float, float]]:

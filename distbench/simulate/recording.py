@@ -3,6 +3,7 @@
 docs/simulation.md says what each field means; `recording_file.py` writes and reads it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +13,30 @@ MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attentio
 KINDS_OF_OPERATORS = (MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY)
 # Of a block of memory: what lies in it.
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
+# Of a collective that is a message between two stages.
+MESSAGES = ("send", "recv")
+# The phase of a pipeline in which forward and backward take turns.
+SCHEDULE = "schedule"
 Touched = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class PipelineFacts:
+    """Which pipeline a step is.
+
+    Args:
+        mesh_dim: along which ranks have different stages.
+        schedule: as `spec.pipeline_plan` calls it.
+        num_stages: over all ranks.
+        microbatches: that a rank's batch goes through in.
+        least_idle_share: of a step, where stages take as long and messages no time; None where that is not known.
+    """
+
+    mesh_dim: str
+    schedule: str
+    num_stages: int
+    microbatches: int
+    least_idle_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +55,7 @@ class Head:
         compiled: names of the modules that the plan compiles; their operators are recorded as they run uncompiled.
         rank: whose step it is.
         case_id: of the case that a measured run of the same step has; `params` are that case's.
+        pipeline: of the stages on its ranks, where it is one; of its mesh dim all ranks are recorded.
     """
 
     scenario: str
@@ -46,6 +71,7 @@ class Head:
     rank: int = 0
     case_id: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: "PipelineFacts | None" = None
 
     @property
     def label(self) -> str:
@@ -88,12 +114,16 @@ class Operator(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective on a stream; fields as `worker.tracing.attribution.Communication` has them.
+    """A collective on a stream, or a message of a pipeline's stage, of kind "send" or "recv"; fields as
+    `worker.tracing.attribution.Communication` has them.
 
     Args:
         ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,
             8], [8, 1]] is 0 to 31; a group that is not such loops lists its ranks as [[1, rank], ...].
         op: as torch calls it, such as "c10d._allgather_base_"; empty in recordings of version 1.
+        peer: of a message, global rank of the other end; None of a collective. The nth one that a rank sends to another
+            is the nth one that the other receives from it.
+        batch: of a message, those of a rank with the same number begin and end together; they follow one another.
     """
 
     stream: int
@@ -110,6 +140,8 @@ class Collective(NamedTuple):
     explicit: bool | None
     ranks: Touched
     op: str = ""
+    peer: int | None = None
+    batch: int = 0
 
 
 class EventRecorded(NamedTuple):
@@ -154,6 +186,18 @@ class Freed(NamedTuple):
 
 
 Event = StepBegun | Operator | Collective | EventRecorded | EventWaited | HostWaited | Allocated | Freed
+
+
+def ranks_of_pipeline(mesh: Mapping[str, int], mesh_dim: str, rank: int) -> list[int]:
+    """The ranks along a mesh dim that one of them is among; the mesh's last dim has neighbours.
+
+    >>> ranks_of_pipeline({"pp": 2, "tp": 4}, "pp", 5)
+    [1, 5]
+    """
+    names = list(mesh)
+    stride = math.prod(mesh[name] for name in names[names.index(mesh_dim) + 1 :])
+    first = rank - rank // stride % mesh[mesh_dim] * stride
+    return [first + place * stride for place in range(mesh[mesh_dim])]
 
 
 @dataclass(frozen=True)

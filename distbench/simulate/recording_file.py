@@ -4,6 +4,7 @@ recording after another.
 History of recording_version; a reader of version N reads all older ones:
     1: first version.
     2: more ranks than rank 0, each with a head of its own and its `rank`; `case_id` and `params`; a collective's `op`.
+    3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
 """
 
 import json
@@ -16,6 +17,7 @@ from typing import Any
 from distbench.simulate.recording import (
     HELD,
     KINDS_OF_OPERATORS,
+    MESSAGES,
     Allocated,
     Collective,
     Event,
@@ -25,11 +27,13 @@ from distbench.simulate.recording import (
     Head,
     HostWaited,
     Operator,
+    PipelineFacts,
     Recording,
     StepBegun,
 )
 from distbench.spec.errors import UserError
 from distbench.spec.fields import (
+    AMOUNT,
     BYTES,
     COUNT,
     FLAG,
@@ -49,7 +53,7 @@ from distbench.spec.fields import (
 from distbench.spec.reading import opened, parse_json
 from distbench.spec.writing import write_whole
 
-VERSION = 2
+VERSION = 3
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
 MAX_WORLD_SIZE = 65_536  # as --mesh has it
 # Event in a file to its type, and what each field may hold.
@@ -89,6 +93,8 @@ TYPES: dict[str, tuple[type[Any], Kinds]] = {
             "explicit": or_none(FLAG),
             "ranks": _TOUCHED,
             "op": TEXT,
+            "peer": or_none(COUNT),
+            "batch": COUNT,
         },
     ),
     "record": (EventRecorded, {**_STREAM, "event": COUNT}),
@@ -112,9 +118,15 @@ _HEAD: Kinds = {
     "rank": COUNT,
     "case_id": TEXT,
     "params": RECORD,
+    "pipeline": or_none(RECORD),
+}
+_PIPELINE: Kinds = {
+    **dict.fromkeys(("mesh_dim", "schedule"), NAME),
+    **dict.fromkeys(("num_stages", "microbatches"), SIZE),
+    "least_idle_share": or_none(AMOUNT),
 }
 # Fields that older recordings lack, or that may be null.
-_OPTIONAL = ("num_tokens", "rank", "case_id", "params", "explicit", "op", "attention")
+_OPTIONAL = ("num_tokens", "rank", "case_id", "params", "pipeline", "explicit", "op", "peer", "batch", "attention")
 
 
 def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
@@ -169,12 +181,22 @@ def _head(record: dict[str, Any], path: Path, number: int) -> Head:
     if wrong := wrong_field(record, _HEAD, [name for name in _HEAD if name not in _OPTIONAL]):
         raise _damaged(path, number, wrong)
     given = {one.name: record[one.name] for one in fields(Head) if record.get(one.name) is not None}
+    if (pipeline := given.get("pipeline")) is not None:
+        given["pipeline"] = _pipeline(pipeline, record["mesh"], path, number)
     head = Head(**{"num_tokens": None, **given, **{name: tuple(record[name]) for name in ("phases", "compiled")}})
     if math.prod(head.mesh.values()) > MAX_WORLD_SIZE:
         raise _damaged(path, number, f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
     if math.prod(head.mesh.values()) <= head.rank:
         raise _damaged(path, number, f"rank is {head.rank}, not one of the mesh's")
     return head
+
+
+def _pipeline(record: dict[str, Any], mesh: dict[str, int], path: Path, number: int) -> PipelineFacts:
+    wrong = wrong_field(record, _PIPELINE, [name for name in _PIPELINE if name != "least_idle_share"])
+    if wrong or record["mesh_dim"] not in mesh:
+        raise _damaged(path, number, f"pipeline: {wrong or 'mesh_dim is not one of the mesh'}")
+    given: dict[str, Any] = {name: record.get(name) for name in _PIPELINE}
+    return PipelineFacts(**given)
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -203,6 +225,8 @@ def _event(record: dict[str, Any], path: Path, number: int) -> Event:
     event: Event = kind(**given)
     if isinstance(event, Collective) and _num_ranks(event) != event.group_size:
         raise _damaged(path, number, f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
+    if isinstance(event, Collective) and event.peer is not None and event.kind not in MESSAGES:
+        raise _damaged(path, number, f"peer is {event.peer}, and a message is a {' or a '.join(MESSAGES)}")
     return event
 
 

@@ -14,7 +14,7 @@ from distbench.runs.machine import slug
 from distbench.runs.run_file import SCHEMA_VERSION, Record, append, busbw_factor
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.recording import Collective, Head, Operator
+from distbench.simulate.recording import MESSAGES, SCHEDULE, Collective, Head, Operator
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
 from distbench.spec.fields import DAY_S
@@ -140,6 +140,7 @@ def _case(ranks: Sequence[Simulation]) -> Record:
             "exposed_s": sum(parts.exposed_s.values()),
             "exposed_by_mesh_dim_s": by_mesh_dim(parts.exposed_s),
             "idle_s": max(parts.idle_s, 0.0),
+            **_bubbles(ranks),
             "host_s": step.timed.host_s,
             "mfu": step.model_share,
             "hfu": step.hardware_share,
@@ -152,6 +153,17 @@ def _case(ranks: Sequence[Simulation]) -> Record:
             "num_retries": memory.memory_here.num_retries,
         },
         "error": None,
+    }
+
+
+def _bubbles(ranks: Sequence[Simulation]) -> Record:
+    """Of a pipeline: seconds of the rank whose parts are given, and each rank's share of the step."""
+    if (pipeline := ranks[0].recording.head.pipeline) is None:
+        return {}
+    return {
+        "bubble_s": slowest(ranks).parts.bubble_s,
+        "bubble_shares": [one.parts.bubble_s / one.timed.step_s for one in ranks],
+        "least_idle_share": pipeline.least_idle_share,
     }
 
 
@@ -178,13 +190,19 @@ def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
     """(phase, start, end) one after another; together the step. Those of several micro-batches are in turn."""
     found: list[tuple[str, float, float]] = []
     own = [span for span in step.timed.spans if isinstance(span.what, Operator) and span.what.stream == 0]
+    phases = [_phase(span.what.phase, step.recording.head) for span in own]
     begun = 0.0
-    for span, following in zip(own, [*own[1:], None], strict=True):
-        if following is None or following.what.phase != span.what.phase:
+    for span, phase, following in zip(own, phases, [*phases[1:], None], strict=True):
+        if following != phase:
             end = step.timed.step_s if following is None else span.end_s
-            found.append((span.what.phase, begun, end))
+            found.append((phase, begun, end))
             begun = end
     return found
+
+
+def _phase(of_operator: str, head: Head) -> str:
+    """Forward and backward of a pipeline take turns, and are one phase."""
+    return SCHEDULE if head.pipeline is not None and of_operator in ("forward", "backward") else of_operator
 
 
 def _trace(ranks: Sequence[Simulation]) -> Record:
@@ -196,6 +214,7 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         SIMULATED: True,
         "case_id": case_id(ranks[0].recording.head),
         "method": f"a simulation on {ranks[0].hardware.name}",
+        **_pipeline(ranks),
         "clock_shared": True,
         "num_steps": 1,
         "steps_s": [slowest(ranks).timed.step_s],
@@ -204,6 +223,13 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         "columns": COLUMNS,
         "rows": [row for one in ranks for row in _rows(one)],
     }
+
+
+def _pipeline(ranks: Sequence[Simulation]) -> Record:
+    """What `traces` says of a pipeline."""
+    if (pipeline := ranks[0].recording.head.pipeline) is None:
+        return {}
+    return {"pipeline": {**asdict(pipeline), "bubble_shares": _bubbles(ranks)["bubble_shares"]}}
 
 
 def _rank(step: Simulation) -> int:
@@ -229,7 +255,7 @@ def _rows(step: Simulation) -> list[list[Any]]:
     for span in step.timed.spans:
         if not isinstance(span.what, Collective):
             continue
-        group = "+".join(f"{count}x{stride}" for count, stride in span.what.ranks)
+        group = _group(span.what, _rank(step))
         values = {
             **span.what._asdict(),
             "op": span.what.op or span.what.kind,
@@ -248,8 +274,18 @@ def _rows(step: Simulation) -> list[list[Any]]:
     return rows
 
 
+def _group(what: Collective, rank: int) -> str:
+    """Of a message, who sends it and who receives it; else the loops that its ranks are."""
+    if what.peer is not None:
+        return f"{rank},{what.peer}" if what.kind == "send" else f"{what.peer},{rank}"
+    return "+".join(f"{count}x{stride}" for count, stride in what.ranks)
+
+
 def _wire_bytes(what: Collective) -> int | None:
-    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of."""
+    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of. Who
+    receives a message sends nothing."""
+    if what.kind in MESSAGES:
+        return what.payload_bytes if what.kind == "send" else 0
     try:
         return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
     except ValueError:

@@ -7,16 +7,30 @@ from functools import cached_property
 from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
-from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_time
+from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
 from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.float8 import IS_A_RULE, in_float8_by
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.host_time import said_of_host
-from distbench.simulate.recording import Operator, Recording
+from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of_pipeline
 from distbench.spec.parallel import folded
 
 # Of a step: forward once, and backward of twice its operations.
 PASSES_OF_FORWARD = 3
+
+
+@dataclass(frozen=True)
+class Together:
+    """All ranks of a pipeline, or one that is alone, on one machine."""
+
+    recordings: Sequence[Recording]
+    hardware: Hardware
+
+    @cached_property
+    def timed(self) -> dict[int, TimedStep]:
+        """Each rank's step. Raises as `replay_together`."""
+        steps = replay_together(self.recordings, self.hardware)
+        return {one.head.rank: timed for one, timed in zip(self.recordings, steps, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -26,22 +40,35 @@ class Simulation:
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
         float8: patterns of the modules that are in float8 in the recording, where it was changed so.
+        ranks: those of the rank's pipeline, of which it is one; None where there is none.
     """
 
     recording: Recording
     hardware: Hardware
     expandable: bool = False
     float8: tuple[str, ...] = ()
+    ranks: Together | None = None
 
     @classmethod
     def of(cls, recording: Recording, hardware: Hardware, expandable: bool, float8: tuple[str, ...]) -> "Simulation":
         """The recording, with these modules in float8 where any are named."""
-        return cls(in_float8_by(recording, float8) if float8 else recording, hardware, expandable, float8)
+        (found,) = cls.all_of([recording], hardware, expandable, float8)
+        return found
+
+    @classmethod
+    def all_of(
+        cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
+    ) -> "list[Simulation]":
+        """The same of some ranks and variants, those of a pipeline together."""
+        changed = [in_float8_by(one, float8) if float8 else one for one in recordings]
+        pipelines = {name: Together(ranks, hardware) for name, ranks in _pipelines(changed).items()}
+        return [cls(one, hardware, expandable, float8, pipelines.get(_pipeline(one))) for one in changed]
 
     @cached_property
     def timed(self) -> TimedStep:
         """Every operator and collective with its times."""
-        return replay_time(self.recording, self.hardware)
+        together = self.ranks or Together([self.recording], self.hardware)
+        return together.timed[self.recording.head.rank]
 
     @cached_property
     def parts(self) -> Parts:
@@ -70,8 +97,9 @@ class Simulation:
     @property
     def model_share(self) -> float:
         """MFU: 3 times forward's operations (once, where nothing goes backward), of what the device could have done in
-        bf16. Causal attention is counted half, and nothing that is computed twice."""
-        passes = PASSES_OF_FORWARD if "backward" in self.recording.head.phases else 1
+        bf16; of a pipeline, all of its ranks' by what all could have done. Causal attention is counted half, and
+        nothing that is computed twice."""
+        passes = PASSES_OF_FORWARD if {"backward", SCHEDULE} & {*self.recording.head.phases} else 1
         return passes * self._flops("forward") / self._possible
 
     @property
@@ -108,6 +136,7 @@ class Simulation:
             "step_s": self.timed.step_s,
             "compute_s": parts.compute_s,
             "idle_s": parts.idle_s,
+            "bubble_s": parts.bubble_s,
             "host_s": self.timed.host_s,
             "by_kind_s": dict(parts.by_kind_s),
             "communication_s": dict(parts.communication_s),
@@ -137,6 +166,8 @@ class Simulation:
         """What a reader must know of the figures beside what was assumed."""
         host = self.hardware.host
         rule = (IS_A_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
+        if self.recording.head.pipeline is not None:
+            return (*rule, IN_PIPELINES, *NOT_SIMULATED[1:])
         return (*said_of_host(self.recording, host), *NOT_ON_HOST) if host is not None else (*rule, *NOT_SIMULATED)
 
     @property
@@ -144,8 +175,26 @@ class Simulation:
         return self.timed.step_s * self.hardware["peak_bf16_flops"]
 
     def _flops(self, phase: str | None = None) -> int:
-        operators = [event for event in self.recording.step if isinstance(event, Operator)]
-        return sum(operator.flops for operator in operators if phase in (None, operator.phase))
+        """Of one rank; of a pipeline's ranks, the mean."""
+        ranks = self.ranks.recordings if self.ranks is not None else [self.recording]
+        operators = [event for one in ranks for event in one.step if isinstance(event, Operator)]
+        return sum(operator.flops for operator in operators if phase in (None, operator.phase)) // len(ranks)
+
+
+def _pipeline(recording: Recording) -> tuple[str, tuple[int, ...]] | None:
+    """The variant and the ranks of a recording's pipeline; None where it is none."""
+    head = recording.head
+    if head.pipeline is None:
+        return None
+    return head.label, tuple(ranks_of_pipeline(head.mesh, head.pipeline.mesh_dim, head.rank))
+
+
+def _pipelines(recordings: Sequence[Recording]) -> "dict[tuple[str, tuple[int, ...]] | None, list[Recording]]":
+    found: dict[tuple[str, tuple[int, ...]] | None, list[Recording]] = defaultdict(list)
+    for one in recordings:
+        if (name := _pipeline(one)) is not None:
+            found[name].append(one)
+    return dict(found)
 
 
 def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
@@ -157,7 +206,8 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
 
 
 def slowest(simulations: Sequence[Simulation]) -> Simulation:
-    """The rank whose step takes longest, the first of several, out of those of one step: others wait for it."""
+    """The rank whose step takes longest, the first of several, out of those of one step: others wait for it. A
+    pipeline's ranks take as long."""
     return max(simulations, key=lambda one: one.timed.step_s)
 
 
@@ -178,6 +228,10 @@ NOT_SIMULATED = (
     "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
     "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
+)
+IN_PIPELINES = (
+    "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and its other "
+    "collectives wait for nobody"
 )
 NOT_ON_HOST = (
     "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",

@@ -57,16 +57,19 @@ def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
 
 def _ranks(ranks: Sequence[Simulation]) -> Table:
     """Ranks that differ, side by side."""
+    bubble = ("bubble", lambda one: _share(one.parts.bubble_s, one.timed.step_s))
+    is_pipeline = ranks[0].recording.head.pipeline is not None
     columns: TableColumns = (
         ("rank", lambda one: f"{one.recording.head.rank:,}"),
         ("step", lambda one: time_text(one.timed.step_s)),
         ("compute", lambda one: time_text(one.parts.compute_s)),
         ("exposed", lambda one: time_text(sum(one.parts.exposed_s.values()))),
+        *([bubble] if is_pipeline else []),
         ("reserved", lambda one: size_text(one.memory.reserved_bytes)),
         ("alive", lambda one: size_text(one.memory.live_bytes)),
     )
     notes = ["a step takes what its slowest rank takes; all other ranks are like one of these"]
-    return table_of("ranks that differ", columns, ranks, notes)
+    return table_of("ranks of the pipeline" if is_pipeline else "ranks that differ", columns, ranks, notes)
 
 
 def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
@@ -85,8 +88,20 @@ def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulat
     if len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{one.recording.head.rank:,}" for one in ranks)
         who = (f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full.recording.head.rank:,}",)
+    if head.pipeline is not None:
+        who = (_of_pipeline(ranks, full),)
     about = f"{where}: {head.num_parameters / 1e9:.2f} G parameters, a batch of {head.batch_size:,}"
     return (first, second, about, *who)
+
+
+def _of_pipeline(ranks: Sequence[Simulation], full: Simulation) -> str:
+    pipeline = ranks[0].recording.head.pipeline
+    assert pipeline is not None
+    shares = [one.parts.bubble_s / one.timed.step_s for one in ranks]
+    stages = f"{pipeline.schedule} of {pipeline.num_stages} stages and {pipeline.microbatches} micro-batches"
+    least = f"; {100 * least:.1f} % where stages take as long" if (least := pipeline.least_idle_share) else ""
+    bubbles = f"bubbles are {100 * sum(shares) / len(shares):.1f} % of the step on a rank{least}"
+    return f"{stages}: {bubbles}; the fullest rank is {full.recording.head.rank:,}"
 
 
 def _nodes(simulation: Simulation) -> str:
@@ -113,6 +128,8 @@ def _time(simulation: Simulation) -> Table:
         *(_Part(f"exposed communication over {name}", seconds, step_s) for name, seconds in dims.items()),
         _Part("idle: the host has issued nothing yet", max(parts.idle_s, 0.0), step_s),
     ]
+    if simulation.recording.head.pipeline is not None:
+        rows.insert(-1, _Part("bubble: another stage is waited for", parts.bubble_s, step_s))
     kinds = ", ".join(f"{_kind(kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items())
     moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in parts.communication_s.items())
     notes = [
@@ -120,7 +137,8 @@ def _time(simulation: Simulation) -> Table:
         f"collectives, exposed or not: {moved or 'none'}",
         f"the host issues for {brief_time_text(simulation.timed.host_s)} of the step",
     ]
-    return table_of("where the time goes", PARTS, rows, notes)
+    of = f", rank {simulation.recording.head.rank:,}" if simulation.recording.head.pipeline is not None else ""
+    return table_of(f"where the time goes{of}", PARTS, rows, notes)
 
 
 def _kind(kind: str) -> str:

@@ -16,13 +16,21 @@ def bubble_shares(trace: Trace) -> dict[int, float]:
     Forward and backward last from their first beginning on any rank to their last end, or on each rank its own where
     ranks share no clock. In a bubble a rank neither works on a stage (its forward, loss, backward or reduction of
     gradients, with what FSDP and TP communicate in them) nor has a message or collective under way. A message is under
-    way from when both ends asked for it; what came before was waiting.
+    way from when both ends asked for it; what came before was waiting. Of a simulated step its record says them, as
+    shares of the step: what waits for the host is no bubble there.
     """
+    if (given := _simulated(trace)) is not None:
+        return given
     found: dict[int, list[float]] = {}
     for rank, whole, busy in _ranks_of_steps(trace):
         free = sum(end - start for start, end in left_of(whole, busy))
         found.setdefault(rank, []).append(free / (whole[1] - whole[0]))
     return {rank: median(shares) for rank, shares in sorted(found.items())}
+
+
+def _simulated(trace: Trace) -> dict[int, float] | None:
+    shares = (trace.record.get("pipeline") or {}).get("bubble_shares")
+    return None if shares is None else dict(zip(trace.ranks, shares, strict=False))
 
 
 def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]]:
@@ -52,7 +60,8 @@ def bubbles_text(trace: Trace) -> str | None:
         return None
     least, most = min(shares, key=lambda rank: shares[rank]), max(shares, key=lambda rank: shares[rank])
     mean = sum(shares.values()) / len(shares)
-    text = f"bubbles are {percent_text(mean)} of forward and backward on a rank"
+    of = "the step" if _simulated(trace) is not None else "forward and backward"
+    text = f"bubbles are {percent_text(mean)} of {of} on a rank"
     text += f" (rank {least} {percent_text(shares[least])}, rank {most} {percent_text(shares[most])})"
     at_least = pipeline.get("least_idle_share")
     of_schedule = (

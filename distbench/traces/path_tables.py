@@ -120,9 +120,9 @@ def _paths_table(trace: Trace) -> Table:
     if trace.record.get("exposed_reason"):
         notes.append(f"no exposed share: {trace.record['exposed_reason']}")
     if trace.is_simulated:
-        notes.append(
-            "time is what the hardware file gives; no collective waits for another rank, so none has stragglers"
-        )
+        waits = "waiting for the other end of a message is left out" if trace.record.get("pipeline") else ""
+        waits = waits or "no collective waits for another rank, so none has stragglers"
+        notes.append(f"time is what the hardware file gives; {waits}")
     else:
         notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
     if whole["share_of_step"] > busy_share(trace) + OVERLAP:

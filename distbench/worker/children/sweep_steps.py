@@ -64,6 +64,11 @@ def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
                 raise UserError(
                     "it runs forward alone, and a sweep changes what training has; try plans with run --set"
                 )
+            if scenario.plan.pipeline is not None:
+                raise UserError(
+                    "a sweep predicts plans by rank 0 alone, and a pipeline is simulated as all of its ranks; compare "
+                    "schedules and meshes with simulate --set and --mesh, or run --set"
+                )
             found.append(asked(scenario, {**question, "scenario": head["scenario"], "file": file}))
         return {"answers": found}
     except (UserError, Unsupported) as error:

@@ -14,7 +14,7 @@ from distbench.spec.pipeline_plan import SCHEDULES, PipelinePlan
 from distbench.worker.pipelines.stage_modules import LocalStages, activations_of, check_split, stage_of
 from distbench.worker.rank.device import synchronize
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import forget_step, vote_on_fake_group
+from distbench.worker.torch_internals import forget_step, vote_on_fake_group, with_values_again
 
 Activations = tuple[torch.Tensor, ...]
 # Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
@@ -41,9 +41,12 @@ def local_stages(
     assert pipeline is not None
     position, size = context.index((pipeline.mesh_dim,))
     num_stages = size * pipeline.stages_of_a_rank
-    stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
-    check_split(model, stages)
-    passed = [inputs, *(_passed_on(one, plan, context) for one in activations_of(stages, inputs)[1:])]
+    # Where tensors have no values, copies of what is on the meta device could not be given memory.
+    with with_values_again():
+        stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
+        check_split(model, stages)
+        inputs = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in inputs)
+        passed = [inputs, *(_passed_on(one, plan, context) for one in activations_of(stages, inputs)[1:])]
     return {
         stage: LocalStage(stages[stage], *passed[stage : stage + 2]) for stage in pipeline.stages_on(position, size)
     }
@@ -127,6 +130,7 @@ class Pipeline:
         stages_given = self._stages[0] if is_single else self._stages
         size, parts = context.size(self.plan.mesh_dim), plan.microbatches
         self.facts: dict[str, Any] = {
+            "mesh_dim": self.plan.mesh_dim,
             "schedule": self.plan.schedule,
             "num_stages": num_stages,
             "microbatches": parts,

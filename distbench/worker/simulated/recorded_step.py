@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.simulate.recording import Head, Recording
+from distbench.simulate.recording import Head, PipelineFacts, Recording, ranks_of_pipeline
+from distbench.simulate.recording_file import MAX_RANKS
 from distbench.spec import Scenario, UserError
 from distbench.worker.cases.step import step_case
 from distbench.worker.inference import step_of
@@ -24,6 +25,7 @@ from distbench.worker.simulated.differing_ranks import differing_ranks
 from distbench.worker.simulated.operator_costs import tensors_in
 from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
+from distbench.worker.simulated.stage_messages import StageMessages
 from distbench.worker.torch_internals import (
     ShapesOnly,
     Unsupported,
@@ -52,10 +54,22 @@ class RecordedRank(NamedTuple):
 def recorded_ranks(
     scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], ranks: Sequence[int] | None
 ) -> list[Recording]:
-    """The second step of some ranks, None for rank 0 and all that differ from it. Raises as `recorded`."""
-    first = recorded(scenario, name, variant, mesh, ranks[0] if ranks else 0)
-    others = first.differing if ranks is None else ranks[1:]
-    return [first.recording, *(recorded(scenario, name, variant, mesh, rank).recording for rank in others)]
+    """The second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all ranks that
+    have its other stages. Raises as `recorded`."""
+    found: dict[int, RecordedRank] = {}
+    waiting = [0] if ranks is None else list(ranks)
+    while waiting:
+        rank = waiting.pop(0)
+        if rank in found:
+            continue
+        found[rank] = recorded(scenario, name, variant, mesh, rank)
+        if (facts := found[rank].recording.head.pipeline) is not None:
+            waiting += ranks_of_pipeline(mesh, facts.mesh_dim, rank)
+        if ranks is None:
+            waiting += found[rank].differing
+        if len(found) + len({*waiting} - {*found}) > MAX_RANKS:
+            raise UserError(f"more than {MAX_RANKS} ranks would have to be recorded; give a smaller mesh")
+    return [found[rank].recording for rank in sorted(found)]
 
 
 def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], rank: int = 0) -> RecordedRank:
@@ -73,8 +87,6 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         # Its reducer is C++: _verify_params_across_processes and sync_bucket_indices read tensors on the host.
         what = "it cannot be simulated: DDP's reducer reads values when it checks parameters and orders its buckets"
         raise UserError(f"{what}; FSDP2 with replicate_dims can be")
-    if scenario.plan.pipeline is not None:
-        raise UserError("pipelines are not simulated: a rank's messages wait for other ranks; leave pipeline out")
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
@@ -97,6 +109,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             step = _built(scenario, context, built, shapes, recorder)
             phases, differing = step.phases, differing_ranks(step, batch.first, context)
             _run(step, context, shapes, recorder)
+            pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
         except (UserError, Unsupported) as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
@@ -119,6 +132,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         rank=rank,
         case_id=case.id,
         params=case.params,
+        pipeline=pipeline,
     )
     return RecordedRank(Recording(head, recorder.events), differing)
 
@@ -143,7 +157,8 @@ def _built(
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
-    with shapes.on(), recorder.on(), meshes_with_values():
+    messages = StageMessages(recorder, context.rank)
+    with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
         recorder.begin_step()
         step(no_stamp)
     gradients: dict[int, str] = {}
@@ -154,7 +169,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
             gradients.update(_blocks(recorder, [parameter.grad for parameter in step.model.parameters()], "gradients"))
             tracker.stamp()
 
-        with shapes.on(), recorder.on(), meshes_with_values():
+        with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
             recorder.begin_step()
             step(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))

@@ -104,6 +104,12 @@ class Recorder:
             kind = held.get(number) or ("fsdp" if number in self._filled else _held(issued_in))
             self.events[place] = block._replace(held=kind, owner=self._owner(issued_in))
 
+    def use(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These are read or written now, by nothing that torch dispatches."""
+        for tensor in tensors:
+            self._see(tensor)
+        self._await(tensors)
+
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block that a tensor's memory is now; None where it has none on the device."""
         block = self._blocks.get(id(tensor.untyped_storage()))
@@ -198,16 +204,14 @@ class Recorder:
         call = call_of(func, args, kwargs)
         # Asked before it runs: what it makes has no owner yet.
         found = self.tracker.communication(call, self.tracker.issue_context()) if self.tracker and call else None
-        for tensor in tensors:
-            self._see(tensor)
-        self._await(tensors)
+        self.use(tensors)
         out = func(*args, **kwargs)
         made = [tensor for tensor in costs.tensors_in(out) if tensor.device.type == DEVICE_TYPE]
         for tensor in made:
             self._see(tensor)
         if call is None or found is None or not tensors:
             return out
-        fields = {name: getattr(found, name) for name in Collective._fields if name not in ("stream", "ranks")}
+        fields = {name: getattr(found, name) for name in Collective._fields if hasattr(found, name)}
         issued = Collective(stream=STREAMS.current.number, ranks=nested_ranks(call.ranks), **fields)
         if func.namespace == "c10d":
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them

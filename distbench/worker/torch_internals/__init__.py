@@ -49,6 +49,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     hooked_parameters,
     hybrid_mesh,
     is_strided_shard,
+    messages_of_stages,
     nothing_sent,
     ranks_by_group_name,
     reduced_in_buckets,
@@ -81,5 +82,6 @@ from distbench.worker.torch_internals.shapes_only import (
     meshes_with_values,
     simulated_device,
     waited_for_when_used,
+    with_values_again,
     written_by,
 )

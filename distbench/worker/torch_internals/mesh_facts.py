@@ -3,7 +3,8 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distbench.spec.levels import dim_shape
-from distbench.worker.torch_internals.probe import Skipped, require
+from distbench.worker.torch_internals.collective_mode import CollectiveCall
+from distbench.worker.torch_internals.probe import Skipped, replaced, require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
@@ -109,6 +111,29 @@ def forget_step(schedule: Any) -> None:
     """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
     for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
         getattr(schedule, name, set()).clear()
+
+
+@contextlib.contextmanager
+def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
+    """Have `issue(tensors, messages)` called where stages of a pipeline send and receive, which returns what they then
+    call `wait()` of; nothing is sent. Messages of one call were asked for together.
+    """
+    if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
+        yield  # nobody has a pipeline
+        return
+    require("simulated messages of pipelines")
+
+    def asked(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
+        return issue([op.tensor for op in ops], [_message(op) for op in ops]) if ops else []
+
+    with replaced(schedules, "_batch_p2p", asked):
+        yield
+
+
+def _message(op: dist.P2POp) -> CollectiveCall:
+    kind, name = ("send", "c10d.send") if op.op is dist.isend else ("recv", "c10d.recv_")
+    ranks = tuple(dist.get_process_group_ranks(op.group))
+    return CollectiveCall(kind, name, ranks, op.tensor.dtype, op.tensor.numel(), op.peer, id(op.tensor))
 
 
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:

@@ -172,6 +172,7 @@ NEEDED = (
     ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_bwd_send_ops(self, bwd_chunk_id)"),
     ("pipelines on a fake process group", "torch.distributed.pipelining._utils", "InferenceMode.STATIC"),
     ("pipelines on a fake process group", PIPELINES, "_PipelineSchedule._warmup_p2p(stages)"),
+    ("simulated messages of pipelines", PIPELINES, "_batch_p2p(p2p_ops)"),
     ("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     ("context parallel", CP, "context_parallel(mesh, buffers, buffer_seq_dims)"),
     ("context parallel", CP, "set_rotate_method(rotate_method)"),

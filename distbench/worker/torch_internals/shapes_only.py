@@ -51,6 +51,20 @@ class ShapesOnly:
             raise NeedsValues(f"asks for values ({getattr(error, 'func', None) or type(error).__name__})") from error
 
 
+@contextlib.contextmanager
+def with_values_again() -> Iterator[None]:
+    """What is made inside has values, or lies on the meta device, though `ShapesOnly` may be on."""
+    try:
+        require("simulated device")
+    except Unsupported:  # nothing is built while they have none
+        yield
+        return
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        yield
+
+
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a real one."""
     from torch._subclasses.fake_tensor import FakeTensor
