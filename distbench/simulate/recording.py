@@ -88,7 +88,7 @@ class Operator(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective on a stream; fields as `worker.tracing.attribution.Communication` has them.
+    """A collective on a stream; fields as `worker.tracing.communication.Communication` has them.
 
     Args:
         ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,
