@@ -49,6 +49,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     hybrid_mesh,
     is_strided_shard,
     nothing_sent,
+    on_spmd_mesh,
     ranks_by_group_name,
     reduced_in_buckets,
     replicate_by_unit,

@@ -184,7 +184,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
     # Ulysses exchanges heads and sequence by DTensor.
     if part and (not label or (part == "cp" and plan.cp is not None and plan.cp.rotate == ULYSSES)):
         return part
-    if plan.tp is not None and set(mesh_dim.split("x")) <= set(plan.tp_dims):
+    if (plan.tp is not None or plan.shard_params) and set(mesh_dim.split("x")) <= set(plan.tp_dims):
         return "tp"
     if label:
         return label.source
