@@ -130,7 +130,7 @@ def test_a_shell_completes_commands_options_values_and_scenarios() -> None:
     assert (
         completed("run", "llama")
         == completed("check", "llama")
-        == [*("llama3_405b", "llama3_70b", "llama3_8b", "llama_2d", "llama_3d")]
+        == [*("llama3_405b", "llama3_70b", "llama3_8b", "llama_2d", "llama_3d", "llama_inference")]
     )
     assert completed("run", "--mes") == ["--mesh"]
     assert completed("report", "--format", "ma") == ["markdown"]

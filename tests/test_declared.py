@@ -24,7 +24,7 @@ def two(output: Any, targets: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Scenario(make_bach=two), "Scenario has no field 'make_bach' (nearest: make_batch)"),
+        (lambda: Scenario(make_bach=two), "Scenario has no field 'make_bach' (nearest: make_batch, make_cache)"),
         (lambda: ParallelPlan(tpp={}), "ParallelPlan has no field 'tpp' (nearest: tp"),
         (lambda: Scenario(make_batch=(1, 2)), "Scenario.make_batch is (1, 2); give a function or None"),
         (lambda: Scenario(make_batch=[0] * 99), "Scenario.make_batch is a list; give a function or None"),

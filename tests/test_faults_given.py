@@ -119,7 +119,13 @@ def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: st
         load_scenario(tmp_path / "x.py", "x")
 
 
-@pytest.mark.parametrize("size", [0, -8, 1.5, True, "8"])
+@pytest.mark.parametrize("size", [1.5, True, "8"])
+def test_a_size_that_is_no_whole_number_is_refused_where_it_is_declared(size: Any) -> None:
+    with pytest.raises(TypeError, match="sizes_bytes is .*; give a tuple of whole numbers"):
+        Collectives(ops=("all_gather",), sizes_bytes=(size,))
+
+
+@pytest.mark.parametrize("size", [0, -8])
 def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
     scenario = Scenario(collectives=(Collectives(ops=("all_gather",), sizes_bytes=(size,)),))
     context: Any = SimpleNamespace(mesh_dims=("tp",))

@@ -49,10 +49,16 @@ def test_tokens_are_the_scenarios_word_and_nobody_elses(context: RankContext) ->
     assert unsaid["batch_size"] == 6 and "num_tokens" not in unsaid
 
 
-@pytest.mark.parametrize("given", [0, -3, 1.5, True, "8"])
+@pytest.mark.parametrize("given", [0, -3, lambda batch: 1.5])
 def test_tokens_that_are_no_count_are_refused(context: RankContext, given: Any) -> None:
     with pytest.raises(UserError, match="give the tokens of a global batch"):
         params_of(given, context)
+
+
+@pytest.mark.parametrize("given", [1.5, True, "8"])
+def test_tokens_that_are_no_whole_number_are_refused_where_they_are_declared(given: Any) -> None:
+    with pytest.raises(TypeError, match="num_tokens is .*; give a whole number or a function or None"):
+        Scenario(num_tokens=given)
 
 
 def run_file(folder: Path, version: int, *params: dict[str, Any]) -> Path:

@@ -49,7 +49,7 @@ class ToyStep:
 
     def __init__(self, model: nn.Module, batch: torch.Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         self.model, self.microbatches, self.optimizer = model, [(batch,)], optimizer
-        self.plan = ParallelPlan()
+        self.plan, self.cache_tensors = ParallelPlan(), ()
         self.phases = ("forward", "backward", "optimizer") if optimizer else ("forward", "backward")
 
     def __call__(self, stamp: Stamp) -> None:

@@ -122,6 +122,9 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
     found = ask_child("distbench.worker.children.cross_check", given=[job.to_record() for job in jobs], timeout_s=300)
     cases = {case["case_id"]: case for job in found for case in job}
+    skipped = [name for name, case in cases.items() if "skipped" in case]
+    assert skipped and all("rotate=ulysses,load_balance=True" in name for name in skipped)
+    cases = {name: case for name, case in cases.items() if name not in skipped}
     assert {name: case for name, case in cases.items() if case["differences"]} == {}
     scenarios = {case.split("/")[2] for case in cases}
     assert scenarios == set(names) - {"collectives", "redistribute", "dtensor_ops"}

@@ -13,6 +13,7 @@ from distbench.spec.errors import nearest
 
 MAX_SHOWN = 60
 WORDS: dict[Any, str] = {str: "text", int: "a whole number", float: "a number", bool: "True or False", Any: "anything"}
+SEVERAL: dict[Any, str] = {int: "whole numbers", float: "numbers"}
 
 
 class Declared:
@@ -102,7 +103,11 @@ def in_words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin is tuple:
-        return f"a tuple of {in_words(inner[0])}" if inner[1:] == (...,) else f"({', '.join(map(in_words, inner))})"
+        return (
+            f"a tuple of {SEVERAL.get(inner[0]) or in_words(inner[0])}"
+            if inner[1:] == (...,)
+            else f"({', '.join(map(in_words, inner))})"
+        )
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"a dict of {in_words(inner[0])} to {in_words(inner[1])}"
     if origin is not None:

@@ -29,6 +29,7 @@ from distbench.worker.torch_internals import (
     Unsupported,
     chunks_when_asked_for,
     fake_ranks,
+    forget_layouts_of_backward,
     meshes_with_values,
 )
 from distbench.worker.tracing.attribution import tracked_collectives
@@ -101,6 +102,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         except Exception as error:
             reason = f"its step raises {one_line(error)}{untested(torch.__version__)}"
             raise UserError(f"it cannot be simulated, {reason}") from error
+        finally:
+            with shapes.on():
+                forget_layouts_of_backward(device)
     head = Head(
         scenario=name,
         variant=variant,

@@ -44,6 +44,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     fake_mesh,
     fake_ranks,
     flatten_mesh,
+    forget_layouts_of_backward,
     forget_step,
     hooked_parameters,
     hybrid_mesh,

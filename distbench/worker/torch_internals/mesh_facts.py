@@ -234,6 +234,25 @@ def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> I
         _clear_sharding_prop_cache()
 
 
+class _ForgetInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        return gradient
+
+
+def forget_layouts_of_backward(device: torch.device) -> None:
+    """The same as `fake_ranks` does at its end, on the thread that runs a device's backward: each has layouts of its
+    own, and those of an accelerator's would name groups that are gone."""
+    _ForgetInBackward.apply(torch.ones((), device=device, requires_grad=True)).backward()
+
+
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
     """The same without names or values, for torch's planners, which take hosts to hold `devices_per_host`."""
