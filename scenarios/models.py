@@ -32,13 +32,19 @@ class Attention(nn.Module):
         self.wo = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
-        query, key, value = (self._heads(linear(x)) for linear in (self.wq, self.wk, self.wv))
+        return self.wo(self.attend(self.wq(x), self.wk(x), self.wv(x), table))
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Whole heads, side by side in the last tensor dim of (batch, sequence, dim), to the same."""
+        query, key, value = (self._heads(each) for each in (query, key, value))
         if table is not None:
             query, key = rotate_by(query, table), rotate_by(key, table)
         elif self.rotary:
             query, key = rotate_positions(query), rotate_positions(key)
         out = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        return self.wo(out.transpose(1, 2).flatten(2))
+        return out.transpose(1, 2).flatten(2)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -18,7 +18,8 @@ from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import load_scenario
 from distbench.worker.torch_internals import fake_ranks
-from distbench.worker.tracing.attribution import Communication, communications_of
+from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.tracing.communication import Communication
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Forwarding, fake_ranks
-from distbench.worker.tracing.attribution import Communication, communications_of
+from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.trace import StepTrace
 
 

@@ -27,7 +27,8 @@ from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Forwarding, fake_ranks
-from distbench.worker.tracing.attribution import OPTIMIZER, communications_of
+from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.tracing.communication import OPTIMIZER
 from distbench.worker.tracing.trace import StepTrace
 
 HERE = __file__

@@ -194,7 +194,7 @@ def combined(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants
     script = str(ROOT / "tests" / "ranks" / "combined_plans.py")
     mesh = "dp_shard=2,cp=2,tp=2"
     exit_code, found = measured(ranks, job_of("llama_3d", tmp_path_factory.mktemp("combined"), mesh), (script,))
-    assert exit_code == 0 and len(found) == 8
+    assert exit_code == 0 and len(found) == 9
     return found
 
 
@@ -221,6 +221,13 @@ def test_combined_plans_compute_what_one_device_computes(combined: Variants, num
         number == 4
     )
     assert row["counters"]["parameter_bytes"] == 4 * (MATRICES // share + NORMS * tp // share)
+
+
+def test_a_plan_on_one_spmd_mesh_computes_what_one_device_computes(combined: Variants) -> None:
+    (row,) = (row for name, row in combined.items() if name.startswith("8 spmd_mesh"))
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    embedding = 1000 * 64  # is sharded by FSDP alone, as norms are
+    assert row["counters"]["parameter_bytes"] == 4 * ((MATRICES - embedding) // 4 + (embedding + NORMS) // 2)
 
 
 @pytest.mark.parametrize("number", [5, 6])

@@ -19,7 +19,8 @@ from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Skipped, Unsupported, context_parallel, fake_ranks, require_kernel
-from distbench.worker.tracing.attribution import Communication, communications_of
+from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.tracing.communication import Communication
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,9 @@ SIMULATED_WITH = {"moe": {"capacity": 1.25}, "moe_tp": {"capacity": 1.25}}
 SHIPPED = [one.name for one in list_entries() if not {"calibrate", "laboratory", "links", "real-size"} & set(one.tags)]
 SHIPPED = [name for name in SHIPPED if name not in NOT_SIMULATED]
 WITH_STEPS = [name for name in SHIPPED if name not in WITHOUT_STEPS]
-# On the CPU alone DTensor gathers where others exchange: its own all-to-all is not one of gloo's.
-EXCHANGES = ("shard_params", "redistribute")
+# On the CPU alone DTensor gathers where others exchange: its own all-to-all is not one of gloo's. Where operators
+# choose their shardings themselves, they choose others there.
+EXCHANGES = ("shard_params", "redistribute", "spmd_mesh")
 # Of 540 redistributions every sixtieth, of a step's variants two; all where DISTBENCH_ALL_VARIANTS is set.
 ALL = "DISTBENCH_ALL_VARIANTS" in os.environ
 SOME, VARIANTS = (1, 100) if ALL else (60, 2)

@@ -23,7 +23,7 @@ from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import read_run
 from distbench.spec import Job, list_entries
 from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, require
-from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.trace import StepTrace, differences
 from distbench.worker.tracing.trace_rows import COLUMNS, PHASE_COLUMNS, Traced, TracedRow, tables
 

@@ -35,7 +35,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class Path:
-    """One way that bytes take; the fields are those of `worker.attribution.Communication`, layers folded."""
+    """One way that bytes take; the fields are those of `worker.tracing.communication.Communication`, layers folded."""
 
     phase: str
     source: str
@@ -93,7 +93,7 @@ def _order(path: Path) -> tuple[Any, ...]:
 
 
 def counted(communications: list[dict[str, Any]]) -> Counter[Path]:
-    """Communications as `worker.attribution.Communication` has them, counted by path."""
+    """Communications as `worker.tracing.communication.Communication` has them, counted by path."""
     found: Counter[Path] = Counter()
     for record in communications:
         owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY

@@ -115,7 +115,7 @@ class Operator(NamedTuple):
 
 class Collective(NamedTuple):
     """A collective on a stream, or a message of a pipeline's stage, of kind "send" or "recv"; fields as
-    `worker.tracing.attribution.Communication` has them.
+    `worker.tracing.communication.Communication` has them.
 
     Args:
         ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,

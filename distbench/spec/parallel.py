@@ -70,6 +70,9 @@ class FsdpPlan(Declared):
         unit_mesh_dims: glob pattern over module names to the mesh dims that shard it in the place of `mesh_dims`, as a
             unit of its own: experts, which expert parallel has sharded over one of the others. Gradients are summed
             over these, and divided as all others are.
+        spmd_mesh: make the model's parameters and inputs DTensors on the whole mesh, which `fully_shard` is given with
+            `dp_mesh_dims` (torch 2.13). What TP has to communicate then follows from `shard_params` and the model's
+            operators, or from what `Scenario.parallelize` does. Inputs are split on tensor dim 0.
     """
 
     wrap: tuple[str, ...] | Literal["auto"] = ()
@@ -94,6 +97,7 @@ class FsdpPlan(Declared):
     whole: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     unit_mesh_dims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spmd_mesh: bool = False
 
 
 @dataclass(frozen=True)

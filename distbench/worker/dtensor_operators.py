@@ -23,7 +23,8 @@ from distbench.worker.redistribute.expected_shards import dtensor_under, own_sha
 from distbench.worker.redistribute.planners import Switch, check_planners, planning_by
 from distbench.worker.redistribute.tensor_layout import Layout
 from distbench.worker.torch_internals import OwnPlans, Skipped
-from distbench.worker.tracing.attribution import Communication, communications_of
+from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.trace_rows import wire_bytes_of
 
 PHASES = ("forward", "backward")

@@ -25,6 +25,7 @@ COMBINATIONS = (
     ("cp_attention", "cp=8", ATTENTION),
     ("cp_attention", "cp=8", {**ATTENTION, "rotate": "alltoall", "unshard_output": True}),
     ("llama_3d", "dp_replicate=1,dp_shard=2,cp=2,tp=2", {**LLAMA, "rotate": "ulysses", "checkpoint": True}),
+    ("spmd_mesh", "dp_replicate=2,dp_shard=2,tp=2", {"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64}),
 )
 
 

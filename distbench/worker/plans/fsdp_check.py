@@ -23,7 +23,17 @@ OF_SHARDS: tuple[str, ...] = (
     "prefetch_backward",
 )
 OF_SHARDS += ("reshard_each_microbatch", "all_reduce_each_microbatch", "not_in_backward", "unshard_ahead")
-OF_SHARDS += ("all_reduce_hook", "all_gather", "reduce_scatter", "gather_extension", "whole", "unit_mesh_dims")
+OF_SHARDS += (
+    "all_reduce_hook",
+    "all_gather",
+    "reduce_scatter",
+    "gather_extension",
+    "whole",
+    "unit_mesh_dims",
+    "spmd_mesh",
+)
+# Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
+NOT_ON_SPMD_MESH = ("all_reduce_hook", "gather_extension", "whole", "ignored", "unit_mesh_dims")
 HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
@@ -51,6 +61,8 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     yield from _small_parameters(fsdp)
     yield from _prefetch(fsdp)
     yield from _communication(model, fsdp)
+    if fsdp.spmd_mesh:
+        yield from _on_spmd_mesh(fsdp, plan)
     if fsdp.gather_extension is not None:
         yield from _extension(model, fsdp.gather_extension, plan, context, shards)
 
@@ -203,6 +215,21 @@ def _communication(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
         make = getattr(fsdp, name)
         if make is not None and not (callable(made := make()) and hasattr(made, "allocate")):
             yield f"{name} makes a {type(made).__name__}; torch wants an object with allocate() and __call__()"
+
+
+def _on_spmd_mesh(fsdp: FsdpPlan, plan: ParallelPlan) -> Iterator[str]:
+    if plan.tp is not None and not callable(plan.tp):
+        instead = "annotate parameters in shard_params, or lay the model out in Scenario.parallelize"
+        yield f"spmd_mesh wants DTensors on the whole mesh, and tp's styles make them on that of tp alone; {instead}"
+    if parts := [name for name in ("ep", "cp", "pipeline") if getattr(plan, name)]:
+        yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
+    plain = FsdpPlan()
+    if given := [name for name in NOT_ON_SPMD_MESH if getattr(fsdp, name) != getattr(plain, name)]:
+        yield f"spmd_mesh does not go with {', '.join(given)} of FSDP; leave one of them out"
+    if isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel:
+        yield "spmd_mesh shards every parameter, and LargestDim(min_numel=...) keeps some whole; use min_numel=0"
+    if type(fsdp.reshard_after_forward) is int and plan.tp is None and not plan.shard_params:
+        yield f"reshard_after_forward={fsdp.reshard_after_forward} does not work with spmd_mesh; use True or False"
 
 
 def _extension(

@@ -14,7 +14,14 @@ from distbench.spec.parallel import matching
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, flatten_mesh, hybrid_mesh, replicate_by_unit, replicate_in_buckets
+from distbench.worker.torch_internals import (
+    Skipped,
+    flatten_mesh,
+    hybrid_mesh,
+    on_spmd_mesh,
+    replicate_by_unit,
+    replicate_in_buckets,
+)
 
 
 @dataclass
@@ -47,7 +54,7 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     kept = _kept_whole(model, plan)
     ignored = _named(model, plan.ignored)
     options: dict[str, Any] = {
-        "mesh": _mesh(plan, context),
+        **_mesh(plan, context),
         "ignored_params": {*kept.values(), *ignored.values()},
         "reshard_after_forward": plan.reshard_after_forward,
         "offload_policy": plan.offload,
@@ -113,15 +120,18 @@ def policies_of(plan: FsdpPlan) -> list[Any]:
     return [] if plan.mixed_precision is None else [plan.mixed_precision]
 
 
-def _mesh(plan: FsdpPlan, context: RankContext) -> Any:
+def _mesh(plan: FsdpPlan, context: RankContext) -> dict[str, Any]:
+    """The mesh as fully_shard takes it, and which of its mesh dims are data parallel where it is the whole one."""
     shards = present(plan.mesh_dims, context)
     if not plan.mesh_dims:
-        return flatten_mesh(context.mesh, present(plan.replicate_dims, context))
+        return {"mesh": flatten_mesh(context.mesh, present(plan.replicate_dims, context))}
     # A single replica is no hybrid sharding.
     replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
     if plan.all_reduce_hook is not None:
         replicas = []  # FSDP2 knows of the shards alone, and the hook of the replicas
-    return hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)
+    if plan.spmd_mesh:
+        return on_spmd_mesh(context.mesh, shards, replicas)
+    return {"mesh": hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)}
 
 
 def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:

@@ -2,12 +2,14 @@
 each step (see training_step)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
+from distbench.worker.plans.batch import mapped, tensors_of
 from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules
 from distbench.worker.plans.fully_sharded import Sharded, replicate, shard_fully
 from distbench.worker.plans.materialise import owners_of
@@ -19,7 +21,7 @@ from distbench.worker.plans.patterns import (
     styles_by_parameter,
 )
 from distbench.worker.rank.failure import blamed, place_of
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
 from distbench.worker.torch_internals import flatten_mesh
 
@@ -44,6 +46,8 @@ def parallelize(
         model = _tensor_parallel(model, plan, context, tp_dims)
     if plan.ep and plan.ep_dim in context.mesh_dims:
         _expert_parallel(model, plan, context)
+    if plan.fsdp is not None and plan.fsdp.spmd_mesh:
+        onto_spmd_mesh(model, context)
     recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
     if plan.compile is not None:
         tp_mesh = flatten_mesh(context.mesh, tp_dims) if plan.compile.async_tp and tp_dims else None
@@ -147,3 +151,68 @@ def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankConte
         parameter = nn.Parameter(sharded, requires_grad=full.requires_grad)
         for _, module, attribute in owners[id(full)]:
             module.register_parameter(attribute, parameter)
+
+
+def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
+    """Have a model on the meta device work on DTensors of the whole mesh: parameters and buffers are replicated over
+    the mesh dims that they do not lie on yet, inputs are split over data parallel ranks, outputs are this rank's part.
+
+    Raises:
+        UserError: a parameter is a DTensor on a mesh that is no part of this one.
+    """
+    owners = owners_of(model)
+    for name, parameter in list(model.named_parameters()):
+        lifted = nn.Parameter(_on_whole_mesh(name, parameter, context), requires_grad=parameter.requires_grad)
+        for _, module, attribute in owners[id(parameter)]:
+            module.register_parameter(attribute, lifted)
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, _on_whole_mesh(name, buffer, context))
+    model.register_forward_pre_hook(lambda _, given, named: _inputs_on_mesh(given, named, context), with_kwargs=True)
+    model.register_forward_hook(lambda _, given, output: mapped(output, partial(_own_part, context)))
+
+
+def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = context.mesh
+    if not isinstance(tensor, DTensor):
+        return DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    if tensor.device_mesh is mesh:
+        return tensor.detach()
+    own = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
+    if len(own) < tensor.device_mesh.ndim or not own.keys() <= set(context.mesh_dims):
+        what = f"spmd_mesh wants parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
+        raise UserError(f"{what}, {name} is on {'x'.join(own) or 'one without names'}; use the mesh that is given")
+    placements = [own.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
+    shape, stride = tensor.shape, tuple(tensor.stride())
+    return DTensor.from_local(tensor.to_local().detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _by_batch(context: RankContext, is_split: bool = True) -> list[Any]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [Shard(0) if is_split and name in BATCH_DIMS else Replicate() for name in context.mesh_dims]
+
+
+def _inputs_on_mesh(given: Any, named: Any, context: RankContext) -> tuple[Any, Any]:
+    """Tensors as long as the first one are this rank's part of the batch; others are the same on every rank."""
+    from torch.distributed.tensor import DTensor
+
+    length = next((tensor.shape[0] for _, tensor in tensors_of([given, named]) if tensor.ndim), None)
+
+    def distributed(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            return tensor
+        placements = _by_batch(context, tensor.ndim > 0 and tensor.shape[0] == length)
+        return DTensor.from_local(tensor, context.mesh, placements, run_check=False)
+
+    return mapped(given, distributed), mapped(named, distributed)
+
+
+def _own_part(context: RankContext, _: str, tensor: Any) -> Any:
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if not tensor.ndim:
+        raise UserError("spmd_mesh computes the loss from outputs, and the model returns a number; give loss")
+    return tensor.redistribute(placements=_by_batch(context)).to_local()

@@ -61,7 +61,7 @@ def shard_of(
 
 def own_shard(full: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
     """The same for this rank of a device mesh; of a packed parameter (gate and up in one) a chunk of each piece."""
-    shape = tuple(mesh.mesh.shape)
+    shape = tuple(mesh.shape)
     of = strided_shard_of if _is_packed(placements, shape) else shard_of
     return of(full, placements, shape, tuple(mesh.get_coordinate() or ()))
 

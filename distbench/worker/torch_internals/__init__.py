@@ -51,6 +51,7 @@ from distbench.worker.torch_internals.mesh_facts import (
     is_strided_shard,
     messages_of_stages,
     nothing_sent,
+    on_spmd_mesh,
     ranks_by_group_name,
     reduced_in_buckets,
     replicate_by_unit,

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distbench.spec.levels import dim_shape
 from distbench.worker.torch_internals.collective_mode import CollectiveCall
-from distbench.worker.torch_internals.probe import Skipped, replaced, require
+from distbench.worker.torch_internals.probe import SPMD_MESH, Skipped, replaced, require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
@@ -200,6 +200,14 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
     for mesh_dims in (replicate_dims, shard_dims):
         flatten_mesh(mesh, mesh_dims)
     return mesh[("_".join(replicate_dims), "_".join(shard_dims))]
+
+
+def on_spmd_mesh(mesh: DeviceMesh, shard_dims: Sequence[str], replicate_dims: Sequence[str]) -> dict[str, Any]:
+    """What `fully_shard` takes for parameters that are DTensors on a whole mesh, of which these are data parallel."""
+    require(SPMD_MESH)
+    from torch.distributed.fsdp import DataParallelMeshDims
+
+    return {"mesh": mesh, "dp_mesh_dims": DataParallelMeshDims(tuple(shard_dims), tuple(replicate_dims) or None)}
 
 
 @contextlib.contextmanager

@@ -67,6 +67,7 @@ SHARDING = "torch.distributed.tensor._sharding_prop"
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
 BINDING = "ranks bound to NUMA nodes"
+SPMD_MESH = "FSDP2 on one SPMD mesh"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
@@ -200,6 +201,8 @@ NEEDED = (
     ("async TP", "torch.distributed._symmetric_memory", "enable_symm_mem_for_group(group_name)"),
     ("async TP", "torch._inductor.config", "_micro_pipeline_tp"),
     ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
+    (SPMD_MESH, "torch.distributed.fsdp", "DataParallelMeshDims(shard, replicate)"),
+    (SPMD_MESH, "torch.distributed.fsdp", "fully_shard(module, mesh, dp_mesh_dims)"),
 )
 
 

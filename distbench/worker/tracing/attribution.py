@@ -9,7 +9,6 @@ it to the loss; and in the optimizer's phase all is the optimizer's.
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
@@ -32,45 +31,8 @@ from distbench.worker.torch_internals import (
     finished_parameter,
     labelled_communication,
 )
+from distbench.worker.tracing.communication import LOSS, OPTIMIZER, UNKNOWN_GROUP, USED_PARAMETERS, Communication
 from distbench.worker.tracing.running_modules import RunningModules, running_modules
-
-UNKNOWN_GROUP = "?"
-# Owners that are no modules.
-LOSS, OPTIMIZER = "(loss)", "(optimizer)"
-# With find_unused_parameters, which parameters any rank has a gradient for: DDP's only all-reduce of i32.
-USED_PARAMETERS = "DDP used parameters"
-
-
-@dataclass(frozen=True)
-class Communication:
-    """One collective of a step.
-
-    Args:
-        phase: "forward", "backward" or "optimizer"; "call" where there is no step.
-        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
-        kind: as in CollectiveCall, and so are op and dtype.
-        mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
-        payload_bytes: nccl-tests' S.
-        owner: the module's name, empty for the root; LOSS or OPTIMIZER.
-        owner_known: whether an owner was found at all.
-        redistribution: `"S(0)R->RR"`, empty where it was none.
-        explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
-        group: global ranks of the group, sorted, joined by commas; of a message who sends, then who receives it.
-    """
-
-    phase: str
-    source: str
-    kind: str
-    op: str
-    mesh_dim: str
-    group_size: int
-    dtype: str
-    payload_bytes: int
-    owner: str
-    owner_known: bool
-    redistribution: str
-    explicit: bool | None
-    group: str
 
 
 def communications_of(
@@ -224,7 +186,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
     # Ulysses exchanges heads and sequence by DTensor.
     if part and (not label or (part == "cp" and plan.cp is not None and plan.cp.rotate == ULYSSES)):
         return part
-    if plan.tp is not None and set(mesh_dim.split("x")) <= set(plan.tp_dims):
+    if (plan.tp is not None or plan.shard_params) and set(mesh_dim.split("x")) <= set(plan.tp_dims):
         return "tp"
     if label:
         return label.source

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from distbench.worker.torch_internals import kind_of
-from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import HOST_OPERATOR, KERNEL, Event, HostCalls, Span, is_on_device, span_of
 
 # The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.

@@ -18,7 +18,7 @@ from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import profiler_activities, synchronize
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
-from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
 from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched
 from distbench.worker.tracing.trace_rows import Traced, TracedRow

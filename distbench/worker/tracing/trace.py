@@ -20,7 +20,8 @@ from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Forwarding, Issued
-from distbench.worker.tracing.attribution import Communication, communications_of, tracked_collectives
+from distbench.worker.tracing.attribution import communications_of, tracked_collectives
+from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.profiled import profiled_step
 from distbench.worker.tracing.step_memory import largest_known, prediction_of
 from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables

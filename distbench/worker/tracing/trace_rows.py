@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from distbench.runs.run_file import busbw_factor
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import BACKEND_OPS, PEERS
-from distbench.worker.tracing.attribution import Communication
+from distbench.worker.tracing.communication import Communication
 
 COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
 PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")

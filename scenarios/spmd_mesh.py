@@ -1,0 +1,78 @@
+"""FSDP2 and tensor parallel on one mesh: parameters and activations are DTensors on all of it, and fully_shard is told
+which mesh dims are data parallel (`dp_mesh_dims`, torch 2.13)."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from models import Attention, Llama, next_token_loss, token_batch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, ShardParam, scenario
+
+SHARDS = {
+    "layers.*.attention.w[qkv].weight": ShardParam(0),
+    "layers.*.attention.wo.weight": ShardParam(1),
+    "layers.*.feed_forward.w[13].weight": ShardParam(0),
+    "layers.*.feed_forward.w2.weight": ShardParam(1),
+    "output.weight": ShardParam(0),
+}
+
+
+class OwnHeads(Attention):
+    """Attention of the heads that a rank has: DTensor has no sharding strategy for the kernel that a CPU uses."""
+
+    def attend(self, query: Any, key: Any, value: Any, table: Any = None) -> Any:
+        if not isinstance(query, DTensor):
+            return super().attend(query, key, value, table)
+        local = super().attend(query.to_local(), key.to_local(), value.to_local())
+        return DTensor.from_local(local, query.device_mesh, query.placements, run_check=False)
+
+
+def built(*sizes: int) -> Llama:
+    """A llama-like stack whose attention works on each rank's own heads."""
+    model = Llama(*sizes)
+    for layer in model.layers:
+        layer.attention.__class__ = OwnHeads
+    return model
+
+
+def summed_at_once(model: nn.Module, mesh: Any) -> None:
+    """Sum what the row-wise halves of a block put out as tensor parallel does. DTensor would carry the partial sums on,
+    until some operator cannot take them."""
+
+    def whole(_: nn.Module, given: Any, output: DTensor) -> DTensor:
+        return output.redistribute(placements=[Replicate() if one == Partial() else one for one in output.placements])
+
+    for name, module in model.named_modules():
+        if name.endswith((".wo", ".w2")):
+            module.register_forward_hook(whole)
+
+
+@scenario(
+    mesh={"dp_shard": 2, "tp": 2},
+    quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 64},
+    tags=("tp", "fsdp", "further"),
+)
+def spmd_mesh(
+    *,
+    dim: int = 512,
+    hidden: int = 2048,
+    num_layers: int = 4,
+    num_heads: int = 8,
+    batch: int = 4,
+    sequence: int = 256,
+) -> Scenario:
+    """A llama-like stack as DTensors on one mesh, tensor parallel by annotation, fully_shard by dp_mesh_dims."""
+    vocab_size = 1000
+    fsdp = FsdpPlan(wrap=("layers.*",), replicate_dims=("dp_replicate",), spmd_mesh=True)
+    return Scenario(
+        build_model=partial(built, vocab_size, dim, num_layers, num_heads, hidden),
+        make_batch=partial(token_batch, batch, sequence, vocab_size),
+        num_tokens=batch * sequence,
+        loss=next_token_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        parallelize=summed_at_once,
+        plan=ParallelPlan(shard_params=SHARDS, fsdp=fsdp),
+    )
