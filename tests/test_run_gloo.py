@@ -14,18 +14,18 @@ from processes import Ranks
 from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import AGAIN, Run, read_run
 
-SCENARIOS = ("collectives", "tp_mlp", "cp_attention", "llama_2d", "ddp", "moe", "redistribute")
+SCENARIOS = ("collectives", "tp_mlp", "cp_attention", "llama_2d", "ddp", "redistribute")
 SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline", "moe_tp", "replicate_tp")
 IN_PASSES = "tp_mlp"
 MIN_SAMPLES, FEWER = (
     5,
-    dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-4:], "cp_attention", "moe"), 1),
+    dict.fromkeys(("redistribute", "dtensor_ops", "llama_2d", *SCENARIOS[-4:], "cp_attention"), 1),
 )
 # Of scenarios with many variants, those that launches of other tests do not have; and none that is skipped.
-SOME = {"ddp": slice(1, None, 3), "moe": slice(2, 3), "llama_inference": slice(1, 3), "pipeline": slice(1, 2)}
+SOME = {"ddp": slice(1, None, 3), "llama_inference": slice(2, 3), "pipeline": slice(1, 2)}
 SOME |= {"moe_tp": slice(1, 2), "replicate_tp": slice(2, None)}
 SKIPPED = {"rotate": "ulysses", "load_balance": True}
-SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add+index")
+SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_collectives_carry_sizes_groups_and_the_operation_the_backend_runs(shipp
     assert ops == {"all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast"}
 
 
-@pytest.mark.parametrize("name", ["tp_mlp", "cp_attention", "llama_2d", "ddp", "moe", "moe_tp", "replicate_tp"])
+@pytest.mark.parametrize("name", ["tp_mlp", "cp_attention", "llama_2d", "ddp", "moe_tp", "replicate_tp"])
 def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped: dict[str, Run], name: str) -> None:
     for record in [one for one in shipped[name].cases if not one["case"]["id"].endswith(AGAIN)]:
         phases = record["phases_s"]
@@ -162,7 +162,7 @@ def test_an_operator_says_what_it_redistributes_unasked_and_each_planner_pays_it
     shipped: dict[str, Run],
 ) -> None:
     rows = {record["case"]["id"].split("/", 2)[2]: record for record in shipped["dtensor_ops"].cases}
-    assert len(rows) == 10
+    assert rows and all(name.startswith("add/") for name in rows)
     # By hand: half the matrix is reduced (2 x 1/2 of it sent), then gathered (1/2 of the whole); or the whole is
     # gathered first, and 1/2 of half of it scattered.
     size = 64 * 64 * 4

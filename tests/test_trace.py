@@ -99,7 +99,10 @@ KNOBS = {"knob=reshard_to_2", "knob=hybrid", "knob=largest_dim", "knob=accumulat
 KNOBS |= {"knob=own_all_gather", "knob=own_reduce_scatter", "knob=all_reduce_hook"}
 STYLES = {"style=sequence", "style=vocabulary", "style=loss_parallel", "style=callable"}
 RECOMPUTED = {"checkpoint=blocks,compile_backend=aot_eager"}
-SOME = {"fsdp_knobs": KNOBS, "tp_styles": STYLES, "recompute": RECOMPUTED}
+ROTATIONS = {f"rotate=alltoall,load_balance={balanced},unshard_output={balanced}" for balanced in (False, True)}
+ROTATIONS |= {"rotate=ulysses,load_balance=False,unshard_output=True"}
+SOME = {"fsdp_knobs": KNOBS, "tp_styles": STYLES, "recompute": RECOMPUTED, "cp_attention": ROTATIONS}
+SOME |= {"pipeline": {"schedule=1f1b", "schedule=interleaved_zero_bubble"}, "ddp": {"knob=plain", "knob=find_unused"}}
 
 
 def variants_of_interest(job: Job) -> Job:
@@ -122,9 +125,6 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
     found = ask_child("distbench.worker.children.cross_check", given=[job.to_record() for job in jobs], timeout_s=300)
     cases = {case["case_id"]: case for job in found for case in job}
-    skipped = [name for name, case in cases.items() if "skipped" in case]
-    assert skipped and all("rotate=ulysses,load_balance=True" in name for name in skipped)
-    cases = {name: case for name, case in cases.items() if name not in skipped}
     assert {name: case for name, case in cases.items() if case["differences"]} == {}
     scenarios = {case.split("/")[2] for case in cases}
     assert scenarios == set(names) - {"collectives", "redistribute", "dtensor_ops"}
