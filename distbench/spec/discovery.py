@@ -45,7 +45,9 @@ def scenario_folder() -> Path:
 
 def list_entries() -> list[Entry]:
     """Every shipped scenario, by name."""
-    found = [entry for file in sorted(scenario_folder().glob("*.py")) for entry in read_entries(file)]
+    # Others hold what several scenarios share: nothing to list.
+    files = [file for file in sorted(scenario_folder().glob("*.py")) if b"@scenario" in file.read_bytes()]
+    found = [entry for file in files for entry in read_entries(file)]
     return sorted(found, key=lambda entry: entry.name)
 
 
