@@ -1,7 +1,7 @@
 """Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from distbench.render.blocks import Table
@@ -60,9 +60,9 @@ def fitted(table: Table, width: int) -> Fitted:
     if _total(columns) > width and table.prose:
         prose = next(column.cells for column in columns if column.name == table.prose)
         columns = [column for column in columns if column.name != table.prose]
-    for once in (_said_once, _values_alone):
+    for shorten, sentence in ((without_shared, "every {}: {}"), (without_names, "{} is {}")):
         if _total(columns) > width:
-            columns, said = once(columns)
+            columns, said = _said_once(columns, shorten, sentence)
             above += said
     wanted, left_out = _total(columns), []
     for name in table.optional:
@@ -96,25 +96,18 @@ def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
     return replace(column, heading=tuple(lines))
 
 
-def _said_once(columns: Sequence[ScreenColumn]) -> tuple[list[ScreenColumn], list[str]]:
-    """Texts without the parts that all rows have, and a sentence on those parts."""
+def _said_once(
+    columns: Sequence[ScreenColumn],
+    shorten: Callable[[Sequence[str]], tuple[Sequence[str], list[str]]],
+    sentence: str,
+) -> tuple[list[ScreenColumn], list[str]]:
+    """Texts without what `shorten` takes out of all of them, and a sentence on that for each column."""
     shorter, above = [], []
     for column in columns:
-        cells, shared = without_shared(column.cells) if column.is_text else (column.cells, [])
+        cells, said = shorten(column.cells) if column.is_text else (column.cells, [])
         shorter.append(replace(column, cells=tuple(cells)))
-        if shared:
-            above.append(f"every {column.name}: {', '.join(shared)}")
-    return shorter, above
-
-
-def _values_alone(columns: Sequence[ScreenColumn]) -> tuple[list[ScreenColumn], list[str]]:
-    """Variants such as `a=1,b=2` as `1,2` where all name the same axes, and a sentence on those."""
-    shorter, above = [], []
-    for column in columns:
-        values, names = without_names(column.cells) if column.is_text else (column.cells, [])
-        shorter.append(replace(column, cells=tuple(values)))
-        if names:
-            above.append(f"{column.name} is {', '.join(names)}")
+        if said:
+            above.append(sentence.format(column.name, ", ".join(said)))
     return shorter, above
 
 

@@ -79,14 +79,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
         Unsupported: this torch cannot simulate a device.
     """
-    if scenario.build_model is None or scenario.make_batch is None:
-        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
-    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
-        raise UserError("CPU offload is not simulated; leave it out")
-    if scenario.plan.ddp is not None:
-        # Its reducer is C++: _verify_params_across_processes and sync_bucket_indices read tensors on the host.
-        what = "it cannot be simulated: DDP's reducer reads values when it checks parameters and orders its buckets"
-        raise UserError(f"{what}; FSDP2 with replicate_dims can be")
+    _require_simulable(scenario, name)
     # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
@@ -135,6 +128,17 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         pipeline=pipeline,
     )
     return RecordedRank(Recording(head, recorder.events), differing)
+
+
+def _require_simulable(scenario: Scenario, name: str) -> None:
+    if scenario.build_model is None or scenario.make_batch is None:
+        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
+    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
+        raise UserError("CPU offload is not simulated; leave it out")
+    if scenario.plan.ddp is not None:
+        # Its reducer is C++: _verify_params_across_processes and sync_bucket_indices read tensors on the host.
+        what = "it cannot be simulated: DDP's reducer reads values when it checks parameters and orders its buckets"
+        raise UserError(f"{what}; FSDP2 with replicate_dims can be")
 
 
 def untested(version: str) -> str:
