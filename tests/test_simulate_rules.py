@@ -13,7 +13,7 @@ from distbench.simulate.clock import replay_time
 from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.float8 import in_float8, in_float8_by, patterns_of
-from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
+from distbench.simulate.hardware.hardware_file import Figure, Hardware, load_hardware
 from distbench.simulate.operator_time import operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
@@ -269,11 +269,29 @@ def test_ring_attention_passes_a_block_to_one_neighbour() -> None:
     ring = gather(0, 1)._replace(kind="all_to_all", source="cp", payload_bytes=10**9, group_size=8, ranks=[[8, 1]])
     assert collective_s(ring, machine(peer_bytes_per_s=5e8)) == pytest.approx(2)
     assert collective_s(ring._replace(source="tp"), machine(peer_bytes_per_s=5e8)) == pytest.approx(7 / 8)
+    # Ulysses' all-to-alls are DTensor's: each device sends a share to all others.
+    assert collective_s(ring._replace(redistribution="S(1)->S(2)"), machine(peer_bytes_per_s=5e8)) == pytest.approx(
+        7 / 8
+    )
+
+
+def test_a_ring_of_more_than_two_devices_of_a_node_has_a_rate_of_its_own() -> None:
+    ring = gather(0, 1)._replace(kind="all_to_all", source="cp", payload_bytes=10**9)
+    plain = machine(peer_bytes_per_s=5e8, network_bytes_per_s=2.5e8)
+    slower = replace(plain, figures={**plain.figures, "ring_bytes_per_s": Figure(1e8, "fitted", "here")})
+    four, over_nodes = {"group_size": 4, "ranks": [[4, 1]]}, {"group_size": 4, "ranks": [[4, 8]]}
+    assert [collective_s(ring._replace(**shape), slower) for shape in ({}, four, over_nodes)] == pytest.approx(
+        [2, 10, 4]
+    )
+    assert collective_s(ring._replace(**four), plain) == pytest.approx(2)
+    # Nothing else that these devices do.
+    assert collective_s(ring._replace(**four, kind="all_gather"), slower) == pytest.approx(3 / 4)
 
 
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
     left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")
+    left_out += ("ring_bytes_per_s",)  # which only one shipped file has
     some = Hardware("mine", "", {name: one for name, one in whole.figures.items() if name not in left_out})
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)

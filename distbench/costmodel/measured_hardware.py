@@ -42,7 +42,7 @@ def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, s
         params, counters = record["case"]["params"], record["counters"]
         point = float(counters["amount"]), statistics.median(record["samples_s"]) / counters["repeats"]
         if params["what"] == "collective":
-            key = params["op"], record["group_size"], params.get("hosts", "")
+            key = params["op"], record["group_size"], params.get("lies", "")
             collectives.setdefault(key, []).append(point)
         else:
             operators[params["what"]].append(point)
