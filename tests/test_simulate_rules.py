@@ -174,6 +174,14 @@ def test_float8_casts_each_input_once_and_gathers_half() -> None:
     assert taken == pytest.approx([1, 1, 1.5, 2, 2, 4], rel=1e-3)
 
 
+def test_float8_is_what_tensor_parallel_gathers_too() -> None:
+    into, out = (gather(0, 1, owner)._replace(source="tp") for owner in ("layers.0.attention", "output"))
+    reduced = into._replace(kind="reduce_scatter")
+    found = in_float8(run(into, reduced, out, matmul(0, 1, "layers.0.attention.wq")), ["layers.0"]).collectives
+    # Gathers of what goes into float8 matmuls alone: sums stay in bf16.
+    assert [one.payload_bytes for one in found] == [into.payload_bytes // 2, into.payload_bytes, into.payload_bytes]
+
+
 def test_float8_transposes_what_a_weights_gradient_is_made_from() -> None:
     gradient = matmul(0, 1, "layers.0.w1")._replace(reads=[(1, 8), (2, 8)], phase="backward")
     found = in_float8(run(gradient), ["layers.0"]).step
