@@ -2,20 +2,24 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distbench.costmodel.hardware_record import write_hardware
 from distbench.costmodel.hardware_text import hardware_text
-from distbench.runs.run_file import Run
+from distbench.runs.run_file import Run, read_run
 from distbench.simulate.clock import parts_of, replay_time
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.simulate.hardware.host_figures import Curve
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
+from distbench.spec import Scenario
 from distbench.spec.errors import UserError
+from distbench.worker.cases.compute import compute_cases
 
 # The machine that is to be found again: 50 GFLOP/s, 10 GB/s, collectives of 1 ms and 1 GB/s, and what the host takes.
 FLOPS, BANDWIDTH, BASE_S, BUS = 50e9, 10e9, 1e-3, 1e9
@@ -155,6 +159,17 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
     }
 
 
+def test_rows_of_a_calibration_are_read(tmp_path: Path) -> None:
+    """As they are written to a run file, one host's and several hosts': a reader that checks fields left some out."""
+    for hosts in (("one",) * 4, ("one", "one", "two", "two")):
+        given: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("tp",), hosts=hosts)
+        specs = [spec.case for spec in compute_cases(Scenario(compute=1), given)]
+        rows = [{"type": "case", "case": asdict(case), "status": "ok", "samples_s": [1.0]} for case in specs]
+        file = tmp_path / "run.jsonl"
+        file.write_text("\n".join(json.dumps(row) for row in ({"type": "run", "schema_version": 2}, *rows)))
+        assert len(specs) > 10 and len(read_run(file).cases) == len(specs)
+
+
 def test_a_host_runs_one_thing_after_another(hardware: Hardware) -> None:
     """Also what is on different streams; each with the host's own time before it, the factor over operators alone."""
     apart = operator("matmul", 10**8)._replace(stream=3)
@@ -270,6 +285,9 @@ def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:
             write_hardware(path, operators_run(), steps_run(absurd), recordings())
     with pytest.raises(UserError, match="has no step host_fsdp; measure it with distbench calibrate"):
         write_hardware(path, operators_run(), steps_run({"host": PHASES_S["host"]}), recordings())
+    collectives = [one for one in operators_run().cases if one["case"]["params"]["what"] != "collective"]
+    with pytest.raises(UserError, match="has no all_gather of all 4 ranks; measure it with distbench calibrate"):
+        write_hardware(path, run_of(collectives), steps_run(), recordings())
     with pytest.raises(UserError, match="has no matmul_f32; measure it with distbench calibrate"):
         write_hardware(path, run_of([]), steps_run(), recordings())
     assert not path.exists()

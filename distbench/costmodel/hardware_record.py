@@ -60,6 +60,10 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     operators, collectives = measured_curves(of_operators)
+    whole = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
+    if whole is None:
+        what = f"all_gather of all {num_ranks} ranks"
+        raise UserError(f"{of_operators.path} has no {what}; measure it with distbench calibrate")
     steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
     record: dict[str, Any] = {
@@ -67,7 +71,7 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
         "name": str(environment["machine"]),
         "summary": f"{environment.get('cpu_model') or environment['device']}, {num_ranks} ranks on "
         f"{environment['num_cpus']} cores, {environment['backend']}, torch {environment['torch']}",
-        "figures": _device_figures(environment, operators, collectives, source),
+        "figures": _device_figures(environment, operators, whole, source),
         "host": {
             "num_ranks": num_ranks,
             "figures": _host_figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), source),
@@ -106,13 +110,16 @@ def _host_figures(values: Mapping[str, float], source: str) -> dict[str, Any]:
 def _device_figures(
     environment: Mapping[str, Any],
     operators: Mapping[str, Points],
-    collectives: Mapping[tuple[str, int, str], Points],
+    whole: Points,
     source: str,
 ) -> dict[str, Any]:
-    """The figures that every hardware file has; rates are the best of the sizes measured."""
+    """The figures that every hardware file has; rates are the best of the sizes measured.
+
+    Args:
+        whole: an all-gather of all ranks.
+    """
     num_ranks = int(environment["world_size"])
     rates = {name: max(amount / seconds for amount, seconds in points) for name, points in operators.items()}
-    (whole,) = (points for (kind, size, _), points in collectives.items() if (kind, size) == ("all_gather", num_ranks))
     largest, seconds = whole[-1]
     node = (num_ranks - 1) / num_ranks * largest / seconds
     base = whole[0][1]
