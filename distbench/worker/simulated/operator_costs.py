@@ -1,5 +1,6 @@
 """What an operator's time depends on: its floating point operations, and the bytes it reads and writes."""
 
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,18 +21,20 @@ WORKSPACE_BYTES = 4
 def _flop_formulas() -> Mapping[Any, Any]:
     """Those of torch's FlopCounterMode.
 
-    It imports triton, where there is one, to count its kernels: no simulated device has any, and it takes 70 MB.
+    It and what else of torch a recording needs import triton, where there is one: no simulated device has its kernels,
+    and it takes 80 MB.
     """
     modules: dict[str, Any] = sys.modules
     hides_triton = "triton" not in modules
     if hides_triton:
         modules["triton"] = None
     try:
-        from torch.utils.flop_counter import flop_registry
+        importlib.import_module("torch.distributed.tensor.debug")
+        formulas: Mapping[Any, Any] = importlib.import_module("torch.utils.flop_counter").flop_registry
     finally:
         if hides_triton:
             del modules["triton"]
-    return flop_registry
+    return formulas
 
 
 FLOP_FORMULAS = _flop_formulas()
