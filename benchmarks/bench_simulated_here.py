@@ -1,22 +1,26 @@
 """Predicted against measured steps on this machine: sixteen plans of two models over four ranks.
 
 `distbench calibrate` writes a hardware file, every plan is recorded and replayed on it, and all of them are measured
-taking turns in one launch. One factor is fitted, on a step that is none of these. Kept in `build/simulated_here`: what
-is there is not measured again.
+taking turns in one launch. One factor is fitted, on two steps that are none of these. Kept in `build/simulated_here`:
+what is there is not measured again; hardware file and predictions are made anew of it, so that another way of fitting
+needs no new run. `plans.json` has what each plan's step was predicted to be made of.
 """
 
 import dataclasses
+import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.claims import Claim, Row
 from benchmarks.simulated_here_plans import PLANS
+from distbench.costmodel.hardware_record import write_hardware
 from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import read_run
-from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.simulate.record_steps import record_steps
 from distbench.simulate.simulation import Simulation
 from distbench.spec import Job
@@ -45,12 +49,10 @@ def main() -> list[Row]:
     from scipy.stats import spearmanr
 
     FOLDER.mkdir(parents=True, exist_ok=True)
-    hardware = FOLDER / "hardware.json"
-    if not hardware.exists():
-        runs = str(FOLDER / "calibrated")
-        _distbench("calibrate", "--only", "hardware", "--hardware-out", str(hardware), "--out", runs, "--device", "cpu")
+    hardware = calibrated()
     times = measured()
     simulations = simulated(hardware)
+    (FOLDER / "plans.json").write_text(json.dumps(_as_record(times, simulations), indent=1))
     for name, simulation in sorted(simulations.items(), key=lambda item: times[item[0]]):
         predicted_s = simulation.timed.step_s
         error = predicted_s / times[name] - 1
@@ -72,9 +74,21 @@ def main() -> list[Row]:
     return rows
 
 
-def simulated(hardware: Path) -> dict[str, Simulation]:
+def calibrated() -> Hardware:
+    """The hardware file of the calibration that was measured, now or before."""
+    hardware, runs = FOLDER / "hardware.json", FOLDER / "calibrated"
+    if not any(runs.glob("*/*.jsonl")):
+        file = ("--hardware-out", str(hardware), "--out", str(runs))
+        _distbench("calibrate", "--only", "hardware", *file, "--device", "cpu")
+        return load_hardware(str(hardware))
+    operators, steps = (next(runs.glob(f"*/*{name}*.jsonl")) for name in ("calibrate_operators", "calibrate_steps"))
+    of_steps = read_run(steps)
+    ((recordings, _),) = record_steps([Job.from_record(of_steps.header["job"])])
+    return write_hardware(hardware, read_run(operators), of_steps, recordings)
+
+
+def simulated(machine: Hardware) -> dict[str, Simulation]:
     """Every plan, recorded and replayed."""
-    machine = load_hardware(str(hardware))
     found = record_steps([_job(name) for name in PLANS])
     return {name: Simulation(recorded.recordings[0], machine) for name, recorded in zip(PLANS, found, strict=True)}
 
@@ -88,14 +102,27 @@ def _job(name: str) -> Job:
 def measured() -> Mapping[str, float]:
     """Median seconds of each plan over the passes of one launch."""
     out = FOLDER / "measured"
-    if not any(out.rglob("*.jsonl")):
+    if not any(out.glob("*/*.jsonl")):
         passes = ("--passes", str(PASSES), "--budget", str(BUDGET_S))
         _distbench("run", f"{FILE}::measured", *passes, "--out", str(out), "--device", "cpu")
-    (file,) = out.rglob("*.jsonl")
+    (file,) = out.glob("*/*.jsonl")  # not what is in logs
     found: dict[str, float] = {}
     for case in read_run(file).cases:
         found[case["case"]["params"]["call"]] = statistics.median(case["samples_s"])
     return found
+
+
+def _as_record(times: Mapping[str, float], simulations: Mapping[str, Simulation]) -> dict[str, Any]:
+    return {
+        name: {
+            "measured_s": times[name],
+            "predicted_s": simulation.timed.step_s,
+            "host_s": simulation.timed.host_s,
+            "operators_s": dict(simulation.parts.by_kind_s),
+            "communication_s": dict(simulation.parts.communication_s),
+        }
+        for name, simulation in simulations.items()
+    }
 
 
 def made_of(simulation: Simulation) -> str:

@@ -3,8 +3,10 @@
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from llama_2d import TP_PLAN
-from models import Llama, next_token_loss, token_batch
+from models import FeedForward, Llama, next_token_loss, token_batch, vector_batch
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 
@@ -17,12 +19,15 @@ def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
 
 @scenario(
     mesh={"tp": 4},
-    axes={"part": ("host", "host_fsdp", "host_tp", "whole")},
+    axes={"part": ("host", "host_fsdp", "host_tp", "whole", "whole_tp")},
     quick={"layers": 1},
     tags=("calibrate",),
 )
 def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
-    """Steps so small that they are the host's time alone, FSDP2 of one unit and of many, TP; and a whole one, FSDP2."""
+    """Steps so small that they are the host's time alone, FSDP2 of one unit and of many, TP; and whole ones, FSDP2 of a
+    llama and TP of feed-forwards."""
+    if part == "whole_tp":
+        return _feed_forwards(512, 256 * num_heads, layers)
     dim, sequence = 8 * num_heads, 2 * num_heads
     tiny = (dim, dim, layers, num_heads, 2 * dim)
     fsdp = {
@@ -40,4 +45,17 @@ def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3)
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(tp=TP_PLAN) if part == "host_tp" else ParallelPlan(fsdp=fsdp[part]),
+    )
+
+
+def _feed_forwards(dim: int, hidden: int, layers: int) -> Scenario:
+    """TP without sequence parallel: few collectives, nearly all of it operators."""
+    wide, narrow = ColwiseParallel(), RowwiseParallel()
+    return Scenario(
+        build_model=lambda: torch.nn.Sequential(*(FeedForward(dim, hidden) for _ in range(layers))),
+        make_batch=partial(vector_batch, 2, 128, dim),
+        num_tokens=2 * 128,
+        loss=F.mse_loss,
+        optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        plan=ParallelPlan(tp={"*.w1": wide, "*.w2": narrow, "*.w3": wide}),
     )

@@ -2,24 +2,30 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distbench.costmodel.hardware_record import write_hardware
 from distbench.costmodel.hardware_text import hardware_text
-from distbench.runs.run_file import Run
+from distbench.runs.run_file import Run, read_run
 from distbench.simulate.clock import parts_of, replay_time
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.simulate.hardware.host_figures import Curve
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
+from distbench.spec import Scenario
 from distbench.spec.errors import UserError
+from distbench.worker.cases.compute import compute_cases
 
 # The machine that is to be found again: 50 GFLOP/s, 10 GB/s, collectives of 1 ms and 1 GB/s, and what the host takes.
 FLOPS, BANDWIDTH, BASE_S, BUS = 50e9, 10e9, 1e-3, 1e9
-OPERATOR_S, FSDP_S, REDISTRIBUTION_S, LISTED_S, FACTOR = 5e-5, 2e-3, 3e-3, 2e-5, 1.5
+OPERATOR_S, FSDP_S, REDISTRIBUTION_S, LISTED_S = 5e-5, 2e-3, 3e-3, 2e-5
+# Operators take as many times longer in a step: in one whole step, in the other, and their geometric mean.
+FACTORS, FACTOR = (2.0, 1.125), 1.5
 MEGA = 1 << 20
 
 
@@ -57,6 +63,7 @@ STEPS = {
         collective("all_gather", MEGA, "tp", phase="optimizer"),
     ),
     "whole": (operator("matmul", 10**9), *[collective("all_gather", 4 * MEGA, "fsdp")] * 2),
+    "whole_tp": (operator("matmul", 2 * 10**9), collective("all_gather", MEGA, "tp")),
 }
 # By hand, from the machine above: what is not the optimizer's, and what is.
 PHASES_S = {
@@ -69,7 +76,9 @@ PHASES_S = {
         50 * (OPERATOR_S + 10**8 / FLOPS) + 8 * (REDISTRIBUTION_S + gathered_s(MEGA)),
         REDISTRIBUTION_S + gathered_s(MEGA),
     ),
-    "whole": (FACTOR * (OPERATOR_S + 10**9 / FLOPS + 2 * (FSDP_S + gathered_s(4 * MEGA))), 0.0),
+    # Collectives and the host take in a step what they were found to take.
+    "whole": (OPERATOR_S + FACTORS[0] * 10**9 / FLOPS + 2 * (FSDP_S + gathered_s(4 * MEGA)), 0.0),
+    "whole_tp": (OPERATOR_S + FACTORS[1] * 2 * 10**9 / FLOPS + REDISTRIBUTION_S + gathered_s(MEGA), 0.0),
 }
 
 
@@ -106,7 +115,11 @@ def steps_run(phases: Mapping[str, tuple[float, float]] = PHASES_S) -> Run:
     cases = []
     for part, (own, optimizer) in phases.items():
         params = {"variant": f"part={part}"}
-        phases_s = {"forward": [own / 3] * 3, "backward": [own * 2 / 3] * 3, "optimizer": [optimizer] * 3}
+        # Of each phase the slowest rank, which is another one: together more than the slowest rank's step.
+        phases_s = {
+            name: [1.25 * seconds] * 3
+            for name, seconds in (("forward", own / 3), ("backward", own * 2 / 3), ("optimizer", optimizer))
+        }
         cases.append(
             {
                 "case": {"id": part, "kind": "step", "params": params},
@@ -136,7 +149,7 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
     assert hardware.host is not None and hardware.host.num_ranks == 4
     wanted = {
         **{"operator_s": OPERATOR_S, "fsdp_s": FSDP_S, "redistribution_s": REDISTRIBUTION_S},
-        **{"listed_s": LISTED_S, "step_factor": FACTOR},
+        **{"listed_s": LISTED_S, "operator_factor": FACTOR, "step_factor": 1.0},
     }
     assert hardware.host.figures == pytest.approx(wanted, rel=0.01)
     assert hardware["matmul_f32_flops"] == pytest.approx(FLOPS, rel=0.01)
@@ -146,17 +159,39 @@ def test_the_machine_that_made_the_runs_is_found(hardware: Hardware) -> None:
     }
 
 
+def test_rows_of_a_calibration_are_read(tmp_path: Path) -> None:
+    """As they are written to a run file, one host's and several hosts': a reader that checks fields left some out."""
+    for hosts in (("one",) * 4, ("one", "one", "two", "two")):
+        given: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("tp",), hosts=hosts)
+        specs = [spec.case for spec in compute_cases(Scenario(compute=1), given)]
+        rows = [{"type": "case", "case": asdict(case), "status": "ok", "samples_s": [1.0]} for case in specs]
+        file = tmp_path / "run.jsonl"
+        file.write_text("\n".join(json.dumps(row) for row in ({"type": "run", "schema_version": 2}, *rows)))
+        assert len(specs) > 10 and len(read_run(file).cases) == len(specs)
+
+
 def test_a_host_runs_one_thing_after_another(hardware: Hardware) -> None:
-    """Also what is on different streams; each with the host's own time before it, and the factor over all."""
+    """Also what is on different streams; each with the host's own time before it, the factor over operators alone."""
     apart = operator("matmul", 10**8)._replace(stream=3)
     timed = replay_time(step("", apart, collective("all_gather", MEGA, "fsdp"), apart), hardware)
-    host_s = FACTOR * (2 * OPERATOR_S + FSDP_S)
-    compute_s, gather_s = FACTOR * 2 * 10**8 / FLOPS, FACTOR * gathered_s(MEGA)
+    host_s = 2 * OPERATOR_S + FSDP_S
+    compute_s, gather_s = FACTOR * 2 * 10**8 / FLOPS, gathered_s(MEGA)
     assert timed.host_s == pytest.approx(host_s, rel=0.01)
     assert timed.step_s == pytest.approx(host_s + compute_s + gather_s, rel=0.01)
     parts = parts_of(timed)
     assert parts.compute_s == pytest.approx(compute_s, rel=0.01)
     assert sum(parts.exposed_s.values()) == pytest.approx(gather_s, rel=0.01)
+
+
+def test_the_one_factor_of_older_files_is_over_all(file: Path, tmp_path: Path) -> None:
+    record = json.loads(file.read_text())
+    figures = record["host"]["figures"]
+    figures["step_factor"] = figures.pop("operator_factor")
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(record))
+    given = step("", operator("matmul", 10**8), collective("all_gather", MEGA, "fsdp"))
+    parts_s = OPERATOR_S + 10**8 / FLOPS + FSDP_S + gathered_s(MEGA)
+    assert replay_time(given, load_hardware(str(older))).step_s == pytest.approx(FACTOR * parts_s, rel=0.01)
 
 
 def test_an_optimizer_goes_through_its_lists_one_by_one(hardware: Hardware) -> None:
@@ -210,9 +245,14 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
         (("host", "num_ranks"), 0, "host.num_ranks is 0, not a whole number above 0"),
         (("host", "figures", "fsdp_s"), None, "host.figures.fsdp_s is None, not an object"),
         (
-            ("host", "figures", "step_factor", "value"),
+            ("host", "figures", "operator_factor", "value"),
             40,
-            "host.figures.step_factor.value is 40, not a number from 0.1",
+            "host.figures.operator_factor.value is 40, not a number from 0.1",
+        ),
+        (
+            ("host", "figures", "operator_facter"),
+            {},
+            "host.figures.operator_facter is unknown (nearest: operator_factor",
         ),
         (("host", "operators", "memory"), [[2, 1], [1, 2]], "host.operators.memory is a list of 2, not points"),
         (("host", "operators", "matmul_f64"), [[1, 1]], "host.operators.matmul_f64 is unknown"),
@@ -238,12 +278,16 @@ def test_what_no_machine_is_like_is_one_sentence(
 
 
 def test_absurd_measurements_make_no_file(tmp_path: Path) -> None:
-    slow = {**PHASES_S, "whole": (100.0, 0.0)}
+    slow, hasty = {**PHASES_S, "whole": (100.0, 0.0)}, {**PHASES_S, "whole_tp": (1e-9, 0.0)}
     path = tmp_path / "here.json"
-    with pytest.raises(UserError, match=r"host.figures.step_factor.value is .* on a machine that does nothing else"):
-        write_hardware(path, operators_run(), steps_run(slow), recordings())
+    for absurd in (slow, hasty):
+        with pytest.raises(UserError, match=r"operator_factor.value is .* on a machine that does nothing else"):
+            write_hardware(path, operators_run(), steps_run(absurd), recordings())
     with pytest.raises(UserError, match="has no step host_fsdp; measure it with distbench calibrate"):
         write_hardware(path, operators_run(), steps_run({"host": PHASES_S["host"]}), recordings())
+    collectives = [one for one in operators_run().cases if one["case"]["params"]["what"] != "collective"]
+    with pytest.raises(UserError, match="has no all_gather of all 4 ranks; measure it with distbench calibrate"):
+        write_hardware(path, run_of(collectives), steps_run(), recordings())
     with pytest.raises(UserError, match="has no matmul_f32; measure it with distbench calibrate"):
         write_hardware(path, run_of([]), steps_run(), recordings())
     assert not path.exists()

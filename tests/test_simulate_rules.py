@@ -1,4 +1,4 @@
-"""What compiling, float8, shapes and many devices change in a simulated step: plain data, worked by hand."""
+"""What compiling, shapes and many devices change in a simulated step: plain data, worked by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,13 +12,11 @@ from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import replay_time
 from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.float8 import in_float8, in_float8_by, patterns_of
-from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
+from distbench.simulate.hardware.hardware_file import Figure, Hardware, load_hardware
 from distbench.simulate.operator_time import operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
-from distbench.spec import UserError
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))
@@ -154,92 +152,6 @@ def test_compiled_the_first_step_allocates_what_the_second_one_does() -> None:
     assert sum(isinstance(event, Allocated) for event in compiled_memory(Recording(COMPILED, events))) == 5
 
 
-def test_float8_casts_each_input_once_and_gathers_half() -> None:
-    gib = 10**9
-    linear = matmul(0, 4, "layers.0.ffn.w1")._replace(reads=[(1, gib), (2, gib)], num_bytes=2 * gib)
-    copied = elementwise(2, [(2, gib)], [(2, gib)], "layers.0")._replace(name="fsdp.split_with_sizes_copy.default")
-    other = matmul(0, 4, "output")
-    recording = run(gather(1, 2), copied, linear, linear, other)
-    step = in_float8(recording, ["layers.0"])
-    operators = [event for event in step.step if isinstance(event, Operator)]
-    # 1 is looked through and cast, once for both; 2 is a gathered weight, cast where it is sharded.
-    names = [operator.name for operator in operators]
-    assert names[1:4] == ["float8.largest", "float8.cast", "aten.mm.default"] and len(names) == 6
-    assert [operator.dtype for operator in operators[3:]] == ["float8", "float8", "bf16"]
-    assert operators[2].num_bytes == 1.5 * gib and operators[3].num_bytes == gib and operators[0].num_bytes == gib
-    assert [gathered.payload_bytes for gathered in step.collectives] == [2 * gib]
-    # Read for the largest element, read and written in half as many bytes, copied: 1 + 1.5 s; 4 s at twice the rate.
-    # The file of h100 has FP8's peak, 2.0002 times that of BF16, and no rate of float8 matmuls.
-    taken = [operator_s(operator, machine()) for operator in operators]
-    assert taken == pytest.approx([1, 1, 1.5, 2, 2, 4], rel=1e-3)
-
-
-def test_float8_transposes_what_a_weights_gradient_is_made_from() -> None:
-    gradient = matmul(0, 1, "layers.0.w1")._replace(reads=[(1, 8), (2, 8)], phase="backward")
-    found = in_float8(run(gradient), ["layers.0"]).step
-    assert [event.name for event in found if isinstance(event, Operator)][:-1] == [
-        *("float8.largest", "float8.cast", "float8.cast") * 2
-    ]
-
-
-def test_a_float8_copy_has_memory_until_the_last_matmul_of_its_phase_that_reads_it() -> None:
-    def linear(phase: str) -> Operator:
-        read = [(1, 4 * GIB), (2, GIB)]  # an activation and a gathered weight
-        return matmul(0, 1, "layers.0.w1")._replace(reads=read, num_bytes=5 * GIB, phase=phase)
-
-    weight = elementwise(2, [(2, GIB)], [(2, GIB)], "layers.0")._replace(name="fsdp.split_with_sizes_copy.default")
-    events = [
-        block(1, 4),
-        weight,
-        linear("forward"),
-        linear("forward"),
-        block(3),
-        linear("backward"),
-        Freed(3),
-        Freed(1),
-    ]
-    found = in_float8(run(*events), ["layers.0"]).events
-    made = [event for event in found if isinstance(event, Allocated) and event.block > 3]
-    # A byte an element where there were two; backward casts what was kept in bf16 again.
-    assert [(one.num_bytes, one.held) for one in made] == [(2 * GIB, "activations"), (2 * GIB, "backward")]
-    names = [getattr(event, "name", type(event).__name__) for event in found]
-    assert names[3:10] == [
-        *("float8.largest", "Allocated", "float8.cast", "aten.mm.default", "aten.mm.default", "Freed", "Allocated")
-    ]
-    assert replay_memory(found).live_bytes == (4 + 2 + 1) * GIB
-
-
-def test_float8_is_of_the_modules_that_patterns_match() -> None:
-    events = [matmul(0, 1, f"layers.{number}.ffn.w{one}") for number in (0, 1) for one in (1, 2)]
-    recording = run(*events, matmul(0, 1, "output"))
-
-    def chosen(*patterns: str) -> list[str]:
-        step = in_float8_by(recording, patterns).step
-        return [event.owner for event in step if isinstance(event, Operator) and event.dtype == "float8"]
-
-    assert chosen("layers.*") == [event.owner for event in events]
-    assert chosen("layers.*.ffn.w1", "output") == ["layers.0.ffn.w1", "layers.1.ffn.w1", "output"]
-    with pytest.raises(UserError, match=r"--float8 layer\.\* matches no module with a matmul \(nearest: layers\.\*"):
-        chosen("layer.*")
-    wide = run(matmul(0, 1, "output")._replace(dtype="f32"))
-    with pytest.raises(UserError, match=r"those modules compute in f32, and float8 takes the place of bf16 or f16"):
-        in_float8_by(wide, ("output",))
-    said = Simulation.of(recording, load_hardware("h100"), False, ("layers.*",)).not_simulated[0]
-    assert said.startswith("float8 is a rule here") and said.endswith("(layers.*)")
-
-
-def test_float8_needs_patterns_and_a_rate() -> None:
-    assert patterns_of("layers.*, output", load_hardware("h100")) == ("layers.*", "output")
-    with pytest.raises(UserError, match=r"--float8 'a,' names no modules; give glob patterns, such as"):
-        patterns_of("a,", load_hardware("h100"))
-    plain = load_hardware("h100")
-    without = replace(plain, figures={name: one for name, one in plain.figures.items() if "fp8" not in name})
-    with pytest.raises(
-        UserError, match=r"hardware file h100 has no float8 rate \(peak_fp8_flops\); leave --float8 out"
-    ):
-        patterns_of("layers.*", without)
-
-
 @pytest.mark.parametrize(
     ("kind", "shape", "seconds"),
     [
@@ -269,11 +181,29 @@ def test_ring_attention_passes_a_block_to_one_neighbour() -> None:
     ring = gather(0, 1)._replace(kind="all_to_all", source="cp", payload_bytes=10**9, group_size=8, ranks=[[8, 1]])
     assert collective_s(ring, machine(peer_bytes_per_s=5e8)) == pytest.approx(2)
     assert collective_s(ring._replace(source="tp"), machine(peer_bytes_per_s=5e8)) == pytest.approx(7 / 8)
+    # Ulysses' all-to-alls are DTensor's: each device sends a share to all others.
+    assert collective_s(ring._replace(redistribution="S(1)->S(2)"), machine(peer_bytes_per_s=5e8)) == pytest.approx(
+        7 / 8
+    )
+
+
+def test_a_ring_of_more_than_two_devices_of_a_node_has_a_rate_of_its_own() -> None:
+    ring = gather(0, 1)._replace(kind="all_to_all", source="cp", payload_bytes=10**9)
+    plain = machine(peer_bytes_per_s=5e8, network_bytes_per_s=2.5e8)
+    slower = replace(plain, figures={**plain.figures, "ring_bytes_per_s": Figure(1e8, "fitted", "here")})
+    four, over_nodes = {"group_size": 4, "ranks": [[4, 1]]}, {"group_size": 4, "ranks": [[4, 8]]}
+    assert [collective_s(ring._replace(**shape), slower) for shape in ({}, four, over_nodes)] == pytest.approx(
+        [2, 10, 4]
+    )
+    assert collective_s(ring._replace(**four), plain) == pytest.approx(2)
+    # Nothing else that these devices do.
+    assert collective_s(ring._replace(**four, kind="all_gather"), slower) == pytest.approx(3 / 4)
 
 
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
     left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")
+    left_out += ("ring_bytes_per_s",)  # which only one shipped file has
     some = Hardware("mine", "", {name: one for name, one in whole.figures.items() if name not in left_out})
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)

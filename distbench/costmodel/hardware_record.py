@@ -1,6 +1,7 @@
 """The record of a measured hardware file: every figure with its basis, checked as its reader checks it."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +9,16 @@ from typing import Any
 
 from distbench.costmodel.calibration_run import hosts_of
 from distbench.costmodel.measured_hardware import (
-    WHOLE,
     MeasuredStep,
     Points,
     host_costs,
     measured_curves,
     measured_steps,
+    operator_factors,
 )
 from distbench.runs.run_file import Run
-from distbench.simulate.clock import replay_time
 from distbench.simulate.hardware.hardware_file import VERSION, Hardware, hardware_of
-from distbench.simulate.hardware.host_figures import HOST_FIGURES
+from distbench.simulate.hardware.host_figures import HOST_FIGURES, LEFT_OUT
 from distbench.simulate.recording import Recording
 from distbench.spec.errors import UserError
 from distbench.spec.writing import write_whole
@@ -56,10 +56,14 @@ def _by_line(part: Any) -> str:
 
 
 def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """The record of a hardware file, whose last factor is what a whole step took, of what it would take without it."""
+    """The record of a hardware file; its last factor is the geometric mean of those of the whole steps."""
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     operators, collectives = measured_curves(of_operators)
+    whole = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
+    if whole is None:
+        what = f"all_gather of all {num_ranks} ranks"
+        raise UserError(f"{of_operators.path} has no {what}; measure it with distbench calibrate")
     steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
     record: dict[str, Any] = {
@@ -67,10 +71,10 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
         "name": str(environment["machine"]),
         "summary": f"{environment.get('cpu_model') or environment['device']}, {num_ranks} ranks on "
         f"{environment['num_cpus']} cores, {environment['backend']}, torch {environment['torch']}",
-        "figures": _device_figures(environment, operators, collectives, source),
+        "figures": _device_figures(environment, operators, whole, source),
         "host": {
             "num_ranks": num_ranks,
-            "figures": _host_figures(dict.fromkeys(HOST_FIGURES, 0.0) | {"step_factor": 1.0}, source, source),
+            "figures": _host_figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), source),
             "operators": {name: _rounded(points) for name, points in operators.items()},
             **({"hosts": list(hosts)} if len(set(hosts)) > 1 else {}),
             "collectives": [
@@ -82,10 +86,14 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     blank = hardware_of(record, ABSURD, ADVICE)
     assert blank.host is not None
     costs = host_costs(steps, blank.host)
-    with_costs = replace(blank, host=replace(blank.host, figures={**costs, "step_factor": 1.0}))
-    factor = steps[WHOLE].step_s / replay_time(steps[WHOLE].recording, with_costs).step_s
-    said = f"a whole step of {_what(steps[WHOLE])}, measured over predicted, run {of_steps.header['run_id']}"
-    record["host"]["figures"] = _host_figures({**costs, "step_factor": factor}, source, said)
+    factors = operator_factors(steps, replace(blank.host, figures=LEFT_OUT | costs))
+    parts = ", ".join(f"{_what(steps[part])} {factor:.2f}" for part, factor in factors.items())
+    said = f"operators in whole steps over alone: {parts}; their geometric mean; run {of_steps.header['run_id']}"
+    factor = {
+        "value": _short(math.prod(factors.values()) ** (1 / len(factors))),
+        **{"basis": "fitted", "source": said},
+    }
+    record["host"]["figures"] = {**_host_figures(costs, source), "operator_factor": factor}
     record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
     return record
 
@@ -95,27 +103,23 @@ def _what(step: MeasuredStep) -> str:
     return f"{head.scenario}/{head.variant} ({head.num_parameters / 1e6:.1f} M parameters)"
 
 
-def _host_figures(values: Mapping[str, float], source: str, of_factor: str) -> dict[str, Any]:
-    return {
-        name: {
-            "value": _short(value),
-            "basis": "fitted" if name == "step_factor" else "measured",
-            "source": of_factor if name == "step_factor" else source,
-        }
-        for name, value in values.items()
-    }
+def _host_figures(values: Mapping[str, float], source: str) -> dict[str, Any]:
+    return {name: {"value": _short(value), "basis": "measured", "source": source} for name, value in values.items()}
 
 
 def _device_figures(
     environment: Mapping[str, Any],
     operators: Mapping[str, Points],
-    collectives: Mapping[tuple[str, int, str], Points],
+    whole: Points,
     source: str,
 ) -> dict[str, Any]:
-    """The figures that every hardware file has; rates are the best of the sizes measured."""
+    """The figures that every hardware file has; rates are the best of the sizes measured.
+
+    Args:
+        whole: an all-gather of all ranks.
+    """
     num_ranks = int(environment["world_size"])
     rates = {name: max(amount / seconds for amount, seconds in points) for name, points in operators.items()}
-    (whole,) = (points for (kind, size, _), points in collectives.items() if (kind, size) == ("all_gather", num_ranks))
     largest, seconds = whole[-1]
     node = (num_ranks - 1) / num_ranks * largest / seconds
     base = whole[0][1]

@@ -64,5 +64,6 @@ def _rate(row: _Row) -> str:
 
 def _host(host: HostFigures) -> Table:
     rows = [(said, time_text(host[name]) if host[name] else NOTHING) for name, said in HOST.items()]
-    notes = [f"a whole step took {host['step_factor']:.2f} times what all of this adds up to: the file's last factor"]
+    factor = f"{host['operator_factor']:.2f}"
+    notes = [f"in whole steps operators take {factor} times as long as alone: the file's last factor"]
     return Table("the host's own time", ("<of", "time"), rows, notes)

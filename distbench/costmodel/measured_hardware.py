@@ -1,7 +1,7 @@
 """A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
 
 Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
-one whole step says by which factor all of that together is off.
+whole steps of two kinds say how much longer operators take there than alone.
 """
 
 import statistics
@@ -13,19 +13,19 @@ import numpy as np
 from distbench.costmodel.lines import nonnegative_least_squares
 from distbench.runs.run_file import Run
 from distbench.simulate.hardware.host_figures import OPERATOR_CURVES, HostFigures
-from distbench.simulate.host_time import FSDP, collective_on_host, is_listed, num_listed, operator_on_host
+from distbench.simulate.host_time import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
 from distbench.simulate.recording import Collective, Operator, Recording
 from distbench.spec.errors import UserError
 
 Points = list[tuple[float, float]]
-# Of scenario `calibrate_steps`: steps that are the host's time alone, and the one that everything is held against.
-TINY, WHOLE = ("host", "host_fsdp", "host_tp"), "whole"
+# Of scenario `calibrate_steps`: steps that are the host's time alone, and those that operators are held against.
+TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
 OPTIMIZER = "optimizer"
 HOST_COSTS = ("operator_s", "fsdp_s", "redistribution_s")
 
 
 class MeasuredStep(NamedTuple):
-    """A step that was measured and recorded; seconds by phase, medians."""
+    """A step that was measured and recorded; seconds by phase, which add up to the step's: medians."""
 
     phases_s: Mapping[str, float]
     step_s: float
@@ -42,7 +42,7 @@ def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, s
         params, counters = record["case"]["params"], record["counters"]
         point = float(counters["amount"]), statistics.median(record["samples_s"]) / counters["repeats"]
         if params["what"] == "collective":
-            key = params["op"], record["group_size"], params.get("hosts", "")
+            key = params["op"], record["group_size"], params.get("lies", "")
             collectives.setdefault(key, []).append(point)
         else:
             operators[params["what"]].append(point)
@@ -74,9 +74,12 @@ def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Measu
         # A report's baseline is measured a second time, under a name that nobody recorded.
         if record["case"].get("kind") == "step" and record["status"] == "ok" and variant in by_variant:
             phases = {name: statistics.median(times) for name, times in record["phases_s"].items()}
-            step = MeasuredStep(phases, statistics.median(record["samples_s"]), by_variant[variant])
-            found[variant.rpartition("=")[2]] = step
-    if missing := [part for part in (*TINY, WHOLE) if part not in found]:
+            step_s = statistics.median(record["samples_s"])
+            # Each phase is that of its slowest rank, which is not always the same one.
+            share = step_s / sum(phases.values())
+            phases = {name: seconds * share for name, seconds in phases.items()}
+            found[variant.rpartition("=")[2]] = MeasuredStep(phases, step_s, by_variant[variant])
+    if missing := [part for part in (*TINY, *WHOLE) if part not in found]:
         raise UserError(f"{run.path} has no step {missing[0]}; measure it with distbench calibrate")
     return found
 
@@ -101,6 +104,28 @@ def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[st
         others_s = parts_s(step.recording, blank, optimizer=True)
         left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - others_s, 0.0)
     return {**found, "listed_s": left_s / max(listed, 1)}
+
+
+def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
+    """By whole step, how many times as long as alone its operators took: what collectives and the host's own time,
+    which were measured in steps or among waiting ranks, leave of it; 0 where they leave nothing.
+
+    Args:
+        host: without factors.
+    """
+    found = {}
+    for part in WHOLE:
+        recording, rest_s, operators_s = steps[part].recording, 0.0, 0.0
+        for event in recording.step:
+            if isinstance(event, Operator | Collective):
+                took = on_host(event, host)
+                rest_s += took.host_s
+                if isinstance(event, Operator):
+                    operators_s += took.seconds
+                else:
+                    rest_s += took.seconds
+        found[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
+    return found
 
 
 def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:

@@ -17,10 +17,10 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
     if size == 1:
         return 0.0
     nodes = num_nodes(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
-    if collective.source == "cp" and collective.kind == "all_to_all":
-        # Ring attention passes a block to the next rank: each device sends to one other, which fewer links carry.
+    if is_rotation(collective):
+        within = "peer_bytes_per_s" if size == 2 else "ring_bytes_per_s"
         fixed = hardware["node_base_s" if nodes == 1 else "network_base_s"]
-        return fixed + collective.payload_bytes / hardware["peer_bytes_per_s" if nodes == 1 else "network_bytes_per_s"]
+        return fixed + collective.payload_bytes / hardware[within if nodes == 1 else "network_bytes_per_s"]
     turns = 2 if collective.kind == "all_reduce" else 1
     moved = turns * (size - 1) / size * collective.payload_bytes
     if collective.kind in ("broadcast", "send", "recv"):
@@ -30,6 +30,14 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
     bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * size / nodes)
     fixed = hardware["network_base_s"] + turns * (nodes - 2) * hardware["network_hop_s"]
     return fixed + moved / bandwidth
+
+
+def is_rotation(collective: Collective) -> bool:
+    """Whether ring attention passes a block on: each device sends to one other, which fewer links carry.
+
+    Ulysses exchanges heads and sequence by DTensor, each device with all others.
+    """
+    return collective.source == "cp" and collective.kind == "all_to_all" and not collective.redistribution
 
 
 @lru_cache(maxsize=1024)

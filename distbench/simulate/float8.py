@@ -3,9 +3,11 @@
 Every matmul of the chosen modules is done in float8. Each tensor that goes into one is cast before: its largest element
 is looked for (by the kernel that made it, where that is compiled), then it is read and a float8 copy written, once for
 all matmuls that read it. What the gradient of a weight is made from is copied once more, transposed: float8 matmuls
-take one layout only. FSDP gathers weights in float8, so those are cast in their shards, which takes no time
-here. What is kept for backward stays as it was: torchao keeps the high-precision tensor where a module is checkpointed.
-A copy has memory until the last matmul of its phase that reads it; backward casts what it was kept again.
+take one layout only. FSDP gathers weights in float8, so those are cast in their shards, which takes no time here.
+Tensor parallel casts before it gathers, too (torchao's Float8ColwiseParallel, Float8RowwiseParallel and
+PrepareFloat8ModuleInput): half the bytes. Its casts are taken to be of the whole tensor all the same, as is its memory.
+What is kept for backward stays as it was: torchao keeps the high-precision tensor where a module is checkpointed. A
+copy has memory until the last matmul of its phase that reads it; backward casts what it was kept again.
 """
 
 from collections import defaultdict
@@ -129,7 +131,7 @@ def _changed(event: Event, modules: Set[str], gathered: Set[int], copies: _Copie
     if not isinstance(event, Operator | Collective) or not is_within(event.owner, modules):
         return (event,)
     if isinstance(event, Collective):
-        is_gather = event.source == "fsdp" and event.kind == "all_gather" and event.dtype in LOW
+        is_gather = event.source in ("fsdp", "tp") and event.kind == "all_gather" and event.dtype in LOW
         return (event._replace(payload_bytes=event.payload_bytes // 2, dtype=FLOAT8) if is_gather else event,)
     if event.name.startswith(GATHERS):
         return (event._replace(num_bytes=event.num_bytes // 2),)

@@ -27,7 +27,7 @@ class OnHost(NamedTuple):
 
 
 def on_host(event: Operator | Collective, host: HostFigures) -> OnHost:
-    """What the event takes, the step's factor included; both 0 for what does nothing."""
+    """What the event takes, the file's factors included; both 0 for what does nothing."""
     factor = host["step_factor"]
     if isinstance(event, Collective):
         if event.group_size == 1:
@@ -36,7 +36,7 @@ def on_host(event: Operator | Collective, host: HostFigures) -> OnHost:
         return OnHost(own * factor, collective_on_host(event, host) * factor)
     if not event.num_bytes and not event.flops:
         return OnHost(0.0, 0.0)
-    return OnHost(_host_s(event, host) * factor, operator_on_host(event, host) * factor)
+    return OnHost(_host_s(event, host) * factor, operator_on_host(event, host) * host["operator_factor"] * factor)
 
 
 def operator_on_host(operator: Operator, host: HostFigures) -> float:

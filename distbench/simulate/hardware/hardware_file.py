@@ -42,6 +42,7 @@ FIGURES: Kinds = {
     "attention_backward_full_flops": _RATE,
     "attention_half_length": number_within(0, 1e6),
     "peer_bytes_per_s": _BANDWIDTH,
+    "ring_bytes_per_s": _BANDWIDTH,
     "device_spread": number_within(0, 0.5),
 }
 # What may be left out: what is taken instead, in words and as a number.
@@ -58,6 +59,7 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     ),
     "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
     "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
+    "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
     "device_spread": ("0: all devices equally fast", lambda _: 0.0),
 }
 _FIGURE: Kinds = {"basis": one_of(BASES), "source": NAME}

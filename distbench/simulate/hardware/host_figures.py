@@ -19,13 +19,17 @@ OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attentio
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 # s; a figure below zero or above a second an operator is a mistake, as is a step a hundred times its parts.
 _HOST_S = number_within(0, 1)
+_FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Kinds = {
     "operator_s": _HOST_S,
     "listed_s": _HOST_S,
     "fsdp_s": _HOST_S,
     "redistribution_s": _HOST_S,
-    "step_factor": number_within(0.1, 10),
+    "operator_factor": _FACTOR,
+    "step_factor": _FACTOR,
 }
+# What may be left out, and what is taken then: older files have one factor over the whole step instead.
+LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0}
 _BASES = ("published", "measured", "fitted", "guess")
 _FASTEST_S, _SLOWEST_S = 1e-9, 1e4
 
@@ -94,7 +98,7 @@ def host_figures(record: Any) -> HostFigures:
     lines = [(one, _curve(one["points"], has_floor=True)) for one in record["collectives"]]
     return HostFigures(
         record["num_ranks"],
-        {name: record["figures"][name]["value"] for name in HOST_FIGURES},
+        LEFT_OUT | {name: figure["value"] for name, figure in record["figures"].items()},
         {name: _curve(record["operators"][name]) for name in OPERATOR_CURVES},
         # The first line of a size is that of neighbours.
         {(one["kind"], one["group_size"]): curve for one, curve in reversed(lines)},
@@ -121,7 +125,12 @@ def wrong_in_host(record: Any) -> str | None:
 
 
 def _wrong_in_figures(figures: Mapping[str, Any]) -> str | None:
+    for name in figures:
+        if name not in HOST_FIGURES:
+            return f"host.figures.{name} is unknown ({nearest(name, HOST_FIGURES)})"
     for name, kind in HOST_FIGURES.items():
+        if name not in figures and name in LEFT_OUT:
+            continue
         if not isinstance(figures.get(name), dict):
             return f"host.figures.{name} is {shown(figures.get(name))}, not an object of value, basis and source"
         kinds = {"value": kind, "basis": one_of(_BASES), "source": NAME}

@@ -166,7 +166,7 @@ def _collective_spec(
     op: str, lies: str, group_size: int, stride: int, size_bytes: int, context: RankContext
 ) -> CaseSpec:
     params = {"what": "collective", "op": op, "group_size": group_size, "size_bytes": size_bytes}
-    case = Case(f"compute/{op}/{lies or group_size}/{size_bytes}", "compute", {**params, "hosts": lies})
+    case = Case(f"compute/{op}/{lies or group_size}/{size_bytes}", "compute", {**params, "lies": lies})
     return CaseSpec(case, partial(_open_collective, op, group_size, stride, size_bytes, context))
 
 

@@ -1,10 +1,11 @@
 """What an operator's time depends on: its floating point operations, and the bytes it reads and writes."""
 
-from collections.abc import Sequence
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from distbench.simulate.recording import ATTENTION, ATTENTION_BACKWARD, MATMUL, MEMORY
 from distbench.worker.torch_internals import arguments_of, is_attention, written_by
@@ -15,6 +16,28 @@ MAKES_OR_TELLS = ("empty", "new_empty", "lift_fresh", "is_same_size", "sym_", "r
 OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
 # FlashAttention-2's backward holds, while it runs, dQ in fp32 and a number a row of the softmax.
 WORKSPACE_BYTES = 4
+
+
+def _flop_formulas() -> Mapping[Any, Any]:
+    """Those of torch's FlopCounterMode.
+
+    It and what else of torch a recording needs import triton, where there is one: no simulated device has its kernels,
+    and it takes 80 MB.
+    """
+    modules: dict[str, Any] = sys.modules
+    hides_triton = "triton" not in modules
+    if hides_triton:
+        modules["triton"] = None
+    try:
+        importlib.import_module("torch.distributed.tensor.debug")
+        formulas: Mapping[Any, Any] = importlib.import_module("torch.utils.flop_counter").flop_registry
+    finally:
+        if hides_triton:
+            del modules["triton"]
+    return formulas
+
+
+FLOP_FORMULAS = _flop_formulas()
 
 
 def costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], writes: bool) -> bool:
@@ -43,8 +66,8 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str]:
         if given.get("is_causal", False):
             flops //= 2
         return (flops * 5 // 2, ATTENTION_BACKWARD) if backward else (flops, ATTENTION)
-    if func.overloadpacket in flop_registry:
-        return int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)), MATMUL
+    if func.overloadpacket in FLOP_FORMULAS:
+        return int(FLOP_FORMULAS[func.overloadpacket](*args, **kwargs, out_val=out)), MATMUL
     return 0, MEMORY
 
 
