@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-class _Package(ModuleType):
+class _SpecRoom(ModuleType):
     """`distbench.spec.scenario` is the decorator, also once its file was imported, which stays importable."""
 
     @property
@@ -79,4 +79,4 @@ class _Package(ModuleType):
         """Importing the file puts it here."""
 
 
-sys.modules[__name__].__class__ = _Package
+sys.modules[__name__].__class__ = _SpecRoom
