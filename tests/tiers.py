@@ -115,6 +115,9 @@ class Tiers:
         gc.enable()
         return found
 
+    def pytest_sessionfinish(self) -> None:
+        gc.unfreeze()  # else libraries count at the end what nobody gave back
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         for item in items:
