@@ -104,6 +104,12 @@ def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
     return frame[(frame["kind"] == kind) & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
 
 
+def records_of(frame: "pd.DataFrame") -> list[Row]:
+    """Each row by its columns' names, as `DataFrame.to_dict` gives them, which takes 10 ms for a hundred columns."""
+    names = list(frame.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*(frame[name].tolist() for name in names), strict=True)]
+
+
 def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
     passes: Sequence[tuple[int, int]] = record.get("passes") or ()
     if len(passes) == 1 and passes[0][0] == 0:
