@@ -5,6 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=.venv
 python=$venv/bin/python
+# Images for containers often set it: every process that is started here would compile all that it imports anew.
+unset PYTHONDONTWRITEBYTECODE
 
 usage() {
     cat <<'TEXT'
