@@ -32,7 +32,9 @@ class Trace:
     ranks: tuple[int, ...]  # every rank that took part; of a simulated step, those that were simulated
     steps: tuple[int, ...]
     computing: "pd.DataFrame | None" = None  # when operators run: `rank`, `step`, `start_s`, `end_s`; None: not known
-    summed: "dict[tuple[str, ...], pd.DataFrame]" = field(default_factory=dict, init=False)  # what `costs` gave, by keys
+    summed: "dict[tuple[str, ...], pd.DataFrame]" = field(
+        default_factory=dict, init=False
+    )  # what `costs` gave, by keys
 
     @property
     def case_id(self) -> str:
