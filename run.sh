@@ -5,6 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=.venv
 python=$venv/bin/python
+# Images for containers often set it: every process that is started here would compile all that it imports anew.
+unset PYTHONDONTWRITEBYTECODE
 
 usage() {
     cat <<'TEXT'
@@ -95,7 +97,8 @@ fi
 set_up
 case "${1-}" in
     "") quick_start ;;
-    test) exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${@:2}" ;;
+    # numpy's own threads would wait for one another, spinning: pytest's processes have the CPUs already.
+    test) OPENBLAS_NUM_THREADS=1 exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "${@:2}" ;;
     gpu-tests) exec "$python" tests/gpu_tests.py "${@:2}" ;;
     check) "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
     signatures) signatures "${@:2}" ;;

@@ -4,6 +4,7 @@ The table goes to stdout as it grows, each measurement beside its bound to stder
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str]) -> int:
     if unknown:
         print(f"no benchmark {unknown[0]!r}; there are {', '.join(names())}", file=sys.stderr)
         return 2
+    # Who has distbench installed has it compiled, also in a container whose image sets this.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     print(HEAD, flush=True)
     kept = True
     for name in given.name or names():

@@ -1,40 +1,60 @@
 """Arguments to calls, `UserError` to a message and an exit code; nothing else happens here.
 
-Imports stand inside the commands: `--help` and `list` must not pay for what they do not use.
+Commands are imported when they are asked for: `--help` and `list` must not pay for what they do not use.
 """
 
+import importlib
 import sys
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from distbench.commands.ab import ab
-from distbench.commands.baseline import baseline
-from distbench.commands.calibrate import calibrate
-from distbench.commands.check import check
-from distbench.commands.clean import clean
-from distbench.commands.compare import compare
 from distbench.commands.completion import scenario_names
 from distbench.commands.defaults import defaults_for
-from distbench.commands.export import export
-from distbench.commands.gate import gate
 from distbench.commands.help_sections import Sections
-from distbench.commands.history import history
 from distbench.commands.old_names import under_new_names
-from distbench.commands.plan import plan
-from distbench.commands.report import report
-from distbench.commands.run import run
 from distbench.commands.say import say, say_lines
-from distbench.commands.scenario_table import scenario_table
-from distbench.commands.signature import signature
-from distbench.commands.simulate import simulate
-from distbench.commands.sweep import sweep
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
 from distbench.spec.signals import stopped_as_interrupt
 from distbench.version import __version__
+
+# Each is in the file of its name in commands/.
+_MEASURING = ("run", "ab", "calibrate")
+_READING = ("report", "history", "export", "compare", "gate", "baseline")
+_PLANNING = ("check", "plan", "signature", "simulate", "sweep")
+IN_FILES = (*_MEASURING, *_READING, *_PLANNING, "clean")
+
+
+class CommandFiles(MutableMapping[str, click.Command]):
+    """The commands by name; those of IN_FILES are imported when they are asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, click.Command | None] = dict.fromkeys(IN_FILES)
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._known[name]
+        if found is None:
+            found = self._known[name] = getattr(importlib.import_module(f"distbench.commands.{name}"), name)
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._known[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class Commands(Sections):
@@ -63,7 +83,11 @@ class Commands(Sections):
         return super().resolve_command(ctx, under_new_names(args))
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands=CommandFiles(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="distbench")
 def main() -> None:
     """Benchmark distributed PyTorch: what a parallelism plan costs on this hardware, and which part of it costs that.
@@ -105,6 +129,8 @@ def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
 
         say("\n\n".join("\n".join(lines_of(entry, runs)) for entry in entries))
         return
+    from distbench.commands.scenario_table import scenario_table
+
     say(scenario_table(entries))
 
 
@@ -145,10 +171,3 @@ def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
         if defaults.file and not paths:
             say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
     sys.exit(0 if found["usable"] else 1)
-
-
-_MEASURING = (run, ab, calibrate)
-_READING = (report, history, export, compare, gate, baseline)
-_PLANNING = (check, plan, signature, simulate, sweep)
-for _command in (*_MEASURING, *_READING, *_PLANNING, clean):
-    main.add_command(_command)

@@ -135,6 +135,13 @@ def test_what_is_left_of_a_run_counts_the_rows_that_it_has(tmp_path: Path, monke
     assert JobRecord(job, None, Quiet()).num_by_status == {"ok": 1}
 
 
+def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = interrupted(tmp_path, monkeypatch, torch="2.13.0")
+    append(file, {"type": "footer", "status": "complete"})
+    with pytest.raises(UserError, match="nothing is left to run, its one case has a row"):
+        resume.job_left_of(file)
+
+
 @pytest.mark.parametrize(
     ("environment", "says"),
     [

@@ -1,7 +1,9 @@
+import importlib
 from pathlib import Path
 
 import pytest
 
+from distbench import spec
 from distbench.launch import Request, jobs_of
 from distbench.spec import Entry, UserError, find, fit_mesh, list_entries, parse_mesh, placement_pairs
 from distbench.spec.job import Job, Settings, axis_names, parse_choices, variants_of
@@ -29,6 +31,16 @@ def entry(**changes: object) -> Entry:
         "params": {"rotate": "allgather", "on": True, "dim": 64},
     }
     return Entry(**{**fields, **changes})
+
+
+def test_what_is_taken_from_the_room_is_of_the_file_that_defines_it() -> None:
+    """Also `scenario`, whose file has its name and was imported."""
+    assert importlib.import_module("distbench.spec.scenario").scenario is spec.scenario
+    for name in spec.__all__:
+        found = getattr(spec, name)
+        assert found.__name__ == name and found.__module__.startswith("distbench.spec."), name
+    with pytest.raises(ImportError, match="nothing_of_that_name"):
+        exec("from distbench.spec import nothing_of_that_name")
 
 
 def test_every_scenario_of_the_issue_is_shipped_with_a_summary() -> None:

@@ -4,6 +4,7 @@ A test that uses the fixture `ranks` (itself, or through another fixture) gets t
 `children` gets `child`. While any other test runs, starting a process fails that test with a sentence.
 """
 
+import gc
 import multiprocessing.util
 import os
 import subprocess
@@ -104,6 +105,18 @@ class Tiers:
 
     def pytest_unconfigure(self) -> None:
         self.patched.undo()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Iterator[object]:
+        """What is imported by now stays: looking for garbage in it, again and again, is a tenth of the fast tier."""
+        gc.disable()
+        found = yield
+        gc.freeze()
+        gc.enable()
+        return found
+
+    def pytest_sessionfinish(self) -> None:
+        gc.unfreeze()  # else libraries count at the end what nobody gave back
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

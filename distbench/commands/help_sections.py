@@ -62,7 +62,7 @@ class Sections(WholeSentences):
             heading: {name: sentence for name, sentence in commands.items() if name in self.commands}
             for heading, commands in SECTIONS.items()
         }
-        more = {name: first_sentence(command) for name, command in self.commands.items() if name not in known}
+        more = {name: first_sentence(self.commands[name]) for name in self.commands if name not in known}
         return {heading: commands for heading, commands in (*found.items(), (OTHER, more)) if commands}
 
 

@@ -100,7 +100,6 @@ def run(
     """
     import os
 
-    from distbench.launch import Request, jobs_of
     from distbench.launch.meeting import require_address
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
@@ -108,7 +107,6 @@ def run(
     joined = joined_ranks(os.environ)
     if joined:
         joined = require_address(joined)
-    is_first = joined is None or joined.rank == 0
     if resume:
         _measure([_resumed(resume, scenarios, joined)], joined, quiet, is_resumed=True)
     if not scenarios:
@@ -117,26 +115,40 @@ def run(
     where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
     if where["nodes"] or where["launcher"] or where["only_print"]:
         sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
+    jobs = _asked_jobs(scenarios, parsed, joined, asked)
+    if dry_run:
+        from distbench.dry_run import lines_of
+
+        if _is_first(joined):
+            say_lines(lines_of(jobs, asked["out"]))
+        return
+    if joined is None:
+        confirm_ranks(jobs, yes)
+    _measure(jobs, joined, quiet or not _is_first(joined))
+
+
+def _is_first(joined: Any) -> bool:
+    """Whether this process speaks for all: one that started the ranks, or has joined as rank 0."""
+    return joined is None or joined.rank == 0
+
+
+def _asked_jobs(
+    scenarios: tuple[str, ...], mesh: dict[str, int] | None, joined: Any, asked: dict[str, Any]
+) -> list[Any]:
+    """The jobs that the command line asks for; what is to be said of one is said."""
+    from distbench.launch import Request, jobs_of
+
     if asked["against"]:
         from distbench.runs.run_file import read_run
 
         read_run(asked["against"])  # a file that cannot be read is said before anything is measured
     asked = {name: value for name, value in asked.items() if name not in ("fail_on_outlier", "against")}
-    request = Request(targets=scenarios, mesh=parsed, started_at=STARTED_AT, **asked)
-    jobs = jobs_of(request, joined)
+    jobs = jobs_of(Request(targets=scenarios, mesh=mesh, started_at=STARTED_AT, **asked), joined)
     click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]
     for job in jobs:
-        if job.note and is_first:
+        if job.note and _is_first(joined):
             say(f"{job.scenario}: {job.note}", err=True)
-    if dry_run:
-        from distbench.dry_run import lines_of
-
-        if is_first:
-            say_lines(lines_of(jobs, request.out))
-        return
-    if joined is None:
-        confirm_ranks(jobs, yes)
-    _measure(jobs, joined, quiet or not is_first)
+    return jobs
 
 
 def _measure(jobs: list[Any], joined: Any, silent: bool, is_resumed: bool = False) -> NoReturn:
@@ -144,8 +156,7 @@ def _measure(jobs: list[Any], joined: Any, silent: bool, is_resumed: bool = Fals
     exit_code, asked = run_all(jobs, joined, silent), click.get_current_context().params
     if not silent and exit_code != INTERRUPTED:
         show_summary(jobs, is_resumed)
-    is_first = joined is None or joined.rank == 0
-    if exit_code == 0 and is_first and (asked["fail_on_outlier"] or asked["against"]):
+    if exit_code == 0 and _is_first(joined) and (asked["fail_on_outlier"] or asked["against"]):
         slow = links_code(jobs, asked["against"], silent)
         exit_code = slow if asked["fail_on_outlier"] else 0
     sys.exit(exit_code)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from distbench.runs.frame import Row
+from distbench.runs.frame import Row, records_of
 from distbench.spec.layouts import Placement, parse_placements
 from distbench.spec.planner_names import OUR_VARIANTS
 
@@ -34,10 +34,10 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
     bad = rows[rows["status"].isin(BAD)]
     if bad.empty:
         return []
-    bad = bad.assign(pattern=[pattern_of(record) for record in bad.to_dict("records")])
+    bad = bad.assign(pattern=[pattern_of(record) for record in records_of(bad)])
     outcomes, found = rows[[*PAIR_KEY, "planner", "status"]], []
     for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
-        example = min(group.to_dict("records"), key=lambda record: (numel_of(record), str(record["id"])))
+        example = min(records_of(group), key=lambda record: (numel_of(record), str(record["id"])))
         same = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
         statuses = {name: same.loc[same["planner"] == name, "status"] for name in OUR_VARIANTS}
         others = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}

@@ -47,7 +47,8 @@ def job_left_of(file: Path) -> Job:
         raise UserError(f"--resume {file}: {what} was {was}, now it is {now_is}; go back to that, or measure anew")
     footer = run.footer or {}
     if footer.get("status") == "complete" and not footer.get("num_not_run"):
-        raise UserError(f"--resume {file}: nothing is left to run, each of its {len(run.cases)} cases has a row")
+        which = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
+        raise UserError(f"--resume {file}: nothing is left to run, {which} has a row")
     if not any(not _was_cut_short(case) for case in run.cases):
         raise UserError(f"--resume {file}: no case of it was finished; run it anew")
     _cut(file)

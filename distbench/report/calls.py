@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import p95_notes, spread_of, time_text, whole_text, word_text
-from distbench.runs.frame import measured_of
+from distbench.runs.frame import measured_of, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +25,7 @@ def tables(frame: "pd.DataFrame") -> list[Table]:
     measured = measured_of(frame, "call")
     if measured.empty:
         return []
-    rows = measured.to_dict("records")
+    rows = records_of(measured)
     spread, text = spread_of(rows)
     columns = (*COLUMNS[:3], (f"<{spread}", text), *COLUMNS[3:])
     optional = ("stopped by", "samples", "ranks", "p95", spread)

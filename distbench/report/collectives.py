@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, changes_in, table_of
-from distbench.runs.frame import Row, measured_of
+from distbench.runs.frame import Row, measured_of, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
         f"^ {op} runs as {backend_op} on {backend}: its busbw is not {OWN_NAMES.get(op, op)}'s own"
         for op, backend_op, backend in run_as_another(measured)
     ]
-    rows: list[Row] = measured[list(SHOWN)].to_dict("records")
+    rows = records_of(measured[list(SHOWN)])
     optional = ("p95", units.QUARTILES, "algbw GB/s", "dtype")
     return capped(table_of(title, COLUMNS, rows, notes + units.p95_notes(rows), breaks, optional), MAX_ROWS)
 

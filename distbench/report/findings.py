@@ -22,7 +22,7 @@ from distbench.render.units import (
 )
 from distbench.report.collectives import collectives_of
 from distbench.report.steps import FORWARD_ONLY, steps_of
-from distbench.runs.frame import Row, measured_of
+from distbench.runs.frame import Row, measured_of, records_of
 from distbench.runs.run_file import AGAIN, Run
 from distbench.spec.planner_names import BASELINE
 from distbench.traces.costs import PATH, costs, step_of
@@ -38,7 +38,7 @@ NO_VERDICT = f"{TOO_FEW} for a verdict"
 def step_lines(frame: "pd.DataFrame") -> list[str]:
     """The best and the worst variant beyond noise, how many are within it, and how sure that is."""
     measured = steps_of(frame)
-    rows: list[Row] = measured.to_dict("records")
+    rows = records_of(measured)
     if not rows:
         return []
     names, _ = without_shared([str(row["variant"]) for row in rows])
@@ -90,7 +90,7 @@ def collective_lines(frame: "pd.DataFrame") -> Iterator[str]:
     found = collectives_of(frame)
     for mesh_dim, of_dim in found[found["group_size"] != 1].groupby("mesh_dim", sort=False):
         largest = of_dim[of_dim["payload_bytes"] == of_dim["payload_bytes"].max()].drop_duplicates("op")
-        rows = [row for row in largest.to_dict("records") if known(row["busbw_gb_per_s"])]
+        rows = [row for row in records_of(largest) if known(row["busbw_gb_per_s"])]
         if rows:
             listed = ", ".join(f"{_op_text(row)} {bandwidth_text(row['busbw_gb_per_s']).strip()}" for row in rows)
             where = f"{mesh_dim} ({whole_text(rows[0]['group_size'])} ranks), {size_text(rows[0]['payload_bytes'])}"
@@ -147,7 +147,7 @@ def _pair_text(planner: str, comparison: Comparison, pair: int) -> str:
 
 def call_lines(frame: "pd.DataFrame") -> list[str]:
     """Each call's median."""
-    rows = measured_of(frame, "call").to_dict("records")
+    rows = records_of(measured_of(frame, "call"))
     names, _ = without_shared([str(row["id"]).removeprefix("call/") for row in rows])
     listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
     return [f"a call takes {_first_of(listed)}"] if listed else []
@@ -176,5 +176,5 @@ def _paths_of(trace: Trace) -> list[Row]:
     if trace.rows.empty:
         return []
     found = costs(trace, PATH)
-    rows: list[Row] = found.assign(exposed_s=found["exposed_share"] * found["time_s"]).to_dict("records")
+    rows = records_of(found.assign(exposed_s=found["exposed_share"] * found["time_s"]))
     return [row for row in rows if known(row["time_s"])]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from distbench.compare.intervals import geometric_mean
 from distbench.render.blocks import Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import time_text
+from distbench.runs.frame import records_of
 from distbench.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -52,4 +53,4 @@ def table(groups: "pd.DataFrame") -> Table:
         ("max", lambda row: time_text(row["max_s"])),
     ]
     title, notes = f"by {', '.join(keys)}", ["times are of the ok cases' medians"]
-    return capped(table_of(title, columns, groups.to_dict("records"), notes), MAX_ROWS)
+    return capped(table_of(title, columns, records_of(groups), notes), MAX_ROWS)

@@ -18,7 +18,7 @@ from distbench.report.steps import (
     speedup_text,
     steps_of,
 )
-from distbench.runs.frame import Row
+from distbench.runs.frame import Row, records_of
 from distbench.runs.run_file import AGAIN
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def forward_rows(frame: "pd.DataFrame") -> list[Row]:
 
 
 def _forward_only(measured: "pd.DataFrame") -> list[Row]:
-    rows: list[Row] = measured[measured["mode"] == FORWARD_ONLY].to_dict("records")
+    rows = records_of(measured[measured["mode"] == FORWARD_ONLY])
     return rows
 
 

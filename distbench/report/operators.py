@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distbench.render.blocks import Table, TableColumns, capped, changes_in, table_of
 from distbench.render.units import NOTHING, known, size_text, time_text, whole_text, word_text
-from distbench.runs.frame import Row, measured_of
+from distbench.runs.frame import Row, measured_of, records_of
 from distbench.spec.planner_names import BASELINE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def operators_of(frame: "pd.DataFrame") -> list[Row]:
     Added: `times`, planner's name to its row of the frame.
     """
     found: dict[tuple[object, ...], Row] = {}
-    records: list[Row] = measured_of(frame, "operator").to_dict("records")
+    records = records_of(measured_of(frame, "operator"))
     for record in sorted(records, key=lambda record: record["planner"] != BASELINE):
         key = tuple(record[name] for name in (*KEYS, *PAID))
         found.setdefault(key, {**record, "times": {}})["times"][record["planner"]] = record

@@ -26,7 +26,7 @@ from distbench.report.collectives import collectives_of, group_sizes_text, run_a
 from distbench.report.contents import Contents
 from distbench.report.latency_plots import latency_figures
 from distbench.report.steps import FORWARD_ONLY, steps_of
-from distbench.runs.frame import PHASES, Row
+from distbench.runs.frame import PHASES, Row, records_of
 from distbench.spec.planner_names import BASELINE
 from distbench.traces.bubbles import SCHEDULE
 from distbench.traces.records import traces_of
@@ -108,7 +108,7 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
         axes.fill_between(sizes, low, high, color=colors[str(op)], alpha=0.15, linewidth=0)
         axes.plot(sizes, busbw, color=colors[str(op)], marker="o", markersize=4, linewidth=1.8)
         ends[str(op)] = float(busbw[-1])
-        hover(axes, map(_busbw_spot, points.to_dict("records")))
+        hover(axes, map(_busbw_spot, records_of(points)))
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, measured["payload_bytes"].tolist())
@@ -161,7 +161,7 @@ def _phases_in(steps: "pd.DataFrame") -> dict[str, str]:
 
 
 def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
-    medians, rows = (steps["median_s"] / scale).to_numpy(float), steps.to_dict("records")
+    medians, rows = (steps["median_s"] / scale).to_numpy(float), records_of(steps)
     spread, ends = (CONFIDENCE, "ci_low_s ci_high_s") if steps["ci_low_s"].notna().any() else (QUARTILES, "q1_s q3_s")
     low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends.split())
     below, above = medians - low, high - medians

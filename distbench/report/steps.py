@@ -8,7 +8,7 @@ from distbench.compare.passes import TOO_FEW, as_table, compare_passes
 from distbench.compare.verdicts import WITHIN_NOISE
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.runs.frame import PASSES, Row, measured_of
+from distbench.runs.frame import PASSES, Row, measured_of, records_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,7 +103,7 @@ def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
     Where not `full`, variants within noise are counted alone, and whether steps computed the right thing is left out.
     """
     measured = steps_of(frame)
-    rows: list[Row] = measured[measured["mode"] != FORWARD_ONLY].to_dict("records")
+    rows = records_of(measured[measured["mode"] != FORWARD_ONLY])
     if not rows:
         return []
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]

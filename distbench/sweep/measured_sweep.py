@@ -18,7 +18,7 @@ import numpy as np
 from distbench.compare.passes import as_table, compare_passes
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
-from distbench.runs.frame import PASSES, frame_of, measured_of
+from distbench.runs.frame import PASSES, frame_of, measured_of, records_of
 from distbench.runs.run_file import read_run
 from distbench.spec import Job, Settings, UserError
 from distbench.spec.plan_knobs import MESH
@@ -216,7 +216,7 @@ class Rounds:
                 self.measured.plans.pop(candidate, None)
         rows = measured_of(frame_of([run]), "step")
         rows = rows[rows["variant"].isin(list(labels))]
-        found = [_plan(row, labels[str(row["variant"])]) for row in rows.to_dict("records")]
+        found = [_plan(row, labels[str(row["variant"])]) for row in records_of(rows)]
         self.measured.plans |= {plan.candidate: plan for plan in found}
         if is_final and found:
             self.measured.final = judged(found, rows[PASSES].tolist())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from distbench.compare.medians import median
 from distbench.render.units import percent_text
+from distbench.runs.frame import records_of
 from distbench.traces.records import Trace
 from distbench.traces.spans import Stretch, left_of
 
@@ -43,7 +44,7 @@ def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]
     moved = timed.assign(start_s=begun_s, end_s=timed["completed_s"])
     for step, of_step in phases.groupby("step"):
         all_ranks = of_step["start_s"].min(), of_step["end_s"].max()
-        for row in of_step.to_dict("records"):
+        for row in records_of(of_step):
             whole = all_ranks if trace.record.get("clock_shared") else (row["start_s"], row["end_s"])
             busy: list[Stretch] = []
             for table in (trace.computing, moved):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distbench.render.units import known
+from distbench.runs.frame import records_of
 from distbench.spec.errors import UserError
 from distbench.spec.writing import write_whole
 from distbench.traces.records import Trace
@@ -92,18 +93,18 @@ def _phase_events(rank: int, phases: "pd.DataFrame", starts: dict[int, float]) -
         at = starts[int(str(step))]
         span = float(found["start_s"].min()) + at, float(found["end_s"].max()) + at
         yield _complete(rank, f"step {step}", "step", *span, {"step": int(str(step))})
-        for phase in found.to_dict("records"):
+        for phase in records_of(found):
             yield _complete(rank, str(phase["phase"]), "phase", phase["start_s"] + at, phase["end_s"] + at, {})
 
 
 def _compute_events(rank: int, stretches: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
-    for one in stretches.to_dict("records"):
+    for one in records_of(stretches):
         at = starts[int(one["step"])]
         yield _complete(rank, COMPUTE, COMPUTE, one["start_s"] + at, one["end_s"] + at, {})
 
 
 def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
-    for row in rows.to_dict("records"):
+    for row in records_of(rows):
         at = starts[int(row["step"])]
         args = {
             "owner": str(row["owner"]) if row["owner_known"] else None,

@@ -31,7 +31,15 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
     of phase, then the longest first. Keys are columns of `Trace.rows`, none for one row on everything.
     """
-    kept = trace.rows if only is None else trace.rows[only]
+    if only is not None:
+        return _costs(trace, keys, trace.rows[only])
+    # A report asks for the same again and again.
+    if (known := tuple(keys)) not in trace.summed:
+        trace.summed[known] = _costs(trace, keys, trace.rows)
+    return trace.summed[known].copy()
+
+
+def _costs(trace: Trace, keys: Sequence[str], kept: "pd.DataFrame") -> "pd.DataFrame":
     rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
     by = list(keys) or ["everything"]
     sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from distbench.compare.verdicts import WITHIN_NOISE
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumn, capped, changes_in, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, size_text, time_text
-from distbench.runs.frame import Row
+from distbench.runs.frame import Row, records_of
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
 from distbench.traces.diff import PREDICTED, cautions, difference, names_of, sizes, step_change
@@ -36,7 +36,7 @@ def comparison_blocks(one: Trace, other: Trace) -> list[Block]:
 def headline(one: Trace, other: Trace) -> str:
     """`TP2xFSDP2 against FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`; + is what A has more."""
     name, other_name = names_of(one, other)
-    rows: list[Row] = difference(one, other, WHOLE).to_dict("records")
+    rows = records_of(difference(one, other, WHOLE))
     # What one side has more of, then what it has less of, the most first.
     rows.sort(key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
     parts = [text for row in rows if (text := change_text(row, _sizes(one, other, row, WHOLE)))]
@@ -47,7 +47,7 @@ def path_changes(one: Trace, other: Trace) -> list[str]:
     """A sentence for each path that is taken more or less often, or moves other bytes."""
     return [
         f"{row['phase']}, {row['source']}: {text}{_time_more(row['time_s_more'])}"
-        for row in difference(one, other).to_dict("records")
+        for row in records_of(difference(one, other))
         if (text := change_text(row, _sizes(one, other, row, PATH)))
     ]
 
@@ -124,7 +124,7 @@ SIDES = tuple(
 
 
 def _paths_table(one: Trace, other: Trace) -> Table:
-    rows: list[Row] = difference(one, other).to_dict("records")
+    rows = records_of(difference(one, other))
     notes = ["times here are of traced steps, the median of them and the mean over ranks"]
     if change := step_change(one, other):
         taken, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
@@ -137,7 +137,7 @@ def _paths_table(one: Trace, other: Trace) -> Table:
 
 def _owners_table(one: Trace, other: Trace) -> Table:
     found = difference(one, other, ("path_owner",))
-    rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
+    rows = records_of(found.head(MAX_OWNERS))
     title = "by owner, those whose time changed most first"
     if len(found) > len(rows):
         title = f"the {len(rows)} of {len(found)} owners whose time changed most"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
-from distbench.runs.frame import Row
+from distbench.runs.frame import Row, records_of
 from distbench.runs.header import SIMULATED
 from distbench.traces.bubbles import bubbles_text
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
@@ -70,7 +70,7 @@ def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
     """What a step spends on each combination of some columns of the rows."""
     keys = tuple(dict.fromkeys(by))
     title = f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}"
-    found: list[Row] = costs(trace, keys).to_dict("records")
+    found = records_of(costs(trace, keys))
     return capped(table_of(title, (*key_columns(keys), *COST_COLUMNS), found, (), (), LEAST_OF_COSTS), MAX_PATHS)
 
 
@@ -78,7 +78,7 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     case = f"case {trace.case_id}"
     if trace.rows.empty:
         return (case, "this step communicates nothing")
-    (whole,) = costs(trace, ()).to_dict("records")
+    (whole,) = records_of(costs(trace, ()))
     spent = f"a traced step takes {brief_time_text(step_of(trace))} on {len(trace.ranks)} ranks"
     if trace.is_simulated:
         spent = f"a simulated step takes {brief_time_text(step_of(trace))}, {_ranks_text(trace)}"
@@ -109,12 +109,12 @@ def _paths_table(trace: Trace) -> Table:
     found = costs(trace, PATH)
     rows: list[Row] = []
     breaks: list[int] = []
-    for phase in costs(trace, ("phase",)).to_dict("records"):
+    for phase in records_of(costs(trace, ("phase",))):
         breaks.append(len(rows))
         rows.append({**phase, "source": phase["phase"], "kind": "", "mesh_dim": ""})
-        for path in found[found["phase"] == phase["phase"]].head(MAX_PATHS).to_dict("records"):
+        for path in records_of(found[found["phase"] == phase["phase"]].head(MAX_PATHS)):
             rows.append({**path, "source": f" {path['source']}", "kind": marks.get(path["kind"], path["kind"])})
-    (whole,) = costs(trace, ()).to_dict("records")
+    (whole,) = records_of(costs(trace, ()))
     rows.append({**whole, "source": "whole step", "kind": "", "mesh_dim": ""})
     notes = [f"^ {kind} runs as {ran} on {backend}" for (kind, ran), backend in executed.items()]
     if trace.record.get("exposed_reason"):
@@ -165,7 +165,7 @@ def _owners_table(trace: Trace) -> Table:
 
     owner: TableColumns = (("<owner", lambda row: str(row["path_owner"])),)
     columns = (*owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
-    rows: list[Row] = found.head(MAX_OWNERS).to_dict("records")
+    rows = records_of(found.head(MAX_OWNERS))
     title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
     title += seen_of(trace)
     owned = trace.rows["owner_known"].astype(bool)
@@ -176,7 +176,7 @@ def _owners_table(trace: Trace) -> Table:
 
 
 def _costliest_first(found: "pd.DataFrame") -> list[Row]:
-    return found.sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable").to_dict("records")
+    return records_of(found.sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable"))
 
 
 def _first_of(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Trace records to frames: one row a collective of a traced step on a rank, with what is derived from several rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distbench.runs.header import SIMULATED
@@ -32,6 +32,9 @@ class Trace:
     ranks: tuple[int, ...]  # every rank that took part; of a simulated step, those that were simulated
     steps: tuple[int, ...]
     computing: "pd.DataFrame | None" = None  # when operators run: `rank`, `step`, `start_s`, `end_s`; None: not known
+    summed: "dict[tuple[str, ...], pd.DataFrame]" = field(
+        default_factory=dict, init=False
+    )  # what `costs` gave, by keys
 
     @property
     def case_id(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text, size_text, time_scale
-from distbench.runs.frame import PHASES, Row
+from distbench.runs.frame import PHASES, Row, records_of
 from distbench.traces.bubbles import SCHEDULE
 from distbench.traces.costs import step_of
 from distbench.traces.records import NOBODY, ROOT, Trace
@@ -97,7 +97,7 @@ def _panel(
 ) -> None:
     timed = rows[rows["duration_s"].notna()]
     taken = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
-    for phase in phases.to_dict("records"):
+    for phase in records_of(phases):
         whole = phase["start_s"], phase["end_s"]
         # Where it is not known when operators run: whenever no collective does.
         free = left_of(whole, taken) if computing is None else left_of(whole, left_of(whole, computing))
@@ -109,7 +109,7 @@ def _panel(
         waiting, own = waiting_and_own(found)
         _bars(axes, place, waiting, style.WAITING, scale)
         _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
-        hover(axes, [_collective_spot(place, row, scale) for row in found.to_dict("records")])
+        hover(axes, [_collective_spot(place, row, scale) for row in records_of(found)])
     axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
