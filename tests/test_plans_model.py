@@ -19,7 +19,7 @@ from distbench.worker.plans.fully_sharded import shard_placement_of
 from distbench.worker.plans.materialise import blueprint, materialise
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, async_tp_options, each_operator
+from distbench.worker.torch_internals import Skipped, async_tp_options, each_operator, is_pending
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,31 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     assert torch.allclose(model[0](given), 2 * plain)
     assert torch.allclose(model[1](given), model[1].inner(given).exp())
     torch.compiler.reset()
+
+
+class Tripled(nn.Module):
+    def forward(self, x: Any) -> torch.Tensor:
+        return 3.0 * (x.to_local() if hasattr(x, "to_local") else x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("is_local", [True, False], ids=["plain", "DTensor"])
+def test_what_a_collective_still_fills_is_waited_for_and_keeps_its_gradient(
+    context: RankContext, is_local: bool
+) -> None:
+    """torch 2.13 drops the gradient of such an input of compiled code, or does not wait for it in a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    model = nn.Sequential(Tripled())
+    compile_modules(model, CompilePlan(("0",), "aot_eager"), context.device)
+    own = torch.ones(2, 3, requires_grad=True)
+    gathered = DTensor.from_local(own, context.mesh, [Shard(0)]).redistribute(placements=[Replicate()], async_op=True)
+    given: Any = gathered.to_local() if is_local else gathered
+    assert is_pending(given)
+    model(given).sum().backward()
+    torch.compiler.reset()
+    assert torch.equal(own.grad, torch.full((2, 3), 3.0))
+    assert is_local or not is_pending(given)
 
 
 def test_async_tp_is_skipped_where_there_is_no_symmetric_memory(context: RankContext) -> None:

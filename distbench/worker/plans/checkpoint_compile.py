@@ -4,7 +4,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from distbench.spec import CompilePlan
 from distbench.spec.devices import is_accelerator
+from distbench.worker.plans.batch import mapped, tensors_of
 from distbench.worker.plans.patterns import matching_modules
-from distbench.worker.torch_internals import Skipped, async_tp_options
+from distbench.worker.torch_internals import PENDING, Skipped, async_tp_options, is_pending, require, waited_for
 
 # Backends that generate nothing, so they need no compiler.
 TRACING_ONLY = ("eager", "aot_eager")
@@ -38,14 +39,37 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
     """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
 
+    What a collective of TP still has to fill is waited for before compiled code is given it, as that would first do:
+    torch 2.13 forgets that such an input has a gradient, https://github.com/pytorch/pytorch/pull/191113, and does not wait
+    where a DTensor holds it, https://github.com/pytorch/pytorch/issues/180614.
+
     Args:
         tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.
     """
     options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
     if reason := why_not(plan.backend, device):
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
+    require(PENDING)
     for module in matching_modules(plan.modules, model).values():
-        module.forward = torch.compile(module.forward, backend=plan.backend, options=options)  # type: ignore[method-assign]
+        compiled = torch.compile(module.forward, backend=plan.backend, options=options)
+        module.forward = _inputs_waited_for(compiled)  # type: ignore[method-assign]
+
+
+def _inputs_waited_for(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(compiled)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            args, kwargs = tuple(map(_waited, args)), {name: _waited(value) for name, value in kwargs.items()}
+        return compiled(*args, **kwargs)
+
+    return forward
+
+
+def _waited(value: Any) -> Any:
+    # What nothing is pending in stays the same object: a cache that the module writes to, say.
+    if not any(is_pending(tensor) for _, tensor in tensors_of(value)):
+        return value
+    return mapped(value, lambda _, tensor: waited_for(tensor))
 
 
 def known_backends() -> list[str]:

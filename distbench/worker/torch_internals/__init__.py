@@ -13,7 +13,9 @@ from distbench.worker.torch_internals.collective_mode import (
     each_collective,
     each_operator,
     flat_tensors,
+    is_pending,
     kind_of,
+    waited_for,
 )
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.dtensor_planners import (
@@ -61,6 +63,7 @@ from distbench.worker.torch_internals.mesh_facts import (
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import (
+    PENDING,
     Internal,
     Probe,
     Skipped,

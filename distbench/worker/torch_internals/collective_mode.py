@@ -1,4 +1,5 @@
-"""Every collective that a piece of code issues, seen where torch dispatches it; works without real ranks too."""
+"""Every collective that a piece of code issues, seen where torch dispatches it; works without real ranks too. And the
+results of functional collectives that nobody has waited for yet."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -90,6 +91,44 @@ class _Mode(TorchDispatchMode):
         if any(issubclass(kind, self._own_dispatch) for kind in types):
             return NotImplemented
         return self._handle(func, args, kwargs or {})
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or what a DTensor holds of it, is a functional collective's result that torch waits for when it
+    is first used. Whoever asks requires PENDING."""
+    return isinstance(_held_by(tensor), _pending_type())
+
+
+def waited_for(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose collective is over, plain or a DTensor of plain ones, with the history that it had."""
+    if not is_pending(tensor):
+        return tensor
+    if isinstance(tensor, _pending_type()):
+        return _Waited.apply(tensor)  # type: ignore[no-any-return]
+    held: Any = tensor
+    held._local_tensor = held._local_tensor.trigger_wait()
+    return tensor
+
+
+class _Waited(torch.autograd.Function):
+    # What is waited for inside of the wrapper has no history: that is the wrapper's.
+    @staticmethod
+    def forward(_: Any, given: Any) -> torch.Tensor:
+        return given.trigger_wait().detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def _held_by(tensor: Any) -> Any:
+    return tensor._local_tensor if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+
+
+def _pending_type() -> Any:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor
 
 
 def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
