@@ -17,7 +17,17 @@ from distbench.spec import CompilePlan
 from distbench.spec.devices import is_accelerator
 from distbench.worker.plans.batch import mapped, tensors_of
 from distbench.worker.plans.patterns import matching_modules
-from distbench.worker.torch_internals import PENDING, Skipped, async_tp_options, is_pending, require, waited_for
+from distbench.worker.torch_internals import (
+    PENDING,
+    Skipped,
+    Unsupported,
+    async_tp_options,
+    compiler_errors,
+    is_pending,
+    keep_gradients_of_pending_inputs,
+    require,
+    waited_for,
+)
 
 # Backends that generate nothing, so they need no compiler.
 TRACING_ONLY = ("eager", "aot_eager")
@@ -39,9 +49,9 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
     """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
 
-    What a collective of TP still has to fill is waited for before compiled code is given it, as that would first do:
-    torch 2.13 forgets that such an input has a gradient, https://github.com/pytorch/pytorch/pull/191113, and does not wait
-    where a DTensor holds it, https://github.com/pytorch/pytorch/issues/180614.
+    What a collective of TP still has to fill is waited for before compiled code is given it, as that would do first:
+    torch 2.13 drops the gradient of such an input (pytorch PR 191113), and does not wait for it in a DTensor (pytorch
+    issue 180614).
 
     Args:
         tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.
@@ -50,17 +60,26 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
     if reason := why_not(plan.backend, device):
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
     require(PENDING)
-    for module in matching_modules(plan.modules, model).values():
+    keep_gradients_of_pending_inputs()
+    for name, module in matching_modules(plan.modules, model).items():
         compiled = torch.compile(module.forward, backend=plan.backend, options=options)
-        module.forward = _inputs_waited_for(compiled)  # type: ignore[method-assign]
+        module.forward = _entered(compiled, name)  # type: ignore[method-assign]
 
 
-def _inputs_waited_for(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Compiled code as a module of that name calls it."""
+
     @wraps(compiled)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            args, kwargs = tuple(map(_waited, args)), {name: _waited(value) for name, value in kwargs.items()}
-        return compiled(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        args, kwargs = tuple(map(_waited, args)), {key: _waited(value) for key, value in kwargs.items()}
+        try:
+            return compiled(*args, **kwargs)
+        except compiler_errors() as error:
+            what = f"torch {torch.__version__} does not compile {name or 'the whole model'} under this plan"
+            why = " ".join(str(error).partition("\n\n")[0].split())
+            raise Unsupported(f"{what} ({why}); name other modules in CompilePlan, or leave compile out") from error
 
     return forward
 

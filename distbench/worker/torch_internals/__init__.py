@@ -14,6 +14,7 @@ from distbench.worker.torch_internals.collective_mode import (
     each_operator,
     flat_tensors,
     is_pending,
+    keep_gradients_of_pending_inputs,
     kind_of,
     waited_for,
 )
@@ -69,6 +70,7 @@ from distbench.worker.torch_internals.probe import (
     Skipped,
     Unsupported,
     bind_to_numa_node,
+    compiler_errors,
     import_compiler,
     probe,
     replaced,

@@ -2,6 +2,7 @@
 results of functional collectives that nobody has waited for yet."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -108,6 +109,32 @@ def waited_for(tensor: torch.Tensor) -> torch.Tensor:
     held: Any = tensor
     held._local_tensor = held._local_tensor.trigger_wait()
     return tensor
+
+
+def keep_gradients_of_pending_inputs() -> None:
+    """From now on compiled code gives a functional collective's result, as its input, the gradient that it asks for, also
+    where a graph begins in the middle of a module.
+
+    AOTAutograd of torch 2.13 waits for such an input before it looks whether it has one, and what it then holds has
+    none; later ones look before: https://github.com/pytorch/pytorch/pull/191113.
+    """
+    from torch._functorch import aot_autograd as module
+
+    plain: Any = getattr(module, "process_inputs", None)
+    if plain is None or hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def process_inputs(flat_args: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [(place, one) for place, one in enumerate(flat_args) if isinstance(one, _pending_type())]
+        asking = [place for place, one in given if one.requires_grad]
+        found = plain(flat_args, *args, **kwargs)
+        fakes = found[0] if isinstance(found, tuple) else found
+        for place in asking:
+            fakes[place].requires_grad_()
+        return found
+
+    module.process_inputs = process_inputs  # type: ignore[attr-defined]
 
 
 class _Waited(torch.autograd.Function):

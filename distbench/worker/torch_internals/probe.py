@@ -268,6 +268,14 @@ def import_compiler() -> None:
             importlib.import_module(name)
 
 
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises where it cannot compile; those of a module's own code come through as they are."""
+    name = "torch._dynamo.exc"
+    with contextlib.suppress(ImportError, AttributeError):
+        return (importlib.import_module(name).TorchDynamoException,)
+    return ()
+
+
 def bind_to_numa_node(local_rank: int, mode: str) -> None:
     """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does.
 
