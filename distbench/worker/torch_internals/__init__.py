@@ -13,6 +13,7 @@ from distbench.worker.torch_internals.collective_mode import (
     each_collective,
     each_operator,
     flat_tensors,
+    is_compiled,
     is_pending,
     keep_gradients_of_pending_inputs,
     kind_of,

@@ -112,8 +112,8 @@ def waited_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def keep_gradients_of_pending_inputs() -> None:
-    """From now on compiled code gives a functional collective's result, as its input, the gradient that it asks for, also
-    where a graph begins in the middle of a module.
+    """From now on a functional collective's result that compiled code is given gets its gradient, also where a graph
+    begins in the middle of a module.
 
     AOTAutograd of torch 2.13 waits for such an input before it looks whether it has one, and what it then holds has
     none; later ones look before: https://github.com/pytorch/pytorch/pull/191113.
@@ -135,6 +135,11 @@ def keep_gradients_of_pending_inputs() -> None:
         return found
 
     module.process_inputs = process_inputs  # type: ignore[attr-defined]
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether somebody has called `module.compile()`, or wrapped it in `torch.compile`."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class _Waited(torch.autograd.Function):

@@ -102,7 +102,10 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
         exchanged = [_exchanged(one, mesh, 2, 1) for one in (query, key, value)]
         return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
 
-    with replaced(F, "scaled_dot_product_attention", _not_compiled(attention)), native_all_to_all(mesh.device_type == "cpu"):
+    with (
+        replaced(F, "scaled_dot_product_attention", _not_compiled(attention)),
+        native_all_to_all(mesh.device_type == "cpu"),
+    ):
         yield
 
 
