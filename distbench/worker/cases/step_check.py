@@ -254,9 +254,9 @@ def lost_in_compiled_code(model: torch.nn.Module, found: Differences) -> str | N
     if compiled is None or not any(one.size and one.apart >= LOST * one.size for one in found.gradients.values()):
         return None
     return (
-        f"the likely cause: {compiled or 'the model'} is compiled, and torch 2.13 drops the gradient of what a collective "
-        "of tensor parallel still has to fill when compiled code is given it (pytorch PR 191113); compile by "
-        "ParallelPlan(compile=CompilePlan(...)), which waits for it first"
+        f"the likely cause: {compiled or 'the model'} is compiled, and torch 2.13 drops the gradient of what a "
+        "collective of tensor parallel still has to fill when compiled code is given it (pytorch PR 191113); compile "
+        "by ParallelPlan(compile=CompilePlan(...)), which waits for it first"
     )
 
 
