@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.spec import CompilePlan, LargestDim, ParallelPlan
-from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules, why_not
+from distbench.worker.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
 from distbench.worker.plans.fully_sharded import shard_placement_of
 from distbench.worker.plans.materialise import blueprint, materialise
 from distbench.worker.plans.parallelize import parallelize
@@ -172,6 +172,13 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     assert torch.allclose(model[0](given), 2 * plain)
     assert torch.allclose(model[1](given), model[1].inner(given).exp())
     torch.compiler.reset()
+
+
+def test_only_what_inductor_compiles_is_simulated_as_fused() -> None:
+    model = nn.Sequential(nn.Sequential(Counted(), Counted()), Counted())
+    assert fused_modules(model, None) == fused_modules(model, CompilePlan(("0.*",), "aot_eager")) == ()
+    assert fused_modules(model, CompilePlan(("0.*",))) == ("0.0", "0.1")
+    assert fused_modules(model, CompilePlan(("",))) == ("0", "1")
 
 
 class Tripled(nn.Module):

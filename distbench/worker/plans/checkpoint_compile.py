@@ -91,6 +91,14 @@ def _waited(value: Any) -> Any:
     return mapped(value, lambda _, tensor: waited_for(tensor))
 
 
+def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]:
+    """Names of the modules whose operators a compiler makes into kernels of its own; of a whole model its children."""
+    if plan is None or plan.backend in TRACING_ONLY:
+        return ()
+    names = tuple(matching_modules(plan.modules, model))
+    return tuple(name for name, _ in model.named_children()) if "" in names else names
+
+
 def known_backends() -> list[str]:
     """Names that torch.compile takes."""
     return [*torch.compiler.list_backends(), *TRACING_ONLY]
