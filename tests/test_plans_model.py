@@ -172,6 +172,8 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     assert torch.allclose(model[0](given), 2 * plain)
     assert torch.allclose(model[1](given), model[1].inner(given).exp())
     torch.compiler.reset()
+    # Ranks share that cache, and its keys do not tell their groups apart.
+    assert not importlib.import_module("torch._functorch.config").enable_autograd_cache
 
 
 def test_only_what_inductor_compiles_is_simulated_as_fused() -> None:
@@ -209,7 +211,7 @@ def test_what_a_collective_still_fills_is_waited_for_and_keeps_its_gradient(cont
     model = nn.Sequential(Tripled(torch.compiler.disable(gathered) if is_inside else None))
     compile_modules(model, CompilePlan(("0",), "aot_eager"), context.device)
     given = own if is_inside else gathered(own)
-    assert is_pending(gathered(own))
+    assert is_pending(given) != is_inside
     model(given).sum().backward()
     torch.compiler.reset()
     assert torch.equal(own.grad, torch.full((2, 3), 3.0))  # type: ignore[arg-type]

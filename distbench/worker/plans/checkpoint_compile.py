@@ -24,6 +24,7 @@ from distbench.worker.torch_internals import (
     async_tp_options,
     compiler_errors,
     is_pending,
+    keep_compiled_graphs_apart,
     keep_gradients_of_pending_inputs,
     require,
     waited_for,
@@ -61,6 +62,7 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
     require(PENDING)
     keep_gradients_of_pending_inputs()
+    keep_compiled_graphs_apart()
     for name, module in matching_modules(plan.modules, model).items():
         compiled = torch.compile(module.forward, backend=plan.backend, options=options)
         module.forward = _entered(compiled, name)  # type: ignore[method-assign]

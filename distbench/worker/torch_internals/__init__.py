@@ -15,6 +15,7 @@ from distbench.worker.torch_internals.collective_mode import (
     flat_tensors,
     is_compiled,
     is_pending,
+    keep_compiled_graphs_apart,
     keep_gradients_of_pending_inputs,
     kind_of,
     waited_for,

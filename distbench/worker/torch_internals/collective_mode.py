@@ -3,6 +3,7 @@ results of functional collectives that nobody has waited for yet."""
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +136,16 @@ def keep_gradients_of_pending_inputs() -> None:
         return found
 
     module.process_inputs = process_inputs  # type: ignore[attr-defined]
+
+
+def keep_compiled_graphs_apart() -> None:
+    """From now on take no graphs from AOTAutograd's cache, which ranks share on disk.
+
+    Its key has a submesh's shape and the ranks of the whole mesh, not which group this rank is in; code of another rank
+    then names a group that is not there: torch 2.13, https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("torch._functorch.config").enable_autograd_cache = False
 
 
 def is_compiled(module: Any) -> bool:
