@@ -142,7 +142,7 @@ def keep_compiled_graphs_apart() -> None:
     """From now on take no graphs from AOTAutograd's cache, which ranks share on disk.
 
     Its key has a submesh's shape and the ranks of the whole mesh, not which group this rank is in; code of another rank
-    then names a group that is not there: torch 2.13, https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
+    then names a group that is not there: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
     """
     with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module("torch._functorch.config").enable_autograd_cache = False
