@@ -199,6 +199,14 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
     "a schedule that is unknown": (PP_TP, {"pipeline": PipelinePlan("2f2b"), "microbatches": 2, "tp": PAIR}),
     "stages over no such dim": (TP, {"pipeline": PipelinePlan(), "microbatches": 2, "tp": PAIR}),
     "zero bubbles with FSDP": (PP, {"pipeline": PipelinePlan("zbv"), "microbatches": 4, "fsdp": FsdpPlan(wrap=WRAP)}),
+    "zero bubbles with FSDP that keeps parameters": (
+        PP,
+        {
+            "pipeline": PipelinePlan("zbv"),
+            "microbatches": 4,
+            "fsdp": FsdpPlan(wrap=WRAP, reshard_after_forward=False),
+        },
+    ),
     "stages with DDP": (
         {"dp_replicate": 2, "pp": 2},
         {"pipeline": PipelinePlan(), "microbatches": 2, "ddp": DdpPlan()},

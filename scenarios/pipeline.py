@@ -15,7 +15,9 @@ TP_PLAN = {
     "layers.*.feed_forward.w[13]": ColwiseParallel(),
     "layers.*.feed_forward.w2": RowwiseParallel(),
 }
-INSIDE = {"plain": {}, "fsdp": {"fsdp": FsdpPlan(wrap=("layers.*",))}, "tp": {"tp": TP_PLAN}}
+# Freed after forward, each unit would be gathered again for each micro-batch, and zero-bubble schedules lose gradients.
+FSDP = FsdpPlan(wrap=("layers.*",), reshard_after_forward=False)
+INSIDE = {"plain": {}, "fsdp": {"fsdp": FSDP}, "tp": {"tp": TP_PLAN}}
 
 
 @scenario(

@@ -21,6 +21,7 @@ from distbench.spec import (
 from distbench.spec.job import parse_choices
 from distbench.spec.mesh import parse_mesh
 from distbench.spec.parallel import ATTENTION_KERNELS
+from distbench.spec.plan_knobs import KNOBS
 
 ENTRIES = {entry.name: entry for entry in list_entries()}
 PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim, PipelinePlan)
@@ -32,6 +33,7 @@ OTHER_VALUES = {
     "async_tp": (True, False),
     "checkpoint": ("selective",),
     "inside": ("fsdp", "tp"),
+    "plan.compile": KNOBS["plan.compile"].values,
 }
 
 

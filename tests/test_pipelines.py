@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,6 +17,7 @@ from distbench.spec.pipeline_plan import SCHEDULES, layers_of_stages
 from distbench.traces.bubbles import bubble_shares, bubbles_text
 from distbench.traces.costs import doubts
 from distbench.traces.records import Trace, rows_of
+from distbench.worker.children.plan_problems import problems_of_other_stages
 from distbench.worker.pipelines.stage_modules import activations_of, check_split, stage_of
 from distbench.worker.plans.batch import Batch
 from distbench.worker.plans.patterns import matching_modules
@@ -143,7 +145,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
         {},
         "split returns str for stage 0; return the stage",
     ),
-    (ParallelPlan(pipeline=PipelinePlan("zbv"), microbatches=4), {}, "leaves out gradients under FSDP2"),
+    (ParallelPlan(pipeline=PipelinePlan("zbv"), microbatches=4), {}, "use FsdpPlan(reshard_after_forward=False), 1f1b"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe"), cp=CpPlan()), {}, "a pipeline does not go together with cp here"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe"), ddp=DdpPlan()), {}, "use FsdpPlan, whose gradients torch's stages"),
     (
@@ -215,6 +217,17 @@ def test_a_stage_that_returns_less_than_the_next_one_expects_says_so() -> None:
             UserError, match=r"stage 0 .* returns float32\[4, 8\], the next one expects float32\[4, 4\]"
         ):
             step(no_stamp)
+
+
+def test_a_loss_that_fails_on_the_last_stage_alone_is_found_before_ranks_start() -> None:
+    plan = ParallelPlan(pipeline=PipelinePlan("gpipe"), microbatches=2)
+    right = Scenario(build_model=Residual, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
+    wrong = replace(right, loss=lambda output, targets: nn.functional.mse_loss(output, targets[:, :3]))
+    sizes = {"pp": 2, "tp": 2}
+    job: Any = SimpleNamespace(device="cpu", settings=SimpleNamespace(seed=1))
+    assert not problems_of_other_stages(right, sizes, job)
+    (found,) = problems_of_other_stages(wrong, sizes, job)
+    assert found.startswith("on rank 2: ") and "3" in found
 
 
 def test_a_pipeline_needs_a_loss_of_outputs_and_targets() -> None:

@@ -14,12 +14,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.spec import CompilePlan, LargestDim, ParallelPlan
-from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules, why_not
+from distbench.worker.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
 from distbench.worker.plans.fully_sharded import shard_placement_of
 from distbench.worker.plans.materialise import blueprint, materialise
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, async_tp_options, each_operator
+from distbench.worker.torch_internals import Skipped, async_tp_options, each_operator, is_pending
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,50 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     assert torch.allclose(model[0](given), 2 * plain)
     assert torch.allclose(model[1](given), model[1].inner(given).exp())
     torch.compiler.reset()
+    # Ranks share that cache, and its keys do not tell their groups apart.
+    assert not importlib.import_module("torch._functorch.config").enable_autograd_cache
+
+
+def test_only_what_inductor_compiles_is_simulated_as_fused() -> None:
+    model = nn.Sequential(nn.Sequential(Counted(), Counted()), Counted())
+    assert fused_modules(model, None) == fused_modules(model, CompilePlan(("0.*",), "aot_eager")) == ()
+    assert fused_modules(model, CompilePlan(("0.*",))) == ("0.0", "0.1")
+    assert fused_modules(model, CompilePlan(("",))) == ("0", "1")
+
+
+class Tripled(nn.Module):
+    """Three times what it is given, or what an uncompiled function makes of it first."""
+
+    def __init__(self, first: Any = None) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Any) -> torch.Tensor:
+        x = x if self.first is None else self.first(x)
+        return 3.0 * (x.to_local() if hasattr(x, "to_local") else x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("what", ["a tensor", "a DTensor", "after a graph break"])
+def test_what_a_collective_still_fills_is_waited_for_and_keeps_its_gradient(context: RankContext, what: str) -> None:
+    """torch 2.13 drops the gradient of such an input of compiled code, or does not wait for it in a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    def gathered(own: torch.Tensor) -> Any:
+        split = DTensor.from_local(own, context.mesh, [Shard(0)])
+        whole = split.redistribute(placements=[Replicate()], async_op=True)
+        return whole if what == "a DTensor" else whole.to_local()
+
+    own = torch.ones(2, 3, requires_grad=True)
+    is_inside = what == "after a graph break"
+    model = nn.Sequential(Tripled(torch.compiler.disable(gathered) if is_inside else None))
+    compile_modules(model, CompilePlan(("0",), "aot_eager"), context.device)
+    given = own if is_inside else gathered(own)
+    assert is_pending(given) != is_inside
+    model(given).sum().backward()
+    torch.compiler.reset()
+    assert torch.equal(own.grad, torch.full((2, 3), 3.0))  # type: ignore[arg-type]
+    assert not (what == "a DTensor" and is_pending(given))
 
 
 def test_async_tp_is_skipped_where_there_is_no_symmetric_memory(context: RankContext) -> None:

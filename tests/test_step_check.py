@@ -16,7 +16,7 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario
 from distbench.worker.cases.reference import Difference, Differences, reference_of
 from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
 from distbench.worker.cases.step import step_cases
-from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
+from distbench.worker.cases.step_check import Allowance, Finding, StepCheck, lost_in_compiled_code
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
@@ -220,6 +220,17 @@ def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
     told = StepCheck(step, scenario, replace(context, check="loss"))()
     assert told is not None and "the loss is" in told
     assert says in told if says else "cause" not in told
+
+
+@pytest.mark.parametrize(("apart", "is_told"), [(1.0, True), (math.inf, True), (0.1, False)])
+def test_a_gradient_that_compiled_code_may_have_dropped_is_told_where_a_module_is_compiled(
+    apart: float, is_told: bool
+) -> None:
+    model, found = nn.Sequential(nn.Linear(2, 2)), Differences(1.0, RIGHT, {"0.weight": Difference(apart, 1.0)})
+    assert lost_in_compiled_code(model, found) is None
+    model[0].compile(backend="eager")
+    told = lost_in_compiled_code(model, found)
+    assert (told is not None and "the likely cause: 0 is compiled, and torch 2.13" in told) == is_told
 
 
 def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(context: RankContext) -> None:

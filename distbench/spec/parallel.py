@@ -175,7 +175,7 @@ class CompilePlan(Declared):
     """torch.compile, module by module, before FSDP sees them.
 
     Args:
-        modules: glob patterns over module names.
+        modules: glob patterns over module names; "" is the whole model.
         backend: a name out of `torch.compiler.list_backends()`, "aot_eager" or "eager".
         async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls beside them, into
             pieces that overlap, through symmetric memory: on CUDA only.

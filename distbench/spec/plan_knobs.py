@@ -42,6 +42,7 @@ KNOBS: Mapping[str, Knob] = {
     "plan.load_balance": Knob(True, (True, False), "cp"),
     "plan.mixed_precision": Knob("bf16", ("none", "bf16"), "fsdp"),
     "plan.prefetch": Knob(2, needs="fsdp"),
+    "plan.compile": Knob("inductor", ("none", "eager", "aot_eager", "inductor")),
 }
 
 

@@ -184,12 +184,15 @@ def _code_of(name: str, value: Any, facts: Mapping[str, Any]) -> str:
         ("plan.checkpoint", "none"): "ParallelPlan(checkpoint=())",
         ("plan.checkpoint", "full"): f"ParallelPlan(checkpoint={tuple(facts.get('checkpointable', ()))!r}{whole})",
         ("plan.mixed_precision", "bf16"): f"FsdpPlan(mixed_precision={policy})",
+        ("plan.compile", "none"): "ParallelPlan(compile=None)",
     }
     word = name.removeprefix("plan.")
     if (name, value) in known:
         return known[name, value]
     if word in ("rotate", "load_balance"):
         return f"CpPlan({word}={value!r})"
+    if word == "compile":
+        return f"CompilePlan(backend={value!r})"
     if word == "prefetch":
         return f"FsdpPlan(prefetch_forward={value}, prefetch_backward={value})"
     if word == "reshard_after_forward":

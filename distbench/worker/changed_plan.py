@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from distbench.spec import ParallelPlan, Scenario, UserError
+from distbench.spec import CompilePlan, ParallelPlan, Scenario, UserError
 from distbench.spec.parallel import ULYSSES
 from distbench.spec.plan_knobs import KNOBS, MESH, split_variant
 
@@ -43,6 +43,8 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         return replace(plan, microbatches=value)
     if name == "checkpoint":
         return _checkpointed(plan, value)
+    if name == "compile":
+        return replace(plan, compile=_compiled(plan, value))
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
         without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has none
@@ -63,6 +65,14 @@ def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
     if not modules:
         raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
     return replace(plan, checkpoint=modules, checkpoint_context=None)
+
+
+def _compiled(plan: ParallelPlan, backend: str) -> CompilePlan | None:
+    """The modules that the plan compiles, or else those that it checkpoints or FSDP wraps, or the whole model."""
+    if backend == "none":
+        return None
+    modules = plan.compile.modules if plan.compile is not None else checkpointable(plan) or ("",)
+    return replace(plan.compile or CompilePlan(modules), backend=backend)
 
 
 def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:

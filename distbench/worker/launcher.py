@@ -31,7 +31,7 @@ STARTED_S = time.monotonic()
 POLL_S = 0.01
 TERMINATE_WAIT_S = 3.0
 HOST = "127.0.0.1"
-COMPILES = "CompilePlan"
+COMPILES, COMPILE_KNOB = "CompilePlan", "plan.compile"
 
 
 def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> NoReturn:
@@ -177,8 +177,9 @@ def _import_for(job: Job) -> None:
 
 
 def _import_more_for(job: Job) -> None:
-    """Import once what each rank would have to where its scenario compiles, as far as its text tells."""
-    if job.device == "cpu" and COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace"):
+    """Import once what each rank would have to where its scenario compiles, as far as its text and variants tell."""
+    compiles = any(COMPILE_KNOB in variant for variant in job.variants)
+    if job.device == "cpu" and (compiles or COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace")):
         from distbench.worker.torch_internals import import_compiler
 
         began_s = time.monotonic()

@@ -27,7 +27,7 @@ TP = {"layers.*.0": ColwiseParallel(), "layers.*.2": RowwiseParallel()}
 STEPS: tuple[tuple[dict[str, int], str, dict[str, Any]], ...] = (
     ({"pp": 4}, "gpipe", {}),
     ({"pp": 4}, "interleaved_zero_bubble", {}),
-    ({"pp": 4}, "zbv", {}),
+    ({"pp": 2, "dp_shard": 2}, "zbv", {"fsdp": FsdpPlan(wrap=("layers.*",), reshard_after_forward=False)}),
     ({"pp": 4}, "dualpipev", {}),
     ({"pp": 2, "dp_shard": 2}, "1f1b", {"fsdp": FsdpPlan(wrap=("layers.*",))}),
     ({"pp": 2, "tp": 2}, "interleaved_1f1b", {"tp": TP, "checkpoint": ("layers.*",)}),

@@ -20,12 +20,15 @@ from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
+from distbench.worker.torch_internals import is_compiled
 
 # Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
 TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Right plans came to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
+# A gradient that never came is off by its own size.
+LOST = 0.99
 # Read by the libraries themselves, so that nothing in this process takes it back.
 FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(torch.float32).eps
@@ -240,7 +243,21 @@ class StepCheck:
                 f"the likely cause: {found.batch_statistics} takes its statistics over one of {num_parts} parts "
                 "of the batch; return model.eval() from build_model, or use a norm that sees one sample at a time"
             )
+        if cause := lost_in_compiled_code(self._step.model, found):
+            causes.append(cause)
         return causes
+
+
+def lost_in_compiled_code(model: torch.nn.Module, found: Differences) -> str | None:
+    """The likely cause of a gradient that is missing, or nothing, in a model that its own function compiles."""
+    compiled = next((name for name, module in model.named_modules() if is_compiled(module)), None)
+    if compiled is None or not any(one.size and one.apart >= LOST * one.size for one in found.gradients.values()):
+        return None
+    return (
+        f"the likely cause: {compiled or 'the model'} is compiled, and torch 2.13 drops the gradient of what a "
+        "collective of tensor parallel still has to fill when compiled code is given it (pytorch PR 191113); compile "
+        "by ParallelPlan(compile=CompilePlan(...)), which waits for it first"
+    )
 
 
 def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:

@@ -32,6 +32,6 @@ def answer_jobs(answers: Callable[[Sequence[Job]], Any]) -> None:
 
 
 def rank_0_of(mesh: DeviceMesh, job: Job, device: str = "cpu") -> RankContext:
-    """Rank 0 of a fake process group, whose mesh it is."""
+    """The rank of a fake process group, 0 unless that was told otherwise, whose mesh it is."""
     assert dist.group.WORLD is not None
-    return RankContext(0, torch.device(device), mesh, "gloo", dist.group.WORLD, job.settings.seed)
+    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, job.settings.seed)

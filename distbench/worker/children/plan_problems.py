@@ -4,6 +4,7 @@ For each job it answers with one entry a variant.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -46,8 +47,11 @@ def _of_variant(
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = declared(function, variant)
-        with fake_ranks(mesh_of(variant, job.mesh)) as mesh:
+        sizes = mesh_of(variant, job.mesh)
+        with fake_ranks(sizes) as mesh:
             answer = answer_of(scenario, rank_0_of(mesh, job, job.device))
+        if "parameter_bytes" in answer and (found := problems_of_other_stages(scenario, sizes, job)):
+            return {"problems": found}
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
             may_fit = step_fails or all("mesh dim" in problem for problem in found)
@@ -77,6 +81,21 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
         return {"problems": list(tried.problems), "step_fails": True}
     sizes = {"num_parameters": num_parameters, "parameter_bytes": tried.parameter_bytes}
     return {"problems": [], "not_tried": tried.why_not, **sizes}
+
+
+def problems_of_other_stages(scenario: Scenario, sizes: Mapping[str, int], job: Job) -> list[str]:
+    """What keeps a pipeline's step from running where rank 0 has no part of it: on the second position, and on the last
+    one, which computes the loss unless the stages lie as a V."""
+    pipeline = scenario.step_plan.pipeline
+    if pipeline is None:
+        return []
+    names, size = list(sizes), sizes[pipeline.mesh_dim]
+    stride = math.prod(sizes[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
+    for position in sorted({1, size - 1} & set(range(1, size))):
+        with fake_ranks(sizes, rank=position * stride) as mesh:
+            if found := rehearse(scenario, rank_0_of(mesh, job, job.device)).problems:
+                return [f"on rank {position * stride}: {problem}" for problem in found]
+    return []
 
 
 def _mesh_that_works(

@@ -46,12 +46,13 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
     for name, (given, instead) in parts.items():
         if given:
             yield f"a pipeline does not go together with {name} here; {instead}"
-    if plan.fsdp is not None and SCHEDULES[pipeline.schedule].splits_backward:
-        less = (
-            f"schedule {pipeline.schedule} has backward in parts, which leaves out gradients under FSDP2 (torch 2.13)"
-        )
-        yield f"{less}; use 1f1b or interleaved_1f1b, or leave fsdp out"
-    if plan.compile is not None and SCHEDULES[pipeline.schedule].splits_backward:
+    # torch's stage_backward_input looks for weights among module.parameters(), which are not those that forward used
+    # once FSDP2 has freed them.
+    splits = SCHEDULES[pipeline.schedule].splits_backward
+    if plan.fsdp is not None and splits and plan.fsdp.reshard_after_forward is not False:
+        less = f"schedule {pipeline.schedule} has backward in parts, which loses gradients of what FSDP2 frees"
+        yield f"{less} after forward; use FsdpPlan(reshard_after_forward=False), 1f1b or interleaved_1f1b"
+    if plan.compile is not None and splits:
         yield f"torch does not compile stages of schedule {pipeline.schedule}, whose backward is in parts; use 1f1b"
 
 

@@ -4,7 +4,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,20 @@ from torch.utils.checkpoint import checkpoint
 
 from distbench.spec import CompilePlan
 from distbench.spec.devices import is_accelerator
+from distbench.worker.plans.batch import mapped, tensors_of
 from distbench.worker.plans.patterns import matching_modules
-from distbench.worker.torch_internals import Skipped, async_tp_options
+from distbench.worker.torch_internals import (
+    PENDING,
+    Skipped,
+    Unsupported,
+    async_tp_options,
+    compiler_errors,
+    is_pending,
+    keep_compiled_graphs_apart,
+    keep_gradients_of_pending_inputs,
+    require,
+    waited_for,
+)
 
 # Backends that generate nothing, so they need no compiler.
 TRACING_ONLY = ("eager", "aot_eager")
@@ -38,14 +50,55 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
     """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
 
+    What a collective of TP still has to fill is waited for before compiled code is given it, as that would do first:
+    torch 2.13 drops the gradient of such an input (pytorch PR 191113), and does not wait for it in a DTensor (pytorch
+    issue 180614).
+
     Args:
         tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.
     """
     options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
     if reason := why_not(plan.backend, device):
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
-    for module in matching_modules(plan.modules, model).values():
-        module.forward = torch.compile(module.forward, backend=plan.backend, options=options)  # type: ignore[method-assign]
+    require(PENDING)
+    keep_gradients_of_pending_inputs()
+    keep_compiled_graphs_apart()
+    for name, module in matching_modules(plan.modules, model).items():
+        compiled = torch.compile(module.forward, backend=plan.backend, options=options)
+        module.forward = _entered(compiled, name)  # type: ignore[method-assign]
+
+
+def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Compiled code as a module of that name calls it."""
+
+    @wraps(compiled)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        args, kwargs = tuple(map(_waited, args)), {key: _waited(value) for key, value in kwargs.items()}
+        try:
+            return compiled(*args, **kwargs)
+        except compiler_errors() as error:
+            what = f"torch {torch.__version__} does not compile {name or 'the whole model'} under this plan"
+            why = " ".join(str(error).partition("\n\n")[0].split())
+            raise Unsupported(f"{what} ({why}); name other modules in CompilePlan, or leave compile out") from error
+
+    return forward
+
+
+def _waited(value: Any) -> Any:
+    # What nothing is pending in stays the same object: a cache that the module writes to, say.
+    if not any(is_pending(tensor) for _, tensor in tensors_of(value)):
+        return value
+    return mapped(value, lambda _, tensor: waited_for(tensor))
+
+
+def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]:
+    """Names of the modules whose operators a compiler makes into kernels of its own; of a whole model its children."""
+    if plan is None or plan.backend in TRACING_ONLY:
+        return ()
+    names = tuple(matching_modules(plan.modules, model))
+    return tuple(name for name, _ in model.named_children()) if "" in names else names
 
 
 def known_backends() -> list[str]:

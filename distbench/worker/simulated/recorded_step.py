@@ -14,8 +14,8 @@ from distbench.spec import Scenario, UserError
 from distbench.worker.cases.step import step_case
 from distbench.worker.inference import step_of
 from distbench.worker.plans.batch import batch_of, tensors_of
+from distbench.worker.plans.checkpoint_compile import fused_modules
 from distbench.worker.plans.materialise import allocate, blueprint
-from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line
@@ -80,7 +80,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         Unsupported: this torch cannot simulate a device.
     """
     _require_simulable(scenario, name)
-    # What the plan compiles is recorded operator by operator, and made one kernel when it is replayed.
+    # What inductor compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
     assert scenario.build_model is not None and scenario.make_batch is not None
@@ -94,7 +94,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             batch = batch_of(scenario)
         if found := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(found))
-        compiled = tuple(matching_modules(compile_plan.modules, built.model)) if compile_plan else ()
+        compiled = fused_modules(built.model, compile_plan)
         case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
         recorder = Recorder(at_once=bool(compiled))

@@ -13,7 +13,12 @@ from distbench.worker.torch_internals.collective_mode import (
     each_collective,
     each_operator,
     flat_tensors,
+    is_compiled,
+    is_pending,
+    keep_compiled_graphs_apart,
+    keep_gradients_of_pending_inputs,
     kind_of,
+    waited_for,
 )
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.dtensor_planners import (
@@ -61,11 +66,13 @@ from distbench.worker.torch_internals.mesh_facts import (
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import (
+    PENDING,
     Internal,
     Probe,
     Skipped,
     Unsupported,
     bind_to_numa_node,
+    compiler_errors,
     import_compiler,
     probe,
     replaced,

@@ -1,6 +1,9 @@
-"""Every collective that a piece of code issues, seen where torch dispatches it; works without real ranks too."""
+"""Every collective that a piece of code issues, seen where torch dispatches it; works without real ranks too. And the
+results of functional collectives that nobody has waited for yet."""
 
 import contextlib
+import functools
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +93,85 @@ class _Mode(TorchDispatchMode):
         if any(issubclass(kind, self._own_dispatch) for kind in types):
             return NotImplemented
         return self._handle(func, args, kwargs or {})
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or what a DTensor holds of it, is a functional collective's result that torch waits for when it
+    is first used. Whoever asks requires PENDING."""
+    return isinstance(_held_by(tensor), _pending_type())
+
+
+def waited_for(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose collective is over, plain or a DTensor of plain ones, with the history that it had."""
+    if not is_pending(tensor):
+        return tensor
+    if isinstance(tensor, _pending_type()):
+        return _Waited.apply(tensor)  # type: ignore[no-any-return]
+    held: Any = tensor
+    held._local_tensor = held._local_tensor.trigger_wait()
+    return tensor
+
+
+def keep_gradients_of_pending_inputs() -> None:
+    """From now on a functional collective's result that compiled code is given gets its gradient, also where a graph
+    begins in the middle of a module.
+
+    AOTAutograd of torch 2.13 waits for such an input before it looks whether it has one, and what it then holds has
+    none; later ones look before: https://github.com/pytorch/pytorch/pull/191113.
+    """
+    from torch._functorch import aot_autograd as module
+
+    plain: Any = getattr(module, "process_inputs", None)
+    if plain is None or hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def process_inputs(flat_args: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [(place, one) for place, one in enumerate(flat_args) if isinstance(one, _pending_type())]
+        asking = [place for place, one in given if one.requires_grad]
+        found = plain(flat_args, *args, **kwargs)
+        fakes = found[0] if isinstance(found, tuple) else found
+        for place in asking:
+            fakes[place].requires_grad_()
+        return found
+
+    module.process_inputs = process_inputs  # type: ignore[attr-defined]
+
+
+def keep_compiled_graphs_apart() -> None:
+    """From now on take no graphs from AOTAutograd's cache, which ranks share on disk.
+
+    Its key has a submesh's shape and the ranks of the whole mesh, not which group this rank is in; code of another rank
+    then names a group that is not there: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("torch._functorch.config").enable_autograd_cache = False
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether somebody has called `module.compile()`, or wrapped it in `torch.compile`."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+class _Waited(torch.autograd.Function):
+    # What is waited for inside of the wrapper has no history: that is the wrapper's.
+    @staticmethod
+    def forward(_: Any, given: Any) -> torch.Tensor:
+        return given.trigger_wait().detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def _held_by(tensor: Any) -> Any:
+    return tensor._local_tensor if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+
+
+def _pending_type() -> Any:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor
 
 
 def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:

@@ -102,7 +102,10 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
         exchanged = [_exchanged(one, mesh, 2, 1) for one in (query, key, value)]
         return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
 
-    with replaced(F, "scaled_dot_product_attention", attention), native_all_to_all(mesh.device_type == "cpu"):
+    with (
+        replaced(F, "scaled_dot_product_attention", _not_compiled(attention)),
+        native_all_to_all(mesh.device_type == "cpu"),
+    ):
         yield
 
 
@@ -187,8 +190,13 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
 
-    with replaced(F, "scaled_dot_product_attention", ring_attention):
+    with replaced(F, "scaled_dot_product_attention", _not_compiled(ring_attention)):
         yield
+
+
+def _not_compiled(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    # A compiler leaves out what a rank has no use for, and the others would wait for its part of the ring.
+    return torch.compiler.disable(attention)  # type: ignore[no-any-return]
 
 
 class _RingAttention(torch.autograd.Function):

@@ -66,6 +66,7 @@ SPECS = "src_spec, dst_spec"
 SHARDING = "torch.distributed.tensor._sharding_prop"
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
+PENDING = "results of functional collectives"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
@@ -111,6 +112,8 @@ NEEDED = (
     ("collectives seen at dispatch", "torch.utils._python_dispatch", "TorchDispatchMode"),
     ("collectives seen at dispatch", C10D, "_resolve_process_group"),
     ("collectives seen at dispatch", DIST, "ProcessGroup.unbox"),
+    (PENDING, FUNCTIONAL, "AsyncCollectiveTensor.trigger_wait(self)"),
+    (PENDING, "torch.distributed.tensor", "DTensor._local_tensor"),
     ("process groups that forward", "torch", "_C._distributed_c10d._register_process_group"),
     ("process groups that forward", "torch", "_C._distributed_c10d._unregister_process_group"),
     ("process groups that forward", "torch", "_C._distributed_c10d.PythonCallbackWork"),
@@ -263,6 +266,14 @@ def import_compiler() -> None:
     for name in COMPILER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises where it cannot compile; those of a module's own code come through as they are."""
+    name = "torch._dynamo.exc"
+    with contextlib.suppress(ImportError, AttributeError):
+        return (importlib.import_module(name).TorchDynamoException,)
+    return ()
 
 
 def bind_to_numa_node(local_rank: int, mode: str) -> None:
