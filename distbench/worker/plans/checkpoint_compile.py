@@ -1,5 +1,6 @@
 """Parts of a plan that replace a module's forward: computing activations again in backward, and torch.compile."""
 
+import contextlib
 import os
 import shutil
 import sysconfig
@@ -13,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from distbench.spec import CompilePlan
+from distbench.spec import CompilePlan, DdpPlan
 from distbench.spec.devices import is_accelerator
 from distbench.worker.plans.patterns import matching_modules
-from distbench.worker.torch_internals import Skipped, async_tp_options
+from distbench.worker.torch_internals import Skipped, async_tp_options, gradients_fused, require_fusing
 
 # Backends that generate nothing, so they need no compiler.
 TRACING_ONLY = ("eager", "aot_eager")
@@ -46,6 +47,25 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
         raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
     for module in matching_modules(plan.modules, model).values():
         module.forward = torch.compile(module.forward, backend=plan.backend, options=options)  # type: ignore[method-assign]
+
+
+BUCKET_MB = 25.0  # torch's, of DDP
+
+
+def require_fusable(plan: DdpPlan, device: torch.device) -> None:
+    """Raise Skipped where backward is to be compiled and cannot be, here or by this torch."""
+    if plan.fuse is None:
+        return
+    if reason := why_not("inductor", device):
+        raise Skipped(f"DdpPlan(fuse={plan.fuse!r}) has inductor compile backward: {reason}")
+    require_fusing()
+
+
+def fused(plan: DdpPlan | None) -> contextlib.AbstractContextManager[None]:
+    """The context of forward and backward in which gradients are fused, where the plan says so."""
+    if plan is None or plan.fuse is None:
+        return contextlib.nullcontext()
+    return gradients_fused(plan.fuse, BUCKET_MB if plan.bucket_cap_mb is None else plan.bucket_cap_mb)
 
 
 def known_backends() -> list[str]:

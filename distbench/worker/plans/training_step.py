@@ -11,6 +11,7 @@ from distbench.spec import CpPlan, Scenario, UserError
 from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
 from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
+from distbench.worker.plans.checkpoint_compile import fused
 from distbench.worker.plans.fully_sharded import (
     Sharded,
     average_whole_gradients,
@@ -111,7 +112,7 @@ class TrainingStep:
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
         self.pipeline = self._pipelined(stages)
-        self.has_buckets = reduced_in_buckets(self.model)
+        self.has_buckets = reduced_in_buckets(self.model, plan.ddp is not None and plan.ddp.fuse is not None)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
@@ -137,9 +138,7 @@ class TrainingStep:
         stages = local_stages(self.built.model, plan, context, inputs)
         held = {name for one in stages.values() for name, _ in one.module.named_parameters()}
         done = {index: parallelize(one.module, plan, context, own) for index, one in stages.items()}
-        counters: dict[str, Any] = {}
-        for _, sharded in done.values():
-            counters |= sharded.counters
+        counters = {name: value for _, sharded in done.values() for name, value in sharded.counters.items()}
         roots = [root for _, sharded in done.values() for root in sharded.roots]
         names = tuple(name for name in self.built.parameters if name in held)
         model = LocalStages({index: module for index, (module, _) in done.items()}, names)
@@ -186,7 +185,7 @@ class TrainingStep:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
-        with contextlib.ExitStack() as entered:
+        with fused(self.plan.ddp), contextlib.ExitStack() as entered:
             if self.plan.cp is not None and shards_sequence(self.plan.cp, self._context):
                 batch = mapped(batch, lambda _, tensor: tensor.clone())
                 sharded = list(self._of_sequence(self.plan.cp, batch))
