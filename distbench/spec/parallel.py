@@ -11,8 +11,6 @@ from typing import Any, Literal
 from distbench.spec.declared import Declared
 from distbench.spec.pipeline_plan import PipelinePlan
 
-# How inductor joins the all-reduces of DDP's gradients: torch's fuse_ddp_with_concat_op and fuse_ddp_with_coalesced_op.
-FUSE = ("concat", "coalesced")
 # Those of scaled_dot_product_attention that torch's context parallel knows.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
 # How attention reaches keys and values of other ranks: two ring rotations of torch's, and no ring at all.

@@ -10,9 +10,9 @@ from distbench.spec import Scenario
 from distbench.spec.devices import DEVICES
 from distbench.worker.inference.model_output import cache_of, output_of, tensors_in
 from distbench.worker.plans.materialise import Blueprint, materialise
-from distbench.worker.plans.training_step import Stamp, TrainingStep
+from distbench.worker.plans.training_step import Stamp, TrainingStep, shards_sequence
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import storages_of
+from distbench.worker.torch_internals import storages_of, whole_sequence
 
 
 def forward_alone(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -39,12 +39,18 @@ class ForwardStep(TrainingStep):
         self._cache: Any = None
         self._has_cache = scenario.make_cache is None
 
-    def forward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
-        """The output of this rank's part of the batch."""
-        with forward_alone(self._context.device):
+    def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
+        """The output of this rank's part of the batch; where not `is_whole`, as the ranks have it in shards."""
+        with forward_alone(self._context.device), contextlib.ExitStack() as entered:
             self._provide_cache()
-            output = output_of(self._scenario, self.model, self.microbatches[0], self._cache)
+            batch = self.own_sequence(self.microbatches[0], entered)
+            output: Any = output_of(self._scenario, self.model, batch, self._cache)
             stamp()
+            if is_whole and hasattr(output, "full_tensor"):
+                output = output.full_tensor()
+            plan = self.plan.cp
+            if is_whole and plan is not None and shards_sequence(plan, self._context) and not plan.unshard_output:
+                output = whole_sequence(output, self._context.mesh[plan.mesh_dim], plan.seq_dim)
         return output
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
@@ -57,10 +63,7 @@ class ForwardStep(TrainingStep):
 
     def whole_output(self) -> torch.Tensor:
         """One pass's output, no longer sharded; one that may be changed."""
-        with forward_alone(self._context.device):
-            output: Any = self.forward()
-            output = output.full_tensor() if hasattr(output, "full_tensor") else output
-        return output.clone()
+        return self.forward(is_whole=True).clone()
 
     def restart(self) -> None:
         """Back to the initial parameters; the cache is made anew by the next run."""

@@ -7,7 +7,6 @@ from torch import nn
 
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan
 from distbench.spec.errors import nearest
-from distbench.spec.parallel import FUSE
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.fully_sharded import policies_of, present
 from distbench.worker.plans.materialise import owners_of
@@ -94,18 +93,22 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
     if not any(parameter.requires_grad for parameter in model.parameters()):
         yield "ddp has nothing to average: no parameter of the model requires a gradient"
     if ddp.fuse is not None:
-        yield from _fused(model, ddp)
+        yield from _fused(model, plan, ddp)
 
 
-def _fused(model: nn.Module, ddp: DdpPlan) -> Iterator[str]:
-    if ddp.fuse not in FUSE:
-        yield f"DDP's fuse={ddp.fuse!r} is no way to join all-reduces; use {', '.join(FUSE)} or None"
+def _fused(model: nn.Module, plan: ParallelPlan, ddp: DdpPlan) -> Iterator[str]:
     plain = DdpPlan()
     if given := [name for name in OF_REDUCER if getattr(ddp, name) != getattr(plain, name)]:
         yield f"{', '.join(given)} of DDP are of its reducer in C++, which fuse={ddp.fuse!r} replaces; leave one out"
     dtypes = {dtype_name(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
     if len(dtypes) > 1:
         yield f"torch fuses gradients of one dtype, the model's are {', '.join(sorted(dtypes))}; leave fuse out"
+    compiled = matching_modules(plan.compile.modules if plan.compile else (), model)
+    for name in matching_modules(plan.checkpoint, model):
+        if not any(outer in ("", name) or name.startswith(f"{outer}.") for outer in compiled):
+            # Tried: its backward breaks at every tensor that is computed again, and compiles piece after piece.
+            what = f"fuse={ddp.fuse!r} has backward compiled, and {name} computes its forward again outside of that"
+            yield f"{what}; compile it too (CompilePlan), or leave checkpoint out"
 
 
 def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:

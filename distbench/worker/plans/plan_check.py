@@ -144,7 +144,8 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; use a multiple of {chunks}"
+            instead = "leave cp out of what has one token" if length == 1 else f"use a multiple of {chunks}"
+            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {instead}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:

@@ -23,6 +23,7 @@ from distbench.worker.plans.materialise import (
     as_built,
     blueprint,
     load_initial_values,
+    local_part,
     materialise,
     require_as_built,
 )
@@ -168,8 +169,7 @@ class TrainingStep:
     def _split(self) -> Iterator[Any]:
         index, count = self._context.index(BATCH_DIMS)
         parts = 1 if self.pipeline is not None else self.plan.microbatches  # torch's schedule splits it
-        for part in range(parts):
-            yield self.batch.part(index * parts + part, count * parts, self._context.device)
+        yield from (self.batch.part(index * parts + part, count * parts, self._context.device) for part in range(parts))
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
@@ -186,10 +186,7 @@ class TrainingStep:
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
         with fused(self.plan.ddp), contextlib.ExitStack() as entered:
-            if self.plan.cp is not None and shards_sequence(self.plan.cp, self._context):
-                batch = mapped(batch, lambda _, tensor: tensor.clone())
-                sharded = list(self._of_sequence(self.plan.cp, batch))
-                entered.enter_context(sequence_sharded(self.model, self.plan.cp, self._context, sharded))
+            batch = self.own_sequence(batch, entered)
             if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -200,6 +197,15 @@ class TrainingStep:
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    def own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
+        """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""
+        plan = self.plan.cp
+        if plan is not None and shards_sequence(plan, self._context):
+            batch = mapped(batch, lambda _, tensor: tensor.clone())
+            sharded = list(self._of_sequence(plan, batch))
+            entered.enter_context(sequence_sharded(self.model, plan, self._context, sharded))
+        return batch
 
     def _keep(self, output: Any) -> None:
         # Held through backward, it would raise the step's peak of memory.
@@ -245,8 +251,8 @@ class TrainingStep:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
         fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
         if own is not None:
-            cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
-            return self._context.index((*BATCH_DIMS, *cp))[1] / own
+            cp = self.plan.cp.mesh_dim if self.plan.cp is not None else "cp"
+            return self._context.index((*BATCH_DIMS, cp))[1] / own
         if fsdp is None or fsdp.gradient_divide_factor is None:
             return 1.0
         return data_parallel_size(fsdp, self._context) / fsdp.gradient_divide_factor
@@ -292,8 +298,3 @@ class TrainingStep:
             if self._context.rank == 0:
                 found[name] = whole.cpu().clone()
         return found
-
-
-def local_part(tensor: Any) -> torch.Tensor:
-    """What a rank holds of a parameter, without its history."""
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
