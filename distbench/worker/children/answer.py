@@ -31,7 +31,7 @@ def answer_jobs(answers: Callable[[Sequence[Job]], Any]) -> None:
     print(json.dumps(answer))
 
 
-def rank_0_of(mesh: DeviceMesh, job: Job, device: str = "cpu") -> RankContext:
-    """Rank 0 of a fake process group, whose mesh it is."""
+def rank_of(mesh: DeviceMesh, job: Job, device: str = "cpu") -> RankContext:
+    """This rank of a fake process group, whose mesh it is."""
     assert dist.group.WORLD is not None
-    return RankContext(0, torch.device(device), mesh, "gloo", dist.group.WORLD, job.settings.seed)
+    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, job.settings.seed)

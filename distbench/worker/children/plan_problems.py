@@ -15,7 +15,7 @@ from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.cases.step import NEEDS_A_BATCH
-from distbench.worker.children.answer import answer_jobs, rank_0_of
+from distbench.worker.children.answer import answer_jobs, rank_of
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.materialise import blueprint
@@ -46,8 +46,7 @@ def _of_variant(
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = declared(function, variant)
-        with fake_ranks(mesh_of(variant, job.mesh)) as mesh:
-            answer = answer_of(scenario, rank_0_of(mesh, job, job.device))
+        answer = _answer_on(mesh_of(variant, job.mesh), scenario, job)
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
             may_fit = step_fails or all("mesh dim" in problem for problem in found)
@@ -57,6 +56,16 @@ def _of_variant(
         return {"problems": [str(error)]}
     except (Exception, SystemExit) as error:
         return {"problems": [f"the scenario raises {one_line(error)}"]}
+
+
+def _answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
+    with fake_ranks(shape) as mesh:
+        answer = answer_of(scenario, rank_of(mesh, job, job.device))
+    if scenario.inference and not answer["problems"]:
+        # One token cannot be split: rank 0 may have it all, and others nothing.
+        with fake_ranks(shape, rank=mesh_size(shape) - 1) as mesh:
+            answer |= answer_of(scenario, rank_of(mesh, job, job.device))
+    return answer
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
@@ -89,10 +98,9 @@ def _mesh_that_works(
     for other in [*worked, *smaller_meshes(job.mesh)]:
         if time.process_time() > until:
             break
-        with fake_ranks(other) as mesh:
-            if not answer_of(scenario, rank_0_of(mesh, job, job.device))["problems"]:
-                worked[:] = [other]
-                return other
+        if not _answer_on(other, scenario, job)["problems"]:
+            worked[:] = [other]
+            return other
     return None
 
 
