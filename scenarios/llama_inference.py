@@ -10,7 +10,7 @@ from llama_2d import TP_PLAN
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
+from distbench.spec import CpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 
 # Activations whole on every rank: two all-reduces a block, and nothing else but the embedding's and the logits'.
 WHOLE_PLAN = {
@@ -70,8 +70,12 @@ def llama_inference(
     prompt: int = 256,
     cache_length: int = 512,
     fsdp: bool = False,
+    rotate: str = "",
 ) -> Scenario:
-    """Latency of a prompt (prefill) and of the next token (decode): TP, KV cache over heads; prefill also with SP."""
+    """Latency of a prompt (prefill) and of the next token (decode): TP, KV cache over heads; prefill also with SP.
+
+    rotate: context parallel of the prompt, by this rotation; with a mesh that has cp. Decode has no such variant.
+    """
     phases = {"prefill": (prefill, empty), "decode": (decode, filled)}
     if phase not in phases:
         raise UserError(f"--set phase={phase} is unknown; use {', '.join(phases)}")
@@ -79,19 +83,23 @@ def llama_inference(
         raise UserError(
             f"--set prompt={prompt} leaves no room in a cache of {cache_length}; use 1 to {cache_length - 1}"
         )
-    if phase == "decode" and sequence_parallel:
-        return Scenario()  # one token cannot be split over ranks, and torch's norms refuse the empty parts
+    if phase == "decode" and (sequence_parallel or rotate):
+        return Scenario()  # one token cannot be split over ranks
     vocab_size = 1000
     run, make_cache = phases[phase]
+    # Context parallel shards the table with the sequence, so that it has the prompt's positions and no others.
+    num_positions = prompt if rotate else cache_length
     return Scenario(
-        build_model=partial(CachedLlama, vocab_size, dim, num_layers, num_heads, num_kv_heads, hidden, cache_length),
+        build_model=partial(CachedLlama, vocab_size, dim, num_layers, num_heads, num_kv_heads, hidden, num_positions),
         make_batch=partial(tokens_of, batch, prompt, vocab_size),
         inference=True,
         make_cache=partial(make_cache, cache_length),
         call=run,
         num_tokens=batch * (prompt if phase == "prefill" else 1),
+        sequence_dims={"prompt": 1} if rotate else None,
         plan=ParallelPlan(
             tp=TP_PLAN if sequence_parallel else WHOLE_PLAN,
+            cp=CpPlan(rotate=rotate, buffers={"rotations": 0}) if rotate else None,
             # Gathered layer by layer, the root too: nothing stays whole between two passes.
             fsdp=FsdpPlan(wrap=("layers.*",), reshard_after_forward=True) if fsdp else None,
         ),

@@ -21,6 +21,8 @@ from torch.distributed.tensor import (
 )
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from distbench.spec import UserError
+
 LOADS = ("uniform", "zipf")
 
 
@@ -35,6 +37,7 @@ class Experts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(num_experts, hidden, dim))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+        self.sharers: Any = None  # the mesh of ranks that all have the same tokens, and other experts
 
     def forward(self, x: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         weights = [own_part(weight) for weight in (self.w1, self.w2, self.w3)]
@@ -144,6 +147,8 @@ class ExpertParallel(ParallelStyle):
     """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after.
 
     A second mesh dim shards each expert, column by column and then row by row: what comes out is to be summed over it.
+    Where ranks of tensor parallel have whole experts instead, each dispatches its share of the tokens that all of them
+    have, and what comes out is nothing but that share: it is to be summed as well.
     """
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
@@ -157,6 +162,9 @@ class ExpertParallel(ParallelStyle):
     def _dispatch(self, module: Any, inputs: Any, mesh: Any) -> Any:
         rows, counts = inputs
         group, size = mesh.get_group(0), mesh.size(0)
+        module.share = None
+        if module.sharers is not None:
+            rows, counts = self._own_share(module, rows, counts)
         if counts is None:
             module.exchange = (None, None, None, group)
             return by_expert(AllToAll.apply(rows, None, None, group), size, len(own_part(module.w1))), None
@@ -173,20 +181,48 @@ class ExpertParallel(ParallelStyle):
         module.exchange = (order, received, sent, group)
         return rows[order], arriving.reshape(size, num_own).sum(0)
 
+    def _own_share(self, module: Any, rows: torch.Tensor, counts: Any) -> Any:
+        """Every n-th row of those that n ranks have, so of each expert's; and how many of each expert's these are."""
+        index, size = module.sharers.get_local_rank(), module.sharers.size()
+        if counts is None and len(rows) % (size * len(module.w1)):
+            held = f"{len(rows) // len(module.w1)} places for tokens of an expert"
+            raise UserError(f"{held} cannot be shared by {size} ranks along tp; change batch, sequence or capacity")
+        own = torch.arange(index, len(rows), size, device=rows.device)
+        module.share = (own, len(rows))
+        if counts is not None:
+            ends = counts.cumsum(0)
+            expert = torch.searchsorted(ends, own, right=True)
+            counts = torch.bincount(expert, minlength=len(counts))
+        return rows[own], counts
+
     def _combine(self, module: Any, out: Any, mesh: Any) -> Any:
         order, received, sent, group = module.exchange
         if order is None:
-            return AllToAll.apply(by_expert(out, len(own_part(module.w1)), mesh.size(0)), None, None, group)
-        back = torch.empty_like(out).index_copy(0, order, out)
-        return AllToAll.apply(back, received, sent, group)
+            out = AllToAll.apply(by_expert(out, len(own_part(module.w1)), mesh.size(0)), None, None, group)
+        else:
+            back = torch.empty_like(out).index_copy(0, order, out)
+            out = AllToAll.apply(back, received, sent, group)
+        if module.share is None:
+            return out
+        own, num_rows = module.share
+        return out.new_zeros(num_rows, out.shape[1]).index_copy(0, own, out)
 
 
 class TensorParallelMixture(ParallelStyle):
     """A mixture whose experts are sharded over the mesh dim of tensor parallel: its input, sharded on the sequence, is
-    gathered, and its output, a part of a sum on each rank, summed and scattered."""
+    gathered, and its output, a part of a sum on each rank, summed and scattered.
+
+    Args:
+        whole_experts: the mesh dim shards no expert: expert parallel spreads them over its ranks too.
+    """
+
+    def __init__(self, whole_experts: bool = False) -> None:
+        super().__init__()
+        self.whole_experts = whole_experts
 
     def _apply(self, module: Any, device_mesh: Any) -> nn.Module:
         router = module.router
+        module.experts.sharers = device_mesh if self.whole_experts else None
         router.weight = nn.Parameter(distribute_tensor(router.weight, device_mesh, [Replicate()]))
         module.register_forward_pre_hook(lambda _, inputs: self._gathered(inputs[0], device_mesh))
         module.register_forward_hook(lambda _, inputs, out: self._summed(out, device_mesh))

@@ -45,7 +45,7 @@ def moe(
 
 @scenario(
     mesh={"dp_shard": 1, "ep": 2, "tp": 2},
-    axes={"load": ("uniform", "zipf"), "capacity": (0.0, 1.25)},
+    axes={"load": ("uniform", "zipf"), "capacity": (0.0, 1.25), "expert_tp": (True, False)},
     quick={"dim": 64, "hidden": 128, "num_layers": 2, "sequence": 64},
     tags=("ep", "tp", "fsdp", "further"),
 )
@@ -61,14 +61,16 @@ def moe_tp(
     sequence: int = 256,
     load: str = "uniform",
     capacity: float = 0.0,
+    expert_tp: bool = True,
 ) -> Scenario:
-    """Experts over ep and each of them over tp, with tensor and sequence parallel round them, and FSDP2."""
+    """Experts over ep and each of them over tp, or whole ones over both (ETP 1); TP and SP round them, and FSDP2."""
     sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     dense = {pattern: style for pattern, style in TP_PLAN.items() if not pattern.startswith(MIXTURE)}
     plan = ParallelPlan(
-        tp={**dense, MIXTURE: TensorParallelMixture()},
+        tp={**dense, MIXTURE: TensorParallelMixture(whole_experts=not expert_tp)},
         ep={EXPERTS: ExpertParallel()},
-        ep_tp_dim="tp",
+        ep_dim="ep" if expert_tp else ("ep", "tp"),
+        ep_tp_dim="tp" if expert_tp else None,
         fsdp=FsdpPlan(wrap=("layers.*",), mesh_dims=("dp_shard", "ep"), unit_mesh_dims={EXPERTS: ("dp_shard",)}),
     )
     return trained(sizes, batch, sequence, load, capacity, plan)

@@ -14,6 +14,11 @@ from distbench.runs.header import SHOWN
 from distbench.runs.launches import Launch, Value
 from distbench.spec.errors import UserError
 
+OF_LATENCIES = (
+    "times are latencies of a forward pass, of which a launch's mean and its fast end (p10, the 10th percentile) are "
+    "compared, and not its tail: distbench report prints p50, p90 and p99"
+)
+
 
 def gate(
     baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options, warnings: Sequence[str] = ()
@@ -44,6 +49,8 @@ def gate(
         num_not_run += len({*sides[0].values, *sides[1].values}) - len(untimed) - len(case_ids)
         measured.append(measure(group, sides, case_ids, notes, spans, options))
         designs.append(_design(group, measured[-1].pairing, options))
+        if any(value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()):
+            designs.append(f"{group.label}: {OF_LATENCIES}")
         for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
             for sentence in differences(group.baseline, group.candidate, fields):
                 said.setdefault(sentence, []).append(group.label)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distbench.compare.verdicts import FASTER, SLOWER, WITHIN_NOISE
+from distbench.gate.compare_sides import OF_LATENCIES
 from distbench.gate.predicted import PREDICTED
 from distbench.gate.side_by_side import NOT_TOLD, ComparedCase, SideBySide
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
@@ -23,6 +24,8 @@ ONE_LAUNCH = (
     "To know more, launch both in turn: distbench ab; or give distbench compare 5 launches a side and more.",
 )
 
+TAIL = "Times are latencies of a forward pass; a tail (p90, p99) is not compared: distbench report prints each run's."
+
 
 def blocks_of(found: SideBySide) -> list[Block]:
     """The comparison as blocks."""
@@ -36,7 +39,8 @@ def blocks_of(found: SideBySide) -> list[Block]:
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
     blocks: list[Block] = [Heading(f"compare: {_headline(found)}", 1), Lines(tuple(lines))]
     blocks += [_uncompared(found.uncompared)] if found.uncompared else []
-    blocks += [_single(found.single), Lines(ONE_LAUNCH)] if found.single else []
+    of_tail = [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
+    blocks += [_single(found.single), Lines((*ONE_LAUNCH, *of_tail))] if found.single else []
     blocks += [_repeated(found), Lines(tuple(_designs(found)))] if found.repeated else []
     return blocks
 

@@ -16,6 +16,9 @@ from distbench.runs.launches import Launch
 MIN_LAUNCHES = 3
 # Times variance x log(launches): with 4, two of 300 series of noise alone, 40 launches each, were split.
 PENALTY = 4.0
+OF_LATENCIES = (
+    "latencies of a forward pass by their fast end (p10); a change of their tail (p90, p99) is not looked for"
+)
 OUTLIER = 4.0  # standard deviations
 MAD_TO_SD = 1 / 0.6745
 
@@ -78,10 +81,14 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     left_out = f"{len(ordered) - len(kept)} of {len(ordered)} launches were left out"
     notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
     points: dict[tuple[str, str], list[Point]] = {}
+    of_latencies: dict[str, None] = {}
     for launch in kept:
         for case_id, value in launch.cases.items():
             if value.status == "ok" and any(fnmatch.fnmatchcase(name, pattern) for name in (case_id, launch.scenario)):
                 points.setdefault((launch.scenario, case_id), []).append(_point(launch, value.p10_s))
+                of_latencies |= {launch.scenario: None} if value.is_latency else {}
+    if of_latencies:
+        notes.append(f"{', '.join(of_latencies)}: {OF_LATENCIES}")
     found = [Series(*key, tuple(some), levels_of([point.seconds for point in some])) for key, some in points.items()]
     return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
 

@@ -16,6 +16,7 @@ from distbench.runs.run_file import Record, Run
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
 NOT_RUN = ("skipped", "unsupported")
+FORWARD_ONLY = "inference"  # the mode of a case that is a forward pass alone
 
 
 class Value(NamedTuple):
@@ -26,6 +27,7 @@ class Value(NamedTuple):
         mean_s: the samples' mean, seconds; nan where there are none.
         p10_s: their 10th percentile, seconds; nan likewise.
         error: one sentence, when status is not ok.
+        is_latency: whether its times are of forward passes alone, whose tail matters more than their mean.
     """
 
     status: str
@@ -33,6 +35,7 @@ class Value(NamedTuple):
     mean_s: float
     p10_s: float
     error: str | None = None
+    is_latency: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def launch_of(run: Run) -> Launch:
     cases: dict[str, Value] = {}
     for record in run.cases:
         value, case_id = value_of(record), record["case"]["id"]
+        value = value._replace(is_latency=record["case"].get("params", {}).get("mode") == FORWARD_ONLY)
         # A case recorded twice, the second time by the parent when the launch broke: the failure is what counts.
         if case_id not in cases or cases[case_id].status == "ok":
             cases[case_id] = value

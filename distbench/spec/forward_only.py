@@ -25,8 +25,8 @@ def require_forward_only(scenario: Any) -> None:
             f"Scenario(inference=True) runs forward alone, and this one has {', '.join(found)}; leave "
             f"{'it' if len(found) == 1 else 'them'} out"
         )
-    if scenario.plan.cp is not None:
-        raise UserError("context parallel is not run forward-only yet; leave plan.cp out, or inference=True")
+    if scenario.plan.cp is not None and scenario.plan.cp.seq_dim < 1:
+        raise UserError("a forward-only scenario has the batch in tensor dim 0, so CpPlan(seq_dim=0) is no sequence")
     if scenario.make_cache is not None and scenario.call is None:
         raise UserError(
             "a scenario with make_cache needs call(model, batch, cache), which gives the cache to the model"

@@ -108,6 +108,10 @@ class DdpPlan(Declared):
     Args:
         mesh_dims: mesh dims whose ranks average; several are flattened into one.
         bucket_cap_mb: MiB of gradients in a bucket; None for torch's 25, of which the first has 1.
+        fuse: have backward compiled in one piece (compiled autograd, DDP's reducer in Python), and inductor join the
+            all-reduces of its gradients into buckets: "concat" copies a bucket into one tensor, "coalesced" hands its
+            tensors to one call. A bucket is closed as soon as it has `bucket_cap_mb`, the first always as it has 1.
+            None for DDP's reducer in C++.
         gradient_as_bucket_view: let gradients live in the buckets.
         static_graph: the same parameters take part in every step.
         find_unused_parameters: look in each step for parameters that get no gradient; DDP waits for them otherwise.
@@ -117,6 +121,7 @@ class DdpPlan(Declared):
 
     mesh_dims: tuple[str, ...] = ("dp_replicate",)
     bucket_cap_mb: float | None = None
+    fuse: Literal["concat", "coalesced"] | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     find_unused_parameters: bool = False
@@ -199,7 +204,9 @@ class ParallelPlan(Declared):
         tp_dim: the mesh dim that `tp` and `shard_params` work on, or several. Styles get them flattened into one mesh
             dim; a callable and annotations get a mesh of as many mesh dims.
         ep: glob pattern over module names to the torch `ParallelStyle` that shards its experts and exchanges tokens.
-        ep_dim: the mesh dim that `ep` works on; its ranks have different parts of the batch.
+        ep_dim: the mesh dim that `ep` works on, whose ranks have different parts of the batch; or several, flattened
+            into one: ("ep", "tp") has whole experts on the ranks of tensor parallel too, which torchtitan calls an
+            expert_tensor_parallel_degree of 1.
         ep_tp_dim: a mesh dim that shards each expert's weights besides (EP x TP); its ranks have the same tokens. The
             styles of `ep` get a mesh of both mesh dims, where the mesh has this one.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
@@ -220,7 +227,7 @@ class ParallelPlan(Declared):
     tp: Mapping[str, Any] | Callable[[Any, Any], Any] | Literal["auto"] | None = None
     tp_dim: str | tuple[str, ...] = "tp"
     ep: Mapping[str, Any] = field(default_factory=dict)
-    ep_dim: str = "ep"
+    ep_dim: str | tuple[str, ...] = "ep"
     ep_tp_dim: str | None = None
     loss_parallel: bool = False
     cp: CpPlan | None = None
@@ -237,6 +244,16 @@ class ParallelPlan(Declared):
     def tp_dims(self) -> tuple[str, ...]:
         """`tp_dim` as a tuple."""
         return (self.tp_dim,) if isinstance(self.tp_dim, str) else self.tp_dim
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether torch compiles a part of the step."""
+        return self.compile is not None or (self.ddp is not None and self.ddp.fuse is not None)
+
+    @property
+    def ep_dims(self) -> tuple[str, ...]:
+        """`ep_dim` as a tuple."""
+        return (self.ep_dim,) if isinstance(self.ep_dim, str) else self.ep_dim
 
 
 def folded(name: str) -> str:

@@ -145,10 +145,10 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, partial(step_of, scenario, context), context)
-        stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
+        stays_open = not scenario.plan.is_compiled  # closing a compiled one forgets what all were compiled to
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=restart_once)
     finally:
-        if scenario.plan.compile is not None:
+        if scenario.plan.is_compiled:
             torch.compiler.reset()
 
 

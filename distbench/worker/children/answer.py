@@ -31,7 +31,7 @@ def answer_jobs(answers: Callable[[Sequence[Job]], Any]) -> None:
     print(json.dumps(answer))
 
 
-def rank_0_of(mesh: DeviceMesh, job: Job, device: str = "cpu") -> RankContext:
-    """The rank of a fake process group, 0 unless that was told otherwise, whose mesh it is."""
+def rank_of(mesh: DeviceMesh, job: Job, device: str = "cpu") -> RankContext:
+    """This rank of a fake process group, rank 0 unless that was told otherwise, whose mesh it is."""
     assert dist.group.WORLD is not None
     return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, job.settings.seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 from distbench.spec import Job, UserError
 from distbench.spec.case_choice import MAX_NAMED, none_chosen
-from distbench.worker.children.answer import answer_jobs, rank_0_of
+from distbench.worker.children.answer import answer_jobs, rank_of
 from distbench.worker.children.fork_pool import answers_of
 from distbench.worker.rank.rank_context import profile_of
 from distbench.worker.session import all_cases, chosen_cases, load_scenario
@@ -21,7 +21,7 @@ def case_ids(job: Job) -> dict[str, Any]:
     """The ids of a job's cases. `UserError` where the scenario is declared wrongly."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
-        found = all_cases(job, function, replace(rank_0_of(mesh, job), profile=profile_of(job)))
+        found = all_cases(job, function, replace(rank_of(mesh, job), profile=profile_of(job)))
     ids = [case_spec.case.id for case_spec in chosen_cases(job, found)]
     if not ids:
         raise UserError(none_chosen(job.chosen, len(found), [one.case.id for one in found[:MAX_NAMED]]))

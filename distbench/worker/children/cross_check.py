@@ -13,7 +13,7 @@ from typing import Any
 
 from distbench.spec import Job, UserError
 from distbench.worker.cases.step import step_cases
-from distbench.worker.children.answer import answer_jobs, rank_0_of
+from distbench.worker.children.answer import answer_jobs, rank_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.rank.rank_context import RankContext
@@ -29,7 +29,7 @@ def answers(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
     for shape in dict.fromkeys(meshes):
         with fake_ranks(dict(shape)) as mesh:
-            context, forwarding = rank_0_of(mesh, jobs[0]), Forwarding(mesh)
+            context, forwarding = rank_of(mesh, jobs[0]), Forwarding(mesh)
             for index in [index for index, other in enumerate(meshes) if other == shape]:
                 found[index] = [*_of_job(jobs[index], context, forwarding)]
     return [found[index] for index in range(len(jobs))]

@@ -13,6 +13,7 @@ from distbench.spec import DdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import parameter_bytes
 from distbench.worker.inference import step_of
 from distbench.worker.plans.batch import tensors_of
+from distbench.worker.plans.checkpoint_compile import require_fusable
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.patterns import matching_modules, styles_by_module
 from distbench.worker.plans.training_step import TrainingStep
@@ -60,6 +61,8 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
 
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    if scenario.plan.ddp is not None:
+        require_fusable(scenario.plan.ddp, context.device)
     try:
         # DDP's buckets need values, and nothing of a model's shapes can be wrong for them.
         plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
@@ -114,7 +117,7 @@ def _tried(
 
 def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
     """What DDP would wait for in vain."""
-    if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
+    if ddp is None or ddp.find_unused_parameters or ddp.static_graph or ddp.fuse:
         return []
     ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in ignored]

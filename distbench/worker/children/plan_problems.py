@@ -16,7 +16,7 @@ from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.cases.step import NEEDS_A_BATCH
-from distbench.worker.children.answer import answer_jobs, rank_0_of
+from distbench.worker.children.answer import answer_jobs, rank_of
 from distbench.worker.children.fake_step import rehearse
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.materialise import blueprint
@@ -47,11 +47,7 @@ def _of_variant(
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = declared(function, variant)
-        sizes = mesh_of(variant, job.mesh)
-        with fake_ranks(sizes) as mesh:
-            answer = answer_of(scenario, rank_0_of(mesh, job, job.device))
-        if "parameter_bytes" in answer and (found := problems_of_other_stages(scenario, sizes, job)):
-            return {"problems": found}
+        answer = _answer_on(mesh_of(variant, job.mesh), scenario, job)
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
             may_fit = step_fails or all("mesh dim" in problem for problem in found)
@@ -61,6 +57,34 @@ def _of_variant(
         return {"problems": [str(error)]}
     except (Exception, SystemExit) as error:
         return {"problems": [f"the scenario raises {one_line(error)}"]}
+
+
+def _answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
+    with fake_ranks(shape) as mesh:
+        answer = answer_of(scenario, rank_of(mesh, job, job.device))
+    if "parameter_bytes" not in answer:
+        return answer
+    for rank in _other_ranks(scenario, shape):
+        with fake_ranks(shape, rank=rank) as mesh:
+            if found := rehearse(scenario, rank_of(mesh, job, job.device)).problems:
+                return {"problems": [f"on rank {rank}: {problem}" for problem in found], "step_fails": True}
+    return answer
+
+
+def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
+    """Ranks whose step may fail where rank 0's does not.
+
+    Of inference the last one: a token that cannot be split may be all rank 0's. Of a pipeline its second position, and
+    the last one, which computes the loss unless the stages lie as a V.
+    """
+    if scenario.inference:
+        return [mesh_size(shape) - 1]
+    pipeline = scenario.step_plan.pipeline
+    if pipeline is None:
+        return []
+    names, size = list(shape), shape[pipeline.mesh_dim]
+    stride = math.prod(shape[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
+    return [position * stride for position in sorted({1, size - 1} & set(range(1, size)))]
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
@@ -83,21 +107,6 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     return {"problems": [], "not_tried": tried.why_not, **sizes}
 
 
-def problems_of_other_stages(scenario: Scenario, sizes: Mapping[str, int], job: Job) -> list[str]:
-    """What keeps a pipeline's step from running where rank 0 has no part of it: on the second position, and on the last
-    one, which computes the loss unless the stages lie as a V."""
-    pipeline = scenario.step_plan.pipeline
-    if pipeline is None:
-        return []
-    names, size = list(sizes), sizes[pipeline.mesh_dim]
-    stride = math.prod(sizes[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
-    for position in sorted({1, size - 1} & set(range(1, size))):
-        with fake_ranks(sizes, rank=position * stride) as mesh:
-            if found := rehearse(scenario, rank_0_of(mesh, job, job.device)).problems:
-                return [f"on rank {position * stride}: {problem}" for problem in found]
-    return []
-
-
 def _mesh_that_works(
     job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
 ) -> Mapping[str, int] | None:
@@ -108,10 +117,9 @@ def _mesh_that_works(
     for other in [*worked, *smaller_meshes(job.mesh)]:
         if time.process_time() > until:
             break
-        with fake_ranks(other) as mesh:
-            if not answer_of(scenario, rank_0_of(mesh, job, job.device))["problems"]:
-                worked[:] = [other]
-                return other
+        if not _answer_on(other, scenario, job)["problems"]:
+            worked[:] = [other]
+            return other
     return None
 
 

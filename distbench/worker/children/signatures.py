@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from distbench.spec import Job, ParallelPlan, UserError
-from distbench.worker.children.answer import answer_jobs, rank_0_of
+from distbench.worker.children.answer import answer_jobs, rank_of
 from distbench.worker.children.fork_pool import answers_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line
@@ -31,7 +31,7 @@ def signature(job: Job) -> dict[str, Any]:
     the plan is declared wrongly, or every case raises."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
-        context = rank_0_of(mesh, job)
+        context = rank_of(mesh, job)
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
         for case_spec in all_cases(job, function, context):

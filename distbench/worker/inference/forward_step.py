@@ -1,18 +1,22 @@
 """A forward pass of a parallel model with its batch on this rank: prefill, one decode step, or any other."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from distbench.spec import Scenario
+from distbench.spec import Scenario, UserError
 from distbench.spec.devices import DEVICES
 from distbench.worker.inference.model_output import cache_of, output_of, tensors_in
+from distbench.worker.plans.batch import tensors_of
 from distbench.worker.plans.materialise import Blueprint, materialise
-from distbench.worker.plans.training_step import Stamp, TrainingStep
+from distbench.worker.plans.patterns import styles_by_module
+from distbench.worker.plans.training_step import Stamp, TrainingStep, shards_sequence
+from distbench.worker.rank.dtypes import shape_text
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import storages_of
+from distbench.worker.torch_internals import storages_of, whole_sequence
 
 
 def forward_alone(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -37,14 +41,22 @@ class ForwardStep(TrainingStep):
         super().__init__(scenario, context, built, give_memory)
         self.phases = ("forward",)
         self._cache: Any = None
+        self._has_run = False
         self._has_cache = scenario.make_cache is None
 
-    def forward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
-        """The output of this rank's part of the batch."""
-        with forward_alone(self._context.device):
+    def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
+        """The output of this rank's part of the batch; where not `is_whole`, as the ranks have it in shards."""
+        with forward_alone(self._context.device), contextlib.ExitStack() as entered:
             self._provide_cache()
-            output = output_of(self._scenario, self.model, self.microbatches[0], self._cache)
+            batch = self.own_sequence(self.microbatches[0], entered)
+            with self._parts_seen():
+                output: Any = output_of(self._scenario, self.model, batch, self._cache)
             stamp()
+            if is_whole and hasattr(output, "full_tensor"):
+                output = output.full_tensor()
+            plan = self.plan.cp
+            if is_whole and plan is not None and shards_sequence(plan, self._context) and not plan.unshard_output:
+                output = whole_sequence(output, self._context.mesh[plan.mesh_dim], plan.seq_dim)
         return output
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
@@ -57,10 +69,7 @@ class ForwardStep(TrainingStep):
 
     def whole_output(self) -> torch.Tensor:
         """One pass's output, no longer sharded; one that may be changed."""
-        with forward_alone(self._context.device):
-            output: Any = self.forward()
-            output = output.full_tensor() if hasattr(output, "full_tensor") else output
-        return output.clone()
+        return self.forward(is_whole=True).clone()
 
     def restart(self) -> None:
         """Back to the initial parameters; the cache is made anew by the next run."""
@@ -74,6 +83,17 @@ class ForwardStep(TrainingStep):
         self.restart()
         with forward_alone(self._context.device):
             self._provide_cache()
+
+    @contextlib.contextmanager
+    def _parts_seen(self) -> Iterator[None]:
+        """In the first pass, refuse parts of a sequence that is too short to be split; later ones run without hooks."""
+        with contextlib.ExitStack() as hooks:
+            for _, name, module, style in () if self._has_run else styles_by_module(self.plan, self.model):
+                if type(style).__name__ == "SequenceParallel":
+                    hook = module.register_forward_pre_hook(partial(_require_elements, name), prepend=True)
+                    hooks.callback(hook.remove)
+            self._has_run = True
+            yield
 
     def _provide_cache(self) -> None:
         if not self._has_cache:
@@ -89,6 +109,14 @@ class ForwardStep(TrainingStep):
     def cache_bytes(self) -> int:
         """Bytes that this rank's cache takes."""
         return sum(storages_of(self.cache_tensors).values())
+
+
+def _require_elements(name: str, _: object, inputs: Any) -> None:
+    for _, tensor in tensors_of(inputs):
+        if not tensor.numel():
+            shape = shape_text(tensor.shape)
+            what = f"{name} is given {shape}, a part of the sequence without a token: it has fewer than there are ranks"
+            raise UserError(f"{what}; leave sequence parallel out of the plan for one token (decode)")
 
 
 def step_of(

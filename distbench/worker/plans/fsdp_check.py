@@ -5,13 +5,14 @@ from typing import Any
 
 from torch import nn
 
-from distbench.spec import FsdpPlan, LargestDim, ParallelPlan
+from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan
 from distbench.spec.errors import nearest
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.fully_sharded import policies_of, present
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, matching, matching_modules, styles_by_module
 from distbench.worker.plans.tp_check import local_shape
+from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 # Fields of FsdpPlan that mean nothing where every rank has all parameters.
@@ -34,6 +35,8 @@ OF_SHARDS += (
 )
 # Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
 NOT_ON_SPMD_MESH = ("all_reduce_hook", "gather_extension", "whole", "ignored", "unit_mesh_dims")
+# Fields of DdpPlan that torch's reducer in Python does not read.
+OF_REDUCER = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
 
 
@@ -89,31 +92,55 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         yield "ddp has nothing to average: no parameter of the model requires a gradient"
+    if ddp.fuse is not None:
+        yield from _fused(model, plan, ddp)
+
+
+def _fused(model: nn.Module, plan: ParallelPlan, ddp: DdpPlan) -> Iterator[str]:
+    plain = DdpPlan()
+    if given := [name for name in OF_REDUCER if getattr(ddp, name) != getattr(plain, name)]:
+        yield f"{', '.join(given)} of DDP are of its reducer in C++, which fuse={ddp.fuse!r} replaces; leave one out"
+    dtypes = {dtype_name(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
+    if len(dtypes) > 1:
+        yield f"torch fuses gradients of one dtype, the model's are {', '.join(sorted(dtypes))}; leave fuse out"
+    compiled = matching_modules(plan.compile.modules if plan.compile else (), model)
+    for name in matching_modules(plan.checkpoint, model):
+        if not any(outer in ("", name) or name.startswith(f"{outer}.") for outer in compiled):
+            # Tried: its backward breaks at every tensor that is computed again, and compiles piece after piece.
+            what = f"fuse={ddp.fuse!r} has backward compiled, and {name} computes its forward again outside of that"
+            yield f"{what}; compile it too (CompilePlan), or leave checkpoint out"
 
 
 def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     """One sentence for each problem of the plan's expert parallel part, if it has one."""
     if not plan.ep:
         return
-    ep_dim, fsdp = plan.ep_dim, plan.fsdp
-    if ep_dim not in context.mesh_dims:
-        yield f"expert parallel works on mesh dim {ep_dim!r}, the mesh has only {', '.join(context.mesh_dims)}"
+    ep_dims, fsdp = present(plan.ep_dims, context), plan.fsdp
+    if not ep_dims:
+        over = " or ".join(map(repr, plan.ep_dims))
+        yield f"expert parallel works on mesh dim {over}, the mesh has only {', '.join(context.mesh_dims)}"
         return
-    if plan.ep_tp_dim == ep_dim or plan.ep_tp_dim in BATCH_DIMS:
-        why = "whose ranks have different tokens"
-        yield f"ep_tp_dim={plan.ep_tp_dim!r} shards each expert over a mesh dim {why}; name that of tensor parallel"
+    if plan.ep_tp_dim in (*plan.ep_dims, *BATCH_DIMS):
+        differ = "tokens" if plan.ep_tp_dim in BATCH_DIMS else "experts"
+        why = f"whose ranks have different {differ}; name that of tensor parallel"
+        yield f"ep_tp_dim={plan.ep_tp_dim!r} shards each expert over a mesh dim {why}"
         return
-    if plan.ddp is None and (fsdp is None or ep_dim not in (*fsdp.mesh_dims, *fsdp.replicate_dims)):
-        yield f"ranks along {ep_dim!r} have different data and nobody sums other gradients; name it in FSDP's mesh_dims"
-    apart = {pattern: dims for pattern, dims in (fsdp.unit_mesh_dims if fsdp else {}).items() if ep_dim not in dims}
-    alone = set(matching_modules(apart, model))
+    summed = (*fsdp.mesh_dims, *fsdp.replicate_dims) if fsdp else ()
+    alone_in = [name for name in ep_dims if name in BATCH_DIMS and name not in summed]
+    if plan.ddp is None and alone_in:
+        where = f"ranks along {alone_in[0]!r} have different data"
+        yield f"{where} and nobody sums other gradients; name it in FSDP's mesh_dims"
+    own = (fsdp.unit_mesh_dims if fsdp else {}).items()
+    alone = set(matching_modules({pattern: dims for pattern, dims in own if not {*ep_dims} & {*dims}}, model))
+    num_parts = context.index(tuple(ep_dims))[1]
     for name, module in matching_modules(plan.ep, model).items():
-        if fsdp is not None and name not in alone:
-            yield f"FSDP shards {name} over {ep_dim!r} as expert parallel does; give it others in unit_mesh_dims"
+        if fsdp is not None and name not in alone and {*ep_dims} & {*summed}:
+            over = "x".join(ep_dims)
+            yield f"FSDP shards {name} over {over!r} as expert parallel does; give it others in unit_mesh_dims"
         for attribute, parameter in module.named_parameters(name):
-            if not parameter.ndim or parameter.shape[0] % context.size(ep_dim):
+            if not parameter.ndim or parameter.shape[0] % num_parts:
                 what = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
-                yield undivided(what, parameter.shape[0] if parameter.ndim else 1, [ep_dim], context, attribute)
+                yield undivided(what, parameter.shape[0] if parameter.ndim else 1, ep_dims, context, attribute)
 
 
 def _own_mesh_dims(fsdp: FsdpPlan, context: RankContext) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import nn
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim
 from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.spec.parallel import matching
+from distbench.worker.plans.checkpoint_compile import require_fusable
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.rank.rank_context import RankContext
@@ -85,7 +86,8 @@ def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[
 
 
 def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
-    """Average the model's gradients in DDP's buckets."""
+    """Average the model's gradients in DDP's buckets; Skipped where they are to be fused and cannot be."""
+    require_fusable(plan, context.device)
     group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
     options: dict[str, Any] = {
         "bucket_cap_mb": plan.bucket_cap_mb,

@@ -195,3 +195,8 @@ def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> t
     if len(shape) >= 2:
         return value / shape[-1] ** 0.5
     return 1 + 0.1 * value if role == "weight" else 0.1 * value
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """What a rank holds of a parameter, without its history."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()

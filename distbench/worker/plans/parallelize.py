@@ -44,8 +44,8 @@ def parallelize(
         model = _parallel_by(plan.tp, model, context.mesh[tuple(tp_dims)])
     elif plan.tp is not None and tp_dims:
         model = _tensor_parallel(model, plan, context, tp_dims)
-    if plan.ep and plan.ep_dim in context.mesh_dims:
-        _expert_parallel(model, plan, context)
+    if plan.ep and (ep_dims := [name for name in plan.ep_dims if name in context.mesh_dims]):
+        _expert_parallel(model, plan, context, ep_dims)
     if plan.fsdp is not None and plan.fsdp.spmd_mesh:
         onto_spmd_mesh(model, context)
     recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
@@ -105,11 +105,11 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     return model
 
 
-def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
+def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext, ep_dims: list[str]) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     with_tp = plan.ep_tp_dim is not None and plan.ep_tp_dim in context.mesh_dims
-    mesh = context.mesh[(plan.ep_dim, str(plan.ep_tp_dim))] if with_tp else context.mesh[plan.ep_dim]
+    mesh = context.mesh[(*ep_dims, str(plan.ep_tp_dim))] if with_tp else flatten_mesh(context.mesh, ep_dims)
     for pattern, style in plan.ep.items():
         for module in matching_modules((pattern,), model).values():
             parallelize_module(module, mesh, style)

@@ -53,7 +53,7 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
     used |= {plan.cp.mesh_dim} if plan.cp else set()
     used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
-    used |= {plan.ep_dim, plan.ep_tp_dim or plan.ep_dim} if plan.ep else set()
+    used |= {*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])} if plan.ep else set()
     used |= {plan.pipeline.mesh_dim} if plan.pipeline else set()
     if callable(plan.tp) and plan.tp_dim == "tp":
         yield from _unknown_mesh_dims(context)
@@ -144,7 +144,8 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; use a multiple of {chunks}"
+            instead = "leave cp out of what has one token" if length == 1 else f"use a multiple of {chunks}"
+            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {instead}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:

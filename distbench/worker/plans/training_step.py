@@ -11,6 +11,7 @@ from distbench.spec import CpPlan, Scenario, UserError
 from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
 from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
+from distbench.worker.plans.checkpoint_compile import fused
 from distbench.worker.plans.fully_sharded import (
     Sharded,
     average_whole_gradients,
@@ -22,6 +23,7 @@ from distbench.worker.plans.materialise import (
     as_built,
     blueprint,
     load_initial_values,
+    local_part,
     materialise,
     require_as_built,
 )
@@ -111,7 +113,7 @@ class TrainingStep:
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
         self.pipeline = self._pipelined(stages)
-        self.has_buckets = reduced_in_buckets(self.model)
+        self.has_buckets = reduced_in_buckets(self.model, plan.ddp is not None and plan.ddp.fuse is not None)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
@@ -137,9 +139,7 @@ class TrainingStep:
         stages = local_stages(self.built.model, plan, context, inputs)
         held = {name for one in stages.values() for name, _ in one.module.named_parameters()}
         done = {index: parallelize(one.module, plan, context, own) for index, one in stages.items()}
-        counters: dict[str, Any] = {}
-        for _, sharded in done.values():
-            counters |= sharded.counters
+        counters = {name: value for _, sharded in done.values() for name, value in sharded.counters.items()}
         roots = [root for _, sharded in done.values() for root in sharded.roots]
         names = tuple(name for name in self.built.parameters if name in held)
         model = LocalStages({index: module for index, (module, _) in done.items()}, names)
@@ -169,8 +169,7 @@ class TrainingStep:
     def _split(self) -> Iterator[Any]:
         index, count = self._context.index(BATCH_DIMS)
         parts = 1 if self.pipeline is not None else self.plan.microbatches  # torch's schedule splits it
-        for part in range(parts):
-            yield self.batch.part(index * parts + part, count * parts, self._context.device)
+        yield from (self.batch.part(index * parts + part, count * parts, self._context.device) for part in range(parts))
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
@@ -186,11 +185,8 @@ class TrainingStep:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
-        with contextlib.ExitStack() as entered:
-            if self.plan.cp is not None and shards_sequence(self.plan.cp, self._context):
-                batch = mapped(batch, lambda _, tensor: tensor.clone())
-                sharded = list(self._of_sequence(self.plan.cp, batch))
-                entered.enter_context(sequence_sharded(self.model, self.plan.cp, self._context, sharded))
+        with fused(self.plan.ddp), contextlib.ExitStack() as entered:
+            batch = self.own_sequence(batch, entered)
             if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel
 
@@ -201,6 +197,15 @@ class TrainingStep:
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    def own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
+        """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""
+        plan = self.plan.cp
+        if plan is not None and shards_sequence(plan, self._context):
+            batch = mapped(batch, lambda _, tensor: tensor.clone())
+            sharded = list(self._of_sequence(plan, batch))
+            entered.enter_context(sequence_sharded(self.model, plan, self._context, sharded))
+        return batch
 
     def _keep(self, output: Any) -> None:
         # Held through backward, it would raise the step's peak of memory.
@@ -246,8 +251,8 @@ class TrainingStep:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
         fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
         if own is not None:
-            cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
-            return self._context.index((*BATCH_DIMS, *cp))[1] / own
+            cp = self.plan.cp.mesh_dim if self.plan.cp is not None else "cp"
+            return self._context.index((*BATCH_DIMS, cp))[1] / own
         if fsdp is None or fsdp.gradient_divide_factor is None:
             return 1.0
         return data_parallel_size(fsdp, self._context) / fsdp.gradient_divide_factor
@@ -293,8 +298,3 @@ class TrainingStep:
             if self._context.rank == 0:
                 found[name] = whole.cpu().clone()
         return found
-
-
-def local_part(tensor: Any) -> torch.Tensor:
-    """What a rank holds of a parameter, without its history."""
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()

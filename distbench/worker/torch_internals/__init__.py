@@ -40,8 +40,11 @@ from distbench.worker.torch_internals.labels import (
     Message,
     autograd_position,
     finished_parameter,
+    forget_step,
     labelled_communication,
+    messages_of_stages,
     next_autograd_position,
+    vote_on_fake_group,
 )
 from distbench.worker.torch_internals.mesh_facts import (
     BACKEND_OPS,
@@ -50,19 +53,18 @@ from distbench.worker.torch_internals.mesh_facts import (
     fake_ranks,
     flatten_mesh,
     forget_layouts_of_backward,
-    forget_step,
+    gradients_fused,
     hooked_parameters,
     hybrid_mesh,
     is_strided_shard,
-    messages_of_stages,
     nothing_sent,
     on_spmd_mesh,
     ranks_by_group_name,
     reduced_in_buckets,
     replicate_by_unit,
     replicate_in_buckets,
+    require_fusing,
     strided_shard,
-    vote_on_fake_group,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import (

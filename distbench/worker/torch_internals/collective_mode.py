@@ -88,6 +88,11 @@ class _Mode(TorchDispatchMode):
         super().__init__()
         self._handle, self._own_dispatch = handle, (torch.distributed.tensor.DTensor, *own_dispatch)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled runs compiled, and its operators are seen as it runs."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Their own dispatch first, then what it issues comes back here with plain tensors.
         if any(issubclass(kind, self._own_dispatch) for kind in types):

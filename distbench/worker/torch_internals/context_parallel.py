@@ -98,6 +98,7 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
     ) -> torch.Tensor:
         if attn_mask is not None:
             raise Unsupported("ulysses: attn_mask of a rank's part of the sequence has no path; use is_causal, or none")
+        _require_as_long(query, key)
         _require_heads(mesh, query, key, value)
         exchanged = [_exchanged(one, mesh, 2, 1) for one in (query, key, value)]
         return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
@@ -126,6 +127,14 @@ def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
                 f"ulysses splits the {what} of attention, {count} on each rank, over the {size} ranks of context "
                 f"parallel, which does not divide them; use a size that divides {count}, or allgather or alltoall"
             )
+
+
+def _require_as_long(query: torch.Tensor, key: torch.Tensor) -> None:
+    if query.shape[2] != key.shape[2]:
+        what = (
+            f"context parallel splits one sequence, and attention is of {query.shape[2]} queries to {key.shape[2]} keys"
+        )
+        raise UserError(f"{what}, as in a decode step over a cache; leave cp out of it")
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
@@ -187,6 +196,7 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
     ) -> torch.Tensor:
         if attn_mask is not None or dropout_p or enable_gqa:
             raise Unsupported("context parallel on CPU: attn_mask, dropout_p and enable_gqa have no ring path in torch")
+        _require_as_long(query, key)
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
 

@@ -1,13 +1,15 @@
-"""Who issues communication now: FSDP for which module, or DTensor for which redistribution."""
+"""Who issues communication now: FSDP for which module, DTensor for which redistribution, or a stage of a pipeline."""
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from distbench.worker.torch_internals.collective_mode import CollectiveCall
 from distbench.worker.torch_internals.probe import replaced, require
 
 
@@ -171,3 +173,50 @@ def finished_parameter() -> torch.Tensor | None:
     node: Any = torch._C._current_autograd_node()
     found: torch.Tensor | None = getattr(node, "variable", None)
     return found
+
+
+def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
+    """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
+
+    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that
+    vote asks nobody.
+    """
+    if not hasattr(schedule, "_warmup_p2p") or group._get_backend(device).name() != "fake":
+        return
+    require("pipelines on a fake process group")
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    def decided(stages: Sequence[Any], *_: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = decided
+
+
+def forget_step(schedule: Any) -> None:
+    """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
+    for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
+        getattr(schedule, name, set()).clear()
+
+
+@contextlib.contextmanager
+def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
+    """Have `issue(tensors, messages)` called where stages of a pipeline send and receive, which returns what they then
+    call `wait()` of; nothing is sent. Messages of one call were asked for together.
+    """
+    if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
+        yield  # nobody has a pipeline
+        return
+    require("simulated messages of pipelines")
+
+    def asked(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
+        return issue([op.tensor for op in ops], [_message(op) for op in ops]) if ops else []
+
+    with replaced(schedules, "_batch_p2p", asked):
+        yield
+
+
+def _message(op: dist.P2POp) -> CollectiveCall:
+    kind, name = ("send", "c10d.send") if op.op is dist.isend else ("recv", "c10d.recv_")
+    ranks = tuple(dist.get_process_group_ranks(op.group))
+    return CollectiveCall(kind, name, ranks, op.tensor.dtype, op.tensor.numel(), op.peer, id(op.tensor))

@@ -3,8 +3,7 @@
 import contextlib
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distbench.spec.levels import dim_shape
-from distbench.worker.torch_internals.collective_mode import CollectiveCall
-from distbench.worker.torch_internals.probe import SPMD_MESH, Skipped, replaced, require
+from distbench.worker.torch_internals.probe import FUSED, SPMD_MESH, Skipped, Unsupported, require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
@@ -32,9 +30,62 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
     replicate(module, list(ignored), **options)
 
 
-def reduced_in_buckets(model: Any) -> bool:
-    """Whether DDP takes care of a model's gradients, however it was put there. On a fake process group it is given a
-    hook: what such a group returns has no result, which the reducer asks for."""
+@contextlib.contextmanager
+def gradients_fused(how: str, bucket_mb: float) -> Iterator[None]:
+    """Have the backward of a replicated model compiled in one piece, in which inductor joins all-reduces of gradients.
+
+    The model's first forward must be inside too: with it DDP starts, and chooses its reducer.
+
+    Args:
+        how: "concat" or "coalesced".
+        bucket_mb: MiB from which a bucket is closed; torch closes the first one at 1.
+
+    Raises:
+        Skipped: this torch cannot.
+    """
+    require_fusing()
+    from torch._dynamo import compiled_autograd
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    # What DDP sets for whoever compiles next, so that it is undone; of the bucket's size it keeps whole MiB only.
+    left_set: Any = {"_fuse_ddp_communication": False, "_fuse_ddp_bucket_size": inductor._fuse_ddp_bucket_size}
+    options = {
+        "_fuse_ddp_communication": True,
+        "_fuse_ddp_bucket_size": bucket_mb,
+        "_fuse_ddp_communication_passes": [f"fuse_ddp_with_{how}_op", "schedule_comm_wait"],
+        # To inductor such a graph is one of inference, which it would order anew; torch's own tests turn that off.
+        "reorder_for_locality": False,
+    }
+    compiler = torch.compile(backend=functools.partial(_by_inductor, options), dynamic=False)
+    with (
+        dynamo.patch(optimize_ddp="python_reducer"),
+        inductor.patch(left_set),
+        compiled_autograd._enable(compiler, dynamic=False),
+    ):
+        yield
+
+
+def _by_inductor(options: dict[str, Any], graph: Any, inputs: Any) -> Any:
+    from torch import _inductor
+
+    return _inductor.compile(graph, inputs, options)
+
+
+def require_fusing() -> None:
+    """Raise `Skipped` where this torch does not join the all-reduces of a compiled backward."""
+    try:
+        require(FUSED)
+    except Unsupported as reason:
+        raise Skipped(str(reason)) from reason
+
+
+def reduced_in_buckets(model: Any, is_fused: bool = False) -> bool:
+    """Whether DDP takes care of a model's gradients, however it was put there.
+
+    On a fake process group it is given a hook: what such a group returns has no result, which the reducer asks for; the
+    one in Python, where gradients are fused, does not.
+    """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
 
@@ -44,7 +95,8 @@ def reduced_in_buckets(model: Any) -> bool:
         mesh, group = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
         default: Any = dist.group.WORLD
         group = group or (default if mesh is None else mesh.get_group())
-        if group._get_backend(torch.device("cpu")).name() == "fake" and not state._comm_hook_args:
+        is_fake = group._get_backend(torch.device("cpu")).name() == "fake"
+        if is_fake and not is_fused and not state._comm_hook_args:
             module.register_comm_hook(group, _averaged)
     return bool(found)
 
@@ -87,53 +139,6 @@ def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(tensor)
     return done
-
-
-def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
-    """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
-
-    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that
-    vote asks nobody.
-    """
-    if not hasattr(schedule, "_warmup_p2p") or group._get_backend(device).name() != "fake":
-        return
-    require("pipelines on a fake process group")
-    from torch.distributed.pipelining._utils import InferenceMode
-
-    def decided(stages: Sequence[Any], *_: Any) -> None:
-        for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC
-
-    schedule._warmup_p2p = decided
-
-
-def forget_step(schedule: Any) -> None:
-    """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
-    for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
-        getattr(schedule, name, set()).clear()
-
-
-@contextlib.contextmanager
-def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
-    """Have `issue(tensors, messages)` called where stages of a pipeline send and receive, which returns what they then
-    call `wait()` of; nothing is sent. Messages of one call were asked for together.
-    """
-    if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
-        yield  # nobody has a pipeline
-        return
-    require("simulated messages of pipelines")
-
-    def asked(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
-        return issue([op.tensor for op in ops], [_message(op) for op in ops]) if ops else []
-
-    with replaced(schedules, "_batch_p2p", asked):
-        yield
-
-
-def _message(op: dist.P2POp) -> CollectiveCall:
-    kind, name = ("send", "c10d.send") if op.op is dist.isend else ("recv", "c10d.recv_")
-    ranks = tuple(dist.get_process_group_ranks(op.group))
-    return CollectiveCall(kind, name, ranks, op.tensor.dtype, op.tensor.numel(), op.peer, id(op.tensor))
 
 
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:

@@ -69,6 +69,7 @@ PLANNER = "DTensorRedistributePlanner"
 PENDING = "results of functional collectives"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
+FUSED = "DDP's buckets by compiled autograd"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
@@ -196,6 +197,11 @@ NEEDED = (
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
     ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
+    (FUSED, "torch._dynamo.compiled_autograd", "_enable(compiler_fn, dynamic)"),
+    (FUSED, "torch._dynamo.config", "optimize_ddp"),
+    (FUSED, "torch._inductor", "compile(gm, example_inputs, options)"),
+    *((FUSED, "torch._inductor.config", f"_fuse_ddp_{what}") for what in ("communication", "communication_passes")),
+    (FUSED, "torch._inductor.config", "_fuse_ddp_bucket_size"),
     (
         "replicas by unit",
         "torch.distributed._composable.replicate_with_fsdp",

@@ -180,7 +180,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
     own_dims = {
         "cp": plan.cp.mesh_dim if plan.cp is not None else None,
         "ddp": "x".join(plan.ddp.mesh_dims) if plan.ddp is not None else None,
-        "ep": plan.ep_dim if plan.ep else None,
+        "ep": "x".join(plan.ep_dims) if plan.ep else None,
     }
     part = next((part for part, own in own_dims.items() if own == mesh_dim), None)
     # Ulysses exchanges heads and sequence by DTensor.
