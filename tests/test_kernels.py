@@ -13,7 +13,8 @@ import pytest
 
 from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import HostCalls, phases_among
-from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, communicates, matched
+from distbench.worker.tracing.host_collectives import communicates
+from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
 from distbench.worker.tracing.profiled import events_in, step_of_events
 
 Event = dict[str, Any]

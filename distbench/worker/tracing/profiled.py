@@ -20,7 +20,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
-from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched
+from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched, without_kernels
 from distbench.worker.tracing.trace_rows import Traced, TracedRow
 
 BETWEEN_EVENTS = re.compile(r"[\s,]*")
@@ -105,7 +105,7 @@ def step_of_events(
     lost, num_events = unlinked(events, launches)
     if lost:
         untold.append(f"{lost} of {num_events} kernels and copies have no launch in the trace; they are in no phase")
-    return ProfiledStep(traced, [*differing_bytes(rows, ran), *untold], None)
+    return ProfiledStep(traced, [*differing_bytes(rows, ran), *without_kernels(rows, ran), *untold], None)
 
 
 def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
