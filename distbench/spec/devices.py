@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lister:
-    """A command that lists this host's devices, each on a line that begins with `line`."""
+    """A command that lists this host's devices, each on a line that begins with `line`, and below it, indented, parts
+    that it is split into, on lines that begin with `part`."""
 
     command: tuple[str, ...]
     line: str
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ DEVICES = {
             *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
         ),
         visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-        listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU "),),
+        listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU ", "MIG "),),
         # The driver of AMD's numbers CPUs too; those have no id.
         files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
     ),

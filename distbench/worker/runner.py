@@ -12,7 +12,7 @@ from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
 from distbench.runs.run_file import AGAIN, CaseResult
 from distbench.spec import Settings, UserError
-from distbench.spec.devices import DEVICES
+from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
 from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
 from distbench.worker.rank.agreement import Agreement
@@ -200,7 +200,7 @@ class Runner:
     def _stays_beside_checks(self, turn: Turn, opened_case: OpenedCase) -> bool:
         """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
         peak would be theirs too."""
-        is_alone = DEVICES[self._context.device.type].waits_on_host
+        is_alone = known_device(self._context.device.type).waits_on_host
         so_far = [one for one in self._turns if one.opened_case is not None]
         return is_alone and opened_case.stays_open and self._room.holds(so_far)
 
@@ -253,7 +253,7 @@ class Runner:
         return opened_case
 
     def _touch(self, turn: Turn, opened_case: OpenedCase) -> None:
-        if turn.needs_touch(self._is_small, DEVICES[self._context.device.type].waits_on_host):
+        if turn.needs_touch(self._is_small, known_device(self._context.device.type).waits_on_host):
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
