@@ -22,6 +22,8 @@ class DeviceType:
 
     Args:
         backend: moves its tensors; torch's own word counts where it has one.
+        per_host: how many a host usually has, for prices of groups that nobody has measured.
+        scales_sums: whether its backend multiplies while it adds (NCCL's ncclRedOpCreatePreMulSum).
         waits_on_host: whether a collective ends where the host waits for it; elsewhere it ends on a stream.
         variables: environment variables that change what is measured, for the run file's header.
         visible: environment variables that list the devices a process may use.
@@ -32,6 +34,8 @@ class DeviceType:
     """
 
     backend: str
+    per_host: int = 1
+    scales_sums: bool = False
     waits_on_host: bool = False
     variables: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
@@ -45,6 +49,8 @@ DEVICES = {
     "cpu": DeviceType("gloo", waits_on_host=True, variables=("GLOO_SOCKET_IFNAME",)),
     "cuda": DeviceType(
         "nccl",
+        per_host=8,
+        scales_sums=True,
         variables=(
             *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
             *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),

@@ -17,6 +17,7 @@ from distbench.worker.cases.rounding import Rounding, lowest_precision, measured
 from distbench.worker.inference import ForwardStep
 from distbench.worker.plans.materialise import Blueprint
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.device import products_of_f32
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
@@ -38,7 +39,7 @@ def full_precision() -> Iterator[None]:
 
     torch has an older and a newer way to say so, and refuses to read the one where the other was used.
     """
-    newer = [(one, one.fp32_precision) for one in _products()]
+    newer = [(one, one.fp32_precision) for one in products_of_f32()]
     older = _older_precision()
     try:
         torch.set_float32_matmul_precision("highest")
@@ -52,12 +53,6 @@ def full_precision() -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = older[1]
         for one, before in newer:
             one.fp32_precision = before
-
-
-def _products() -> list[Any]:
-    """Where torch keeps how it multiplies f32, by library."""
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
-    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 
 def _older_precision() -> tuple[str, bool] | None:

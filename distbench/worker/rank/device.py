@@ -270,6 +270,12 @@ def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, own]
 
 
+def products_of_f32() -> list[Any]:
+    """Where torch keeps how each library multiplies f32, as `fp32_precision`."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+
+
 def device_facts(device: torch.device) -> dict[str, Any]:
     """The header's fields about the device and what drives it; None for what torch was not built for."""
     used = Accelerator(device.type) if is_accelerator(device.type) else None
