@@ -8,7 +8,7 @@ import pytest
 from distbench import doctor
 from distbench.runs import accelerator_facts as told
 from distbench.runs.accelerator_facts import accelerator_facts, checks_of, devices_in, matrix_of, reasons_in
-from distbench.spec.devices import DEVICES as KNOWN
+from distbench.runs.machine import is_told
 from distbench.spec.devices import SWITCHED_OFF
 
 DEVICES = """\
@@ -70,8 +70,9 @@ def test_the_header_has_driver_clocks_and_links() -> None:
 def test_the_header_has_the_variables_that_change_what_is_measured() -> None:
     """Those that a review of CUDA's paths found missing."""
     missing = "PYTORCH_ALLOC_CONF NCCL_NVLS_ENABLE NCCL_P2P_LEVEL NCCL_IB_HCA NCCL_CUMEM_ENABLE NVIDIA_TF32_OVERRIDE"
-    recorded = set(KNOWN["cuda"].variables)
-    assert set(missing.split()) <= recorded and any(name.startswith("TORCH_NCCL_") for name in recorded)
+    later = "TORCH_NCCL_HIGH_PRIORITY NCCL_MNNVL_ENABLE RCCL_MSCCLPP_ENABLE CCL_ATL_TRANSPORT ZE_AFFINITY_MASK"
+    assert [name for name in (*missing.split(), *later.split()) if not is_told(name)] == []
+    assert not any(map(is_told, ("HOME", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_NCCL_KEY")))
 
 
 def test_without_the_command_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,6 +197,8 @@ def test_visible_devices_are_counted_without_torch(visible: str, count: int, mon
         ("MIG-4f2a,MIG-77b0", 1, 1),  # a process sees the first part alone, whatever it is shown
         ("MIG-GPU-4f2a/1/0,MIG-GPU-4f2a/2/0", None, 1),
         ("0,,1", 4, 1),
+        ("NoDevFiles", 4, 0),  # Slurm's, of a job that asked for none
+        ("1,none", 4, 1),
     ],
 )
 def test_visible_devices_are_counted_as_their_driver_does(visible: str, here: int | None, count: int) -> None:

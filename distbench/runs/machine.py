@@ -25,8 +25,10 @@ ALLOWED_VARIABLES = (
     *(variable for known in DEVICES.values() for variable in known.variables),
     *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
 )
+FAMILIES = tuple({family for known in DEVICES.values() for family in known.families})
 COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
 ROOT = Path("/")
+IDS = ("GPU-", "MIG-")  # what a device's own name begins with, NVIDIA's and AMD's
 
 
 def host_facts() -> dict[str, Any]:
@@ -38,11 +40,16 @@ def host_facts() -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "num_cpus": available_cpus(),
         "memory_bytes": memory_bytes(),
-        "variables": {name: os.environ[name] for name in ALLOWED_VARIABLES if name in os.environ},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if is_told(name)},
         "load_at_start": load_average(),
         **accelerator_facts(output_of),
         **git_state(),
     }
+
+
+def is_told(variable: str) -> bool:
+    """Whether the header has an environment variable: those that change what is measured, and no other."""
+    return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
 
 
 def machine_name() -> str:
@@ -179,13 +186,16 @@ def num_visible(text: str, num_here: int | None) -> int:
     seen: list[str] = []
     for part in (one.strip() for one in text.split(",")):
         number = re.match(r"[+-]?\d+", part)
-        if not part or (number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here))):
+        # Slurm shows a job without devices "NoDevFiles".
+        if not number and not part.startswith(IDS):
+            break
+        if number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here)):
             break
         name = str(int(number[0])) if number else part
         if name in seen:
             return 0
         seen.append(name)
-    return min(len(seen), 1) if seen and seen[0].startswith("MIG-") else len(seen)
+    return min(len(seen), 1) if seen and seen[0].startswith(IDS[1]) else len(seen)
 
 
 def _devices_of_host(known: DeviceType) -> int | None:
