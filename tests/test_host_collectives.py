@@ -56,6 +56,7 @@ def test_messages_of_a_batch_are_those_called_before_its_kernel() -> None:
         ("send", 8, 30),
         ("send", 64, 70),
     ]
+    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([15, 15, 30]), "no second is counted twice"
 
 
 def test_a_pipelines_rows_have_their_batches_times() -> None:

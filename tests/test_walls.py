@@ -324,7 +324,7 @@ def test_nothing_imports_the_scenarios_by_name() -> None:
 
 # What a file says that asks for one accelerator: names of types, of backends, and torch's own modules of them.
 ACCELERATORS = {"cuda", "hip", "rocm", "xpu", "npu", "hpu", "mtia", "nccl", "rccl", "xccl", "hccl"}
-MODULES = {f"torch.{name}" for name in (*ACCELERATORS, "accelerator", "get_device_module")}
+OF_TORCH = {f"torch.{name}" for name in (*ACCELERATORS, "accelerator", "get_device_module")}
 # The simulated device stands for CUDA's and its NCCL; nccl-tests' files have no other; headers say which versions ran.
 SAYS_SO = ("worker/simulated/recorded_step.py", "runs/nccl_tests.py", "runs/record_checks.py")
 SAYS_SO += ("gate/baseline_text.py",)
@@ -379,7 +379,7 @@ def asked_for(tree: ast.Module) -> set[str]:
             else []
         )
     }
-    return named | methods | (MODULES & (dotted_names(tree) | modules))
+    return named | methods | (OF_TORCH & (dotted_names(tree) | modules))
 
 
 def dotted_names(tree: ast.Module) -> set[str]:

@@ -272,7 +272,8 @@ def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
 
 def products_of_f32() -> list[Any]:
     """Where torch keeps how each library multiplies f32, as `fp32_precision`."""
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    cudnn: Any = torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn
     return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 

@@ -34,7 +34,7 @@ class Ran(NamedTuple):
     Args:
         kind: as in Communication; UNNAMED where the profiler does not tell.
         group: name of its process group.
-        exposed_s: how long it ran while no other kernel or copy did.
+        exposed_s: how long it ran while no other kernel or copy did; of a batch that one kernel moved, an equal part.
         payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
         issued_s: when the host called it; when it began, where that is not known.
     """
@@ -56,23 +56,23 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
     """
     calls = HostCollectives(events, launches or HostCalls(events))
     covered = Cover(span_of(event) for event in events if is_on_device(event) and calls.of(event) is None)
-    kernels: dict[HostCollective, list[Span]] = {}
+    kernels: dict[HostCollective, list[tuple[Span, int]]] = {}
     unnamed: list[Span] = []
     for event in filter(is_on_device, events):
         own = calls.of(event)
         for call in own or ():
-            kernels.setdefault(call, []).append(span_of(event))
+            kernels.setdefault(call, []).append((span_of(event), len(own or ())))
         unnamed += [span_of(event)] if own == () else []
 
-    def ran(spans: Sequence[Span], facts: Mapping[str, Any], issued_s: float) -> Ran:
-        begun, ended = min(begun for begun, _ in spans), max(ended for _, ended in spans)
-        exposed = sum(max(until - since - covered.seconds((since, until)), 0.0) for since, until in spans)
+    def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
+        begun, ended = min(span[0] for span, _ in shared), max(span[1] for span, _ in shared)
+        exposed = sum(max(span[1] - span[0] - covered.seconds(span), 0.0) / size for span, size in shared)
         kind = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED
         group = str(facts.get("Process Group Name", ""))
         return Ran(kind, group, begun, ended, exposed, _payload_bytes(kind, facts), issued_s)
 
-    found = [ran(spans, call.facts, call.at_s) for call, spans in kernels.items()]
-    found += [ran([span], {}, span[0]) for span in unnamed]
+    found = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
+    found += [ran([(span, 1)], {}, span[0]) for span in unnamed]
     return sorted(found, key=lambda one: (one.begun_s, one.issued_s))
 
 
