@@ -176,4 +176,8 @@ def test_what_runs_nothing_on_a_device_is_no_work(cat: str) -> None:
 
 def test_old_names_and_mangled_ones_are_communication() -> None:
     names = ["_Z41ncclDevKernel_AllReduce_Sum_bf16_RING_LL24ncclDevKernelArgsStorageILm4096EE", "mcclKernel_AllReduce"]
-    assert kinds(collectives_among([kernel(name, 0, 1) for name in names])) == [UNNAMED] * 2
+    names += [
+        "void c10d::symmetric_memory::two_shot_all_reduce_kernel<float>",
+        "vllm::cross_device_reduce_1stage<half>",
+    ]
+    assert kinds(collectives_among([kernel(name, 0, 1) for name in names])) == [UNNAMED] * 4

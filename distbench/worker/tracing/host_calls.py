@@ -62,6 +62,7 @@ class HostCalls:
             facts = event.get("args") or {}
             if kind == "X" and cat.endswith(HOST_CALLS):
                 self._note(self._by_number, facts.get("correlation"), event)
+                self._note(self._by_operator, facts.get("External id"), event)
             elif kind == "X" and cat == HOST_OPERATOR:
                 self._note(self._by_operator, facts.get("External id"), event)
             elif cat == FLOW and kind == "s":

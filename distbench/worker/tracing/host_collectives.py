@@ -15,8 +15,12 @@ from distbench.worker.torch_internals import FAMILIES, OTHERS, kind_of
 from distbench.worker.tracing.host_calls import HOST_OPERATOR, KERNEL, Event, HostCalls, is_on_device, span_of
 
 # Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), libraries made after them (MCCL,
-# CNCL), MSCCL, oneCCL and Ascend's HCCL; some profilers leave C++ names as they are.
-OF_COMMUNICATION = re.compile(r"(?:nccl|rccl|mccl|cncl)\w*kernel|msccl|oneccl_|hcom_", re.IGNORECASE)
+# CNCL), MSCCL, oneCCL and Ascend's HCCL, torch's over symmetric memory, vLLM's; some profilers leave C++ names as they
+# are.
+OF_COMMUNICATION = re.compile(
+    r"(?:nccl|rccl|mccl|cncl)\w*kernel|msccl|oneccl_|hcom_|nvshmem|_shot_all_reduce|multimem_all_|cross_device_reduce",
+    re.IGNORECASE,
+)
 COLLECTIVE, NUMBER, GROUP = "Collective name", "External id", "Process Group Name"
 
 
