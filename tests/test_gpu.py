@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_files
+from conftest import num_accelerators, run_files
 from gpu_tests import text_of
 from processes import Ranks
 from torch.profiler import profile, record_function
 
 from distbench.runs.machine import accelerator_here
 from distbench.runs.run_file import read_run
+from distbench.spec import list_entries
+from distbench.spec.mesh import format_mesh, mesh_size
 from distbench.worker.rank import device as seam
 from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
 from distbench.worker.tracing.profiled import events_in
+
+OF_CLUSTERS = {"calibrate", "laboratory", "links", "real-size"}
+SHIPPED = {entry.name: entry for entry in list_entries() if not OF_CLUSTERS & set(entry.tags)}
 
 
 @pytest.fixture
@@ -53,8 +58,12 @@ def test_a_collective_of_one_rank_starts_on_its_device(ranks: Ranks, tmp_path: P
 
 
 @pytest.mark.gpu
-def test_a_step_of_one_rank_is_right_and_its_memory_known(ranks: Ranks, tmp_path: Path, device_type: str) -> None:
-    (run,) = measured(ranks, tmp_path, device_type, "tp_mlp", "--mesh", "tp=1")
+def test_a_step_of_one_rank_is_right_and_traced_and_its_memory_known(
+    ranks: Ranks, tmp_path: Path, device_type: str
+) -> None:
+    (run,) = measured(ranks, tmp_path, device_type, "tp_mlp", "--mesh", "tp=1", "--trace-paths")
+    # Its one-rank groups communicate nothing; the profiler tells of the phases.
+    assert run.traces and all(trace.get("error") is None and trace["steps_s"] for trace in run.traces)
     for case in run.cases:
         counters = case["counters"]
         assert case["status"] == "ok" and counters["peak_bytes"] > counters["parameter_bytes"] > 0
@@ -76,6 +85,17 @@ def test_collectives_are_right_and_isolated_times_are_no_longer_than_samples(
 ) -> None:
     for case in (case for run in measured(ranks, tmp_path, device_type, "collectives") for case in run.cases):
         assert case["status"] == "ok" and 0 < case["counters"]["isolated_s"] <= max(case["samples_s"])
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_scenario_is_right(ranks: Ranks, tmp_path: Path, device_type: str, name: str) -> None:
+    """On its own mesh, where there are devices for that."""
+    own = SHIPPED[name].mesh
+    mesh = ("--mesh", format_mesh(own)) if mesh_size(own) <= num_accelerators() else ()
+    (run,) = measured(ranks, tmp_path, device_type, name, *mesh)
+    wrong = [(case["case"]["id"], case.get("error")) for case in run.cases if case["status"] not in ("ok", "skipped")]
+    assert wrong == [] and any(case["status"] == "ok" for case in run.cases)
 
 
 @pytest.mark.multi_gpu
