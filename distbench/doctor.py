@@ -31,8 +31,7 @@ def examine() -> dict[str, Any]:
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
     device, seen = accelerator_here()
-    # ROCm's devices have CUDA's name in torch, and are checked under their own.
-    ok = not seen or any(check["ok"] for check in checks if check["name"] in (device.upper(), "ROCM"))
+    ok = not seen or any(check["ok"] for check in checks if check.get("device") == device)
     advice = "" if ok else f"install a torch built for {device.upper()}"
     return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 

@@ -1,7 +1,8 @@
-"""`python sim_scenarios.py JOBS.json N`: cases of some jobs on the device without hardware, as a line of JSON.
+"""`python sim_scenarios.py JOBS.json N NAME...`: jobs on the device without hardware, as a line of JSON.
 
-Every Nth redistribution. They go through the worker's own code for accelerators: its clock, its memory, its way to
-start collectives. Time on the device is what the fake clock below says: a microsecond a recorded event.
+Of the scenarios named, which have no model, cases: every Nth of what there are hundreds of, else a few. They go
+through the worker's own code for accelerators: its clock, its memory, its way to start collectives. Time on the device
+is what the fake clock below says: a microsecond a recorded event.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from distbench.spec import Job, ParallelPlan, Settings, UserError
+from distbench.worker.cases import redistributed_pair
 from distbench.worker.rank import device as seam
 from distbench.worker.rank.measure import DeviceStart, Meter, RankGroup
 from distbench.worker.rank.rank_context import RankContext
@@ -30,6 +32,7 @@ from distbench.worker.tracing import attribution
 from distbench.worker.tracing.attribution import communications_of
 
 EVENT_MS = 1e-3
+MANY = 300
 ASKED: list[str] = []
 
 
@@ -71,6 +74,13 @@ class OneRank(RankGroup):
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:
         return torch.stack([stamps, stamps])
+
+
+class OneOfRanks(RankContext):
+    """Likewise."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.mesh.size()
 
 
 class StartOnShapes:
@@ -150,6 +160,12 @@ def groups_with_values(context: RankContext, plain: Any = attribution._mesh_dims
         return plain(context)
 
 
+def planned_with_values(*given: Any, plain: Any = redistributed_pair.exchange_between) -> Any:
+    """Likewise where an exchange is planned, which makes no tensor."""
+    with unset_fake_temporarily():
+        return plain(*given)
+
+
 def of_cases(job: Job, every: int) -> dict[str, Any]:
     """Some cases of a scenario without a model, opened and timed as the runner does."""
     function, found = load_scenario(Path(job.file), job.scenario), {}
@@ -162,8 +178,9 @@ def of_cases(job: Job, every: int) -> dict[str, Any]:
 
     with fake_ranks(job.mesh, DEVICE_TYPE) as mesh:
         assert dist.group.WORLD is not None
-        context = RankContext(0, device, mesh, seam.backend_of("cuda"), dist.group.WORLD, 0, check="none")
-        for case_spec in all_cases(job, function, context)[::every]:
+        context = OneOfRanks(0, device, mesh, seam.backend_of("cuda"), dist.group.WORLD, 0, check="none")
+        cases = all_cases(job, function, context)
+        for case_spec in cases if job.scenario == "collectives" else some_of(cases, every):
             with contextlib.ExitStack() as opened:
                 with on():
                     opened_case = opened.enter_context(case_spec.open())
@@ -174,18 +191,26 @@ def of_cases(job: Job, every: int) -> dict[str, Any]:
     return found
 
 
-def main(jobs: Path, every: int) -> None:
+def some_of(cases: list[Any], every: int) -> list[Any]:
+    """Every so many of hundreds; else, of those of one operation, one."""
+    if len(cases) >= MANY or every == 1:
+        return cases[::every]
+    return list({one.case.params.get("op", one.case.params.get("what")): one for one in cases}.values())
+
+
+def main(jobs: Path, every: int, without_steps: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     simulated_device(DEVICE_TYPE, Module())
     attribution._mesh_dims_by_ranks = groups_with_values
+    redistributed_pair.exchange_between = planned_with_values
     device = seam.select_device(DEVICE_TYPE)
     found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]
     with contextlib.redirect_stdout(sys.stderr):
         for record in json.loads(jobs.read_text()):
             job = Job.from_record(record)
             try:
-                if job.scenario in ("collectives", "redistribute"):
-                    found[job.scenario] = of_cases(job, every if job.scenario == "redistribute" else 1)
+                if job.scenario in without_steps:
+                    found[job.scenario] = of_cases(job, every)
                 else:
                     found[job.scenario] = of_steps(job)
             except Exception:
@@ -194,4 +219,4 @@ def main(jobs: Path, every: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))

@@ -8,7 +8,7 @@ import pytest
 from distbench import doctor
 from distbench.runs import accelerator_facts as told
 from distbench.runs.accelerator_facts import accelerator_facts, checks_of, devices_in, matrix_of, reasons_in
-from distbench.spec.devices import DEVICES as KNOWN
+from distbench.runs.machine import is_told
 from distbench.spec.devices import SWITCHED_OFF
 
 DEVICES = """\
@@ -70,8 +70,9 @@ def test_the_header_has_driver_clocks_and_links() -> None:
 def test_the_header_has_the_variables_that_change_what_is_measured() -> None:
     """Those that a review of CUDA's paths found missing."""
     missing = "PYTORCH_ALLOC_CONF NCCL_NVLS_ENABLE NCCL_P2P_LEVEL NCCL_IB_HCA NCCL_CUMEM_ENABLE NVIDIA_TF32_OVERRIDE"
-    recorded = set(KNOWN["cuda"].variables)
-    assert set(missing.split()) <= recorded and any(name.startswith("TORCH_NCCL_") for name in recorded)
+    later = "TORCH_NCCL_HIGH_PRIORITY NCCL_MNNVL_ENABLE RCCL_MSCCLPP_ENABLE CCL_ATL_TRANSPORT ZE_AFFINITY_MASK"
+    assert [name for name in (*missing.split(), *later.split()) if not is_told(name)] == []
+    assert not any(map(is_told, ("HOME", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_NCCL_KEY")))
 
 
 def test_without_the_command_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +114,31 @@ def test_doctor_says_what_is_slow_and_what_is_off() -> None:
         | {"usable": True}
     )
     assert any(line.startswith("LOOK    GPU clocks") for line in lines)
+
+
+BROKEN = """\
+[Unknown Error], [GPU is lost], 550.54.15, ERR!, [N/A], N/A, ERR!, [Unknown Error], 700.00, [N/A], [N/A], 0x8
+1, NVIDIA H100, 550.54.15, 1980, 1980, 2619, 34, 71.02, 700.00, Enabled, Disabled, Not Supported
+Unable to determine the device handle for GPU0000:18:00.0: Unknown Error
+"""
+
+
+def test_a_device_that_does_not_answer_is_left_without_figures() -> None:
+    """As nvidia-smi has one that fell off the bus, or whose sensors fail."""
+    lost, other = devices_in(BROKEN)
+    assert {lost[field] for field in lost if field not in ("driver_version", "power.limit", "slowed_by")} == {None}
+    assert other["temperature.gpu"] == 34 and other["slowed_by"] == []
+    checks = {one["name"]: one for one in checks_of(lambda command: BROKEN, {}, SWITCHED_OFF)}
+    assert checks["GPU clocks"]["found"] == "1980 to 1980 MHz now, 1980 at most"
+    assert checks["GPU clocks"]["advice"].startswith("GPU0 is held down by hardware slowdown")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\x00\ufffd, , ,\n", "No devices were found\n", "a,b\n" * 3, "\tGPU0\tGPU1\n GPU0\n"]
+)
+def test_garbage_is_no_answer(text: str) -> None:
+    assert [one["name"] for one in checks_of(lambda command: text, {}, SWITCHED_OFF)] == ["switched off"]
+    assert accelerator_facts(lambda command: text) == {"driver": None, "accelerators": [], "topology": {}}
 
 
 def test_what_is_off_is_told_without_the_command_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,24 @@ def test_a_check_computes_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> 
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
+@pytest.mark.parametrize("where", ["cuda.matmul", "cudnn", "cudnn.conv", "mkldnn.matmul"])
+def test_precision_that_was_set_torchs_newer_way_is_lifted_too(where: str) -> None:
+    """torch refuses to read the older way's where the newer one was used, and every check would have raised."""
+    one: Any = torch.backends
+    for name in where.split("."):
+        one = getattr(one, name)
+    before = one.fp32_precision
+    one.fp32_precision = "tf32"
+    try:
+        with full_precision():
+            assert one.fp32_precision == "tf32" if where == "cudnn" else one.fp32_precision == "ieee"
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee" == torch.backends.cudnn.conv.fp32_precision
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert one.fp32_precision == "tf32"
+    finally:
+        one.fp32_precision = before
+
+
 @pytest.mark.parametrize(("device", "value", "allowed"), [("sim", "1", 5e-2), ("sim", "0", 1e-5), ("cpu", "1", 1e-5)])
 def test_what_the_libraries_round_on_their_own_is_allowed(
     monkeypatch: pytest.MonkeyPatch, device: str, value: str, allowed: float

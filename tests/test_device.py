@@ -1,5 +1,6 @@
 """The device seam on an accelerator that is not here: a made-up module stands where torch has its own."""
 
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import Children
 
 from distbench.runs import machine
 from distbench.runs.machine import accelerator_here, device_count, num_visible
@@ -191,12 +193,84 @@ def test_visible_devices_are_counted_without_torch(visible: str, count: int, mon
         ("0,9,1", 4, 1),
         ("0,9,1", None, 3),
         ("1,1", 4, 0),
-        ("GPU-8932f937,MIG-4f2a/1/0", 4, 2),
+        ("GPU-8932f937,GPU-4f2a", 4, 2),
+        ("MIG-4f2a,MIG-77b0", 1, 1),  # a process sees the first part alone, whatever it is shown
+        ("MIG-GPU-4f2a/1/0,MIG-GPU-4f2a/2/0", None, 1),
         ("0,,1", 4, 1),
+        ("NoDevFiles", 4, 0),  # Slurm's, of a job that asked for none
+        ("1,none", 4, 1),
     ],
 )
 def test_visible_devices_are_counted_as_their_driver_does(visible: str, here: int | None, count: int) -> None:
     assert num_visible(visible, here) == count
+
+
+LISTED = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-84c5e1b3)
+"""
+PARTS = """\
+  MIG 3g.20gb     Device  0: (UUID: MIG-c7384736)
+  MIG 3g.20gb     Device  1: (UUID: MIG-a28ad590)
+"""
+
+
+@pytest.mark.parametrize(("listed", "count"), [(LISTED, 2), (LISTED + PARTS, 1), ("No devices found.\n", 0)])
+def test_a_split_device_is_one(monkeypatch: pytest.MonkeyPatch, listed: str, count: int) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    monkeypatch.setattr(machine, "output_of", lambda command: listed)
+    assert device_count("cuda") == count
+
+
+def test_a_tool_that_hangs_in_its_driver_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in the kernel for a broken device cannot be killed: who waits for it waits for ever."""
+    waits, done = threading.Event(), []
+
+    class Process:
+        def __init__(self, command: object, **how: object) -> None: ...
+
+        def communicate(self, timeout: float) -> tuple[str, str]:
+            raise machine.subprocess.TimeoutExpired("nvidia-smi", timeout)
+
+        def kill(self) -> None:
+            done.append("kill")
+
+        def wait(self) -> None:
+            waits.wait()
+
+    monkeypatch.setattr(machine.subprocess, "Popen", Process)
+    assert machine.output_of(["nvidia-smi"], 0.1) is None and done == ["kill"]
+    waits.set()
+
+
+def test_what_is_no_text_is_read_anyway(children: Children) -> None:
+    assert machine.output_of(["printf", r"GPU 0: \xff\n"]) == "GPU 0: \ufffd\n"
+    assert machine.output_of(["false"]) is None is machine.output_of(["/nowhere/nvidia-smi"])
+
+
+def test_a_module_that_lacks_a_function_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.mtia has no max_memory_reserved, mem_get_info or get_device_name in 2.13."""
+
+    class Mtia:
+        def is_available(self) -> bool:
+            return True
+
+        def device_count(self) -> int:
+            return 1
+
+        def max_memory_allocated(self, device: torch.device) -> int:
+            return 7
+
+        def reset_peak_memory_stats(self, device: torch.device) -> None: ...
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Mtia())
+    device = torch.device("mtia", 0)
+    found = seam.allocator_peak(device, lambda stamp: stamp(), ("forward",))
+    assert found == {"peak_bytes": 7, "peak_reserved_bytes": None, "peak_phase": "forward"}
+    assert seam.free_bytes(device) == 0 and seam.device_facts(device)["device_name"] == "mtia"
+    assert seam.identity(device) is None
 
 
 def test_devices_are_told_by_the_drivers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_a_machine_is_usable_with_torch_and_gloo(monkeypatch: pytest.MonkeyPatch
 def test_gpus_that_this_torch_cannot_use_are_told(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, cuda: bool, ok: bool
 ) -> None:
-    gpus = examined(monkeypatch, [check("CUDA", cuda)], num_gpus)["checks"][-1]
+    gpus = examined(monkeypatch, [check("ROCM", cuda) | {"device": "cuda"}], num_gpus)["checks"][-1]
     assert (gpus["name"], gpus["found"], gpus["ok"]) == ("GPUs of this host", str(num_gpus), ok)
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import HostCalls, phases_among
-from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, communicates, matched
+from distbench.worker.tracing.host_collectives import communicates
+from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
 from distbench.worker.tracing.profiled import events_in, step_of_events
 
 Event = dict[str, Any]
@@ -110,8 +111,9 @@ def test_a_launch_is_known_by_its_flow_or_its_operator_where_there_is_no_correla
         {**flow, "ph": "f", "pid": 0, "tid": 7, "ts": 200},
     ]
     by_operator = [event("cpu_op", "aten::mm", 60, 9, AUTOGRAD, **{"External id": 33})]
-    device = [kernel("a", 200, 10), kernel("b", 300, 10, **{"External id": 33})]
-    assert in_us([*calls, *by_flow, *by_operator, *device])[1] == ("backward", 200, 310)
+    by_number_of_call = [event("cuda_runtime", "hipLaunchKernel", 70, 2, AUTOGRAD, **{"External id": 34})]
+    device = [kernel("a", 200, 10), *(kernel("b", at, 10, **{"External id": at // 10 + 3}) for at in (300, 310))]
+    assert in_us([*calls, *by_flow, *by_operator, *by_number_of_call, *device])[1] == ("backward", 200, 320)
 
 
 def test_hips_launches_count_and_the_runtimes_call_before_the_drivers() -> None:

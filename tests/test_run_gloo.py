@@ -237,13 +237,3 @@ def test_the_scenario_in_the_readme_is_this_file_and_runs(ranks: Ranks, tmp_path
     assert done.exit_code == 0, done.stderr
     shown = ranks.run_here("report", "--full", "--out", str(tmp_path))
     assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout
-
-
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_every_shipped_scenario_is_ok_on_cuda(ranks: Ranks, tmp_path: Path, name: str) -> None:
-    measured = ("-k", "not rotate=ulysses,load_balance=True")  # that one is skipped
-    done = ranks.cli("run", name, "--quick", "--device", "cuda", "--out", str(tmp_path), *measured, timeout=300)
-    assert done.returncode == 0, done.stderr
-    (file,) = run_files(tmp_path)
-    assert {record["status"] for record in read_run(file).cases} == {"ok"}

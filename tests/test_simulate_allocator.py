@@ -209,6 +209,8 @@ def test_a_replay_says_what_is_alive_where_the_most_is() -> None:
 @pytest.mark.gpu
 def test_a_real_step_reserves_what_the_replay_says(children: Children) -> None:
     """What torch's allocator of a CUDA device was asked for in three steps, replayed: reserved memory within 1 %."""
+    if not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("the accelerator here is another one, and keeps no such history")
     done = children.python(DATA / "cuda_memory_history.py", timeout=300)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -258,13 +258,3 @@ def test_this_torch_has_what_forwarding_leans_on() -> None:
         patched.delattr(torch._C._distributed_c10d, "PythonCallbackWork")
         with pytest.raises(Unsupported, match=r"process groups that forward: torch .* has no .*PythonCallbackWork"):
             require("process groups that forward")
-
-
-@pytest.mark.gpu
-def test_a_step_on_cuda_is_traced(ranks: Ranks, tmp_path: Path) -> None:
-    """One GPU is enough to see that the profiler is asked rightly; its one-rank groups communicate nothing."""
-    given = ("--quick", "--trace-paths", "--mesh", "tp=1", "--device", "cuda", "--out", str(tmp_path))
-    done = ranks.cli("run", "tp_mlp", *given, timeout=300)
-    assert done.returncode == 0, done.stderr
-    traces = [trace for path in tmp_path.glob("*/*.jsonl") for trace in read_run(path).traces]
-    assert traces and all(trace.get("error") is None and trace["steps_s"] for trace in traces)

@@ -324,13 +324,64 @@ def test_nothing_imports_the_scenarios_by_name() -> None:
         assert not any(name.split(".")[0] == "scenarios" for name in imported(path)), path
 
 
+# What a file says that asks for one accelerator: names of types, of backends, and torch's own modules of them.
+ACCELERATORS = {"cuda", "hip", "rocm", "xpu", "npu", "hpu", "mtia", "nccl", "rccl", "xccl", "hccl"}
+OF_TORCH = {f"torch.{name}" for name in (*ACCELERATORS, "accelerator", "get_device_module")}
+# The simulated device stands for CUDA's and its NCCL; nccl-tests' files have no other; headers say which versions ran.
+SAYS_SO = ("worker/simulated/recorded_step.py", "runs/nccl_tests.py", "runs/record_checks.py")
+SAYS_SO += ("gate/baseline_text.py",)
+
+
 def test_one_table_and_one_file_of_the_worker_know_the_accelerators() -> None:
     """Another one means touching these two; CUDA may be written about, and torch's own private names may need it."""
     know = {PACKAGE / "spec" / "devices.py", PACKAGE / "worker" / "rank" / "device.py"}
     for path in FILES:
         if path not in know and room_of(path) != "worker.torch_internals":
             assert "cuda" not in path.read_text() and "CUDA_" not in path.read_text(), path
-            assert not {"torch.accelerator", "torch.xpu", "torch.get_device_module"} & dotted_names(tree_of(path)), path
+            names = asked_for(tree_of(path))
+            assert not names or (path.relative_to(PACKAGE).as_posix() in SAYS_SO and names == {"nccl"}), (path, names)
+    for path in (ROOT / "scenarios").glob("*.py"):
+        assert not asked_for(ast.parse(path.read_text())), path
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "device.type == 'xpu'",
+        "backend != 'nccl'",
+        "FAST = ('cpu', 'mtia')",
+        "torch.cuda.synchronize()",
+        "torch.npu.Event(enable_timing=True)",
+        "torch.accelerator.current_stream()",
+        "torch.get_device_module(name)",
+        "f'cuda:{rank}'",
+        "from torch.cuda import Event",
+        "import torch.xpu",
+        "getattr(torch, 'hpu')",
+        "tensor.cuda()",
+    ],
+)
+def test_what_asks_for_one_accelerator_is_seen(source: str) -> None:
+    assert asked_for(ast.parse(source))
+
+
+def asked_for(tree: ast.Module) -> set[str]:
+    """The accelerators, or torch's modules of them, that code names; what it says of them in words is nothing."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    named = {word for text in texts if len(words := text.split(":")) <= 2 for word in words if word in ACCELERATORS}
+    methods = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & {"cuda", "xpu", "npu", "hpu"}
+    modules = {
+        module
+        for node in ast.walk(tree)
+        for module in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    return named | methods | (OF_TORCH & (dotted_names(tree) | modules))
 
 
 def dotted_names(tree: ast.Module) -> set[str]:

@@ -12,6 +12,7 @@ from distbench.costmodel.mesh_costs import MeasuredCost, MeshCost, TorchCost, me
 from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
+from distbench.spec.devices import device_of, known_device
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
 from distbench.spec.printable import count_text, cut
@@ -19,7 +20,6 @@ from distbench.spec.printable import count_text, cut
 PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
 MAX_MESH_DIMS = len(MESH_DIMS)  # what no scenario has is not planned for
 MAX_DIGITS = 4000  # Python reads no longer numbers
-DEVICES_PER_HOST = {"nccl": 8}
 _BLOCKS = re.compile(r"[1-9]\d*(x[1-9]\d*)*")
 
 
@@ -97,7 +97,7 @@ def setting_of(
     except NotHandled as reason:
         raise UserError(f"{reason}; give a smaller --shape") from reason
     profile = profile.on(named) if profile else None
-    devices = devices_per_host or DEVICES_PER_HOST.get(profile.backend if profile else "", 1)
+    devices = devices_per_host or known_device(device_of(profile.backend if profile else "")).per_host
     model: MeshCost = _measured(profile, named, mesh) if profile else TorchCost(problem.mesh_shape, devices)
     return Setting(problem, named, dtype, devices, model, profile, profile_path)
 

@@ -16,6 +16,7 @@ FIELDS = (
     *("index", "name", "driver_version", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory"),
     *("temperature.gpu", "power.draw", "power.limit", "persistence_mode", "mig.mode.current"),
 )
+NUMBERS = ("index", "clocks.", "temperature.", "power.")  # beginnings of fields; None where it is no number ("ERR!")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 # nvml.h, nvmlClocksEventReasons: what keeps clocks down. Idle (0x1) is no reason, nor is a clock that somebody set
 # for a display (0x100).
@@ -66,15 +67,15 @@ def devices_in(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(FIELDS) + 1:
-            told: dict[str, Any] = dict(zip(FIELDS, map(_value, values), strict=False))
-            found.append(told | {"driver_version": values[2], "slowed_by": reasons_in(values[-1])})
+            told = {field: _value(field, value) for field, value in zip(FIELDS, values, strict=False)}
+            found.append(told | {"slowed_by": reasons_in(values[-1])})
     return found
 
 
-def _value(text: str) -> str | float | None:
-    if text.startswith("[") or text == "N/A":
-        return None
-    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text
+def _value(field: str, text: str) -> str | float | None:
+    if field.startswith(NUMBERS):
+        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+    return None if text.startswith("[") or text == "N/A" else text
 
 
 def reasons_in(mask: str) -> list[str]:
@@ -137,7 +138,11 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
 
 
 def _clocks(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    slowed = {f"GPU{one['index']:g}": one["slowed_by"] for one in devices if one["slowed_by"]}
+    slowed = {
+        f"GPU{place if one['index'] is None else one['index']:g}": one["slowed_by"]
+        for place, one in enumerate(devices)
+        if one["slowed_by"]
+    }
     now, most = (
         [one[name] for one in devices if one[name] is not None] for name in ("clocks.current.sm", "clocks.max.sm")
     )

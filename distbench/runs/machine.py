@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ ALLOWED_VARIABLES = (
     *(variable for known in DEVICES.values() for variable in known.variables),
     *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
 )
+FAMILIES = tuple({family for known in DEVICES.values() for family in known.families})
 COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
 ROOT = Path("/")
+IDS = ("GPU-", "MIG-")  # what a device's own name begins with, NVIDIA's and AMD's
 
 
 def host_facts() -> dict[str, Any]:
@@ -37,11 +40,16 @@ def host_facts() -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "num_cpus": available_cpus(),
         "memory_bytes": memory_bytes(),
-        "variables": {name: os.environ[name] for name in ALLOWED_VARIABLES if name in os.environ},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if is_told(name)},
         "load_at_start": load_average(),
         **accelerator_facts(output_of),
         **git_state(),
     }
+
+
+def is_told(variable: str) -> bool:
+    """Whether the header has an environment variable: those that change what is measured, and no other."""
+    return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
 
 
 def machine_name() -> str:
@@ -173,25 +181,33 @@ def num_visible(text: str, num_here: int | None) -> int:
     """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: it is not known).
 
     As CUDA and torch read it: what follows a number that is no device's is not seen, a number twice shows nothing; ids
-    (`GPU-...`, `MIG-...`) are taken as they are.
+    (`GPU-...`) are taken as they are, but of parts of devices (`MIG-...`) a process sees the first alone.
     """
     seen: list[str] = []
     for part in (one.strip() for one in text.split(",")):
         number = re.match(r"[+-]?\d+", part)
-        if not part or (number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here))):
+        # Slurm shows a job without devices "NoDevFiles".
+        if not number and not part.startswith(IDS):
+            break
+        if number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here)):
             break
         name = str(int(number[0])) if number else part
         if name in seen:
             return 0
         seen.append(name)
-    return len(seen)
+    return min(len(seen), 1) if seen and seen[0].startswith(IDS[1]) else len(seen)
 
 
 def _devices_of_host(known: DeviceType) -> int | None:
     """Those that a command or the driver's files tell of; None where neither is known."""
     for lister in known.listers:
         if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
-            return len([line for line in listed.splitlines() if line.startswith(lister.line)])
+            lines = listed.splitlines()
+            count = sum(line.startswith(lister.line) for line in lines)
+            # Where a device is split, a process sees one part, however many there are.
+            return (
+                min(count, 1) if any(line.strip().startswith(lister.part) for line in lines if lister.part) else count
+            )
     found = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in known.files]
     return next((len(paths) for paths in found if paths), 0) if known.files else None
 
@@ -218,9 +234,20 @@ def _is_brought(known: DeviceType) -> bool:
 
 
 def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
-    """What a command prints; None where it fails, or takes longer."""
+    """What a command prints; None where it fails, or takes longer.
+
+    One that hangs in its driver, as a broken GPU's tool does, cannot be killed, and is not waited for either.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, errors="replace"
+        )
+    except OSError:
         return None
-    return done.stdout if done.returncode == 0 else None
+    try:
+        text, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        threading.Thread(target=process.wait, daemon=True).start()
+        return None
+    return text if process.returncode == 0 else None

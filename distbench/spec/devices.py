@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lister:
-    """A command that lists this host's devices, each on a line that begins with `line`."""
+    """A command that lists this host's devices, each on a line that begins with `line`, and below it, indented, parts
+    that it is split into, on lines that begin with `part`."""
 
     command: tuple[str, ...]
     line: str
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,11 @@ class DeviceType:
 
     Args:
         backend: moves its tensors; torch's own word counts where it has one.
+        per_host: how many a host usually has, for prices of groups that nobody has measured.
+        scales_sums: whether its backend multiplies while it adds (NCCL's ncclRedOpCreatePreMulSum).
         waits_on_host: whether a collective ends where the host waits for it; elsewhere it ends on a stream.
         variables: environment variables that change what is measured, for the run file's header.
+        families: beginnings of further ones: libraries get new ones with each version.
         visible: environment variables that list the devices a process may use.
         listers: what to ask how many there are, the first that is installed.
         files: patterns of files, one a device, where there is no lister; a file that holds "0" is none.
@@ -30,8 +35,11 @@ class DeviceType:
     """
 
     backend: str
+    per_host: int = 1
+    scales_sums: bool = False
     waits_on_host: bool = False
     variables: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
     listers: tuple[Lister, ...] = ()
     files: tuple[str, ...] = ()
@@ -43,41 +51,31 @@ DEVICES = {
     "cpu": DeviceType("gloo", waits_on_host=True, variables=("GLOO_SOCKET_IFNAME",)),
     "cuda": DeviceType(
         "nccl",
+        per_host=8,
+        scales_sums=True,
         variables=(
             *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS"),
             *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
-            *("NCCL_ALGO", "NCCL_PROTO", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX"),
-            *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"),
-            *(
-                "NCCL_NET",
-                "NCCL_NET_PLUGIN",
-                "NCCL_NET_GDR_LEVEL",
-                "NCCL_CROSS_NIC",
-                "NCCL_TOPO_FILE",
-                "NCCL_PXN_DISABLE",
-            ),
-            *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NTHREADS"),
-            *("NCCL_BUFFSIZE", "NCCL_LAUNCH_MODE", "NCCL_DEBUG", "RCCL_MSCCL_ENABLE", "RCCL_MSCCLPP_ENABLE"),
-            *("TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"),
-            *("TORCH_NCCL_HIGH_PRIORITY", "TORCH_NCCL_USE_COMM_NONBLOCKING", "TORCH_NCCL_ENABLE_TIMING"),
-            *("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DESYNC_DEBUG"),
-            *("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "TORCH_NCCL_CUDA_EVENT_CACHE", "TORCH_NCCL_NAN_CHECK"),
-            *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+            *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "HIPBLASLT_ALLOW_TF32"),
         ),
+        families=("NCCL_", "TORCH_NCCL_", "RCCL_", "MSCCLPP_", "HSA_", "UCX_", "FI_"),
         visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-        listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU "),),
+        listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU ", "MIG "),),
         # The driver of AMD's numbers CPUs too; those have no id.
         files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
     ),
-    "xpu": DeviceType("xccl", variables=("ZE_AFFINITY_MASK", "CCL_ATL_TRANSPORT"), brought_by=("+xpu",)),
+    "xpu": DeviceType("xccl", families=("ZE_", "CCL_", "SYCL_", "ONEAPI_"), brought_by=("+xpu",)),
     "npu": DeviceType(
         "hccl",
-        variables=("ASCEND_RT_VISIBLE_DEVICES", "HCCL_BUFFSIZE", "PYTORCH_NPU_ALLOC_CONF"),
+        variables=("ASCEND_RT_VISIBLE_DEVICES", "PYTORCH_NPU_ALLOC_CONF"),
+        families=("HCCL_",),
         visible=("ASCEND_RT_VISIBLE_DEVICES",),
         files=("dev/davinci[0-9]*",),
         brought_by=("torch_npu",),
     ),
-    "hpu": DeviceType("hccl", variables=("HABANA_VISIBLE_MODULES",), brought_by=("habana_frameworks",)),
+    "hpu": DeviceType(
+        "hccl", variables=("HABANA_VISIBLE_MODULES",), families=("HCCL_", "PT_HPU_"), brought_by=("habana_frameworks",)
+    ),
     "mtia": DeviceType("mtia", brought_by=("mtia",)),
 }
 # What switches something off that makes collectives fast, or makes every launch wait.

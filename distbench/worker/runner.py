@@ -12,7 +12,7 @@ from distbench.compare.medians import median
 from distbench.runs.progress import ProgressWriter
 from distbench.runs.run_file import AGAIN, CaseResult
 from distbench.spec import Settings, UserError
-from distbench.spec.devices import DEVICES
+from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
 from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
 from distbench.worker.rank.agreement import Agreement
@@ -62,6 +62,7 @@ class Runner:
         clock = clock_of(context.device)
         shared = clock.shared_between_ranks and len(set(context.gather(os.uname().nodename))) == 1
         self._repeats = settings.iterations_per_sample
+        self._waits_on_host = known_device(context.device.type).waits_on_host
         self._meter = Meter(RankGroup(context.control, context.device), clock, settings, shared, progress.tell_samples)
         self._plan = PassPlan(settings, 0, is_compared=False)
         self._turns: Sequence[Turn] = ()
@@ -188,7 +189,7 @@ class Runner:
         self._rows.save_row(result)
         turn.counters, held_bytes = result.counters, opened_case.held_bytes
         turn.held_bytes = held_bytes or (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
-        if self._plan.num_passes == 1:
+        if self._plan.num_passes == 1 and self._waits_on_host:  # a device's profiler slows what is launched after it
             self._trace(turn)
         self._is_small = self._is_small and 0 < (held_bytes or 0) * len(self._turns) <= SMALL_BYTES
         if self._plan.num_passes > 1 and (self._is_small or self._stays_beside_checks(turn, opened_case)):
@@ -200,9 +201,8 @@ class Runner:
     def _stays_beside_checks(self, turn: Turn, opened_case: OpenedCase) -> bool:
         """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
         peak would be theirs too."""
-        is_alone = DEVICES[self._context.device.type].waits_on_host
         so_far = [one for one in self._turns if one.opened_case is not None]
-        return is_alone and opened_case.stays_open and self._room.holds(so_far)
+        return self._waits_on_host and opened_case.stays_open and self._room.holds(so_far)
 
     def _turn_of(self, turn: Turn, number: int) -> str:
         """Samples of a further pass."""
@@ -253,7 +253,7 @@ class Runner:
         return opened_case
 
     def _touch(self, turn: Turn, opened_case: OpenedCase) -> None:
-        if turn.needs_touch(self._is_small, DEVICES[self._context.device.type].waits_on_host):
+        if turn.needs_touch(self._is_small, self._waits_on_host):
             self._meter.touch(opened_case.call)
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:

@@ -196,13 +196,15 @@ def _open_collective(
         for _ in range(repeats):
             OPERATIONS[op](output, given, group)
 
-    yield _opened(call, sizes.total * DTYPE_BYTES["f32"], repeats, group_size, f"groups of {group_size}")
+    yield _opened(call, sizes.total * DTYPE_BYTES["f32"], repeats, group_size, f"groups of {group_size}", group)
 
 
-def _opened(call: Callable[[object], None], amount: int, repeats: int, group_size: int, mesh_dim: str) -> OpenedCase:
+def _opened(
+    call: Callable[[object], None], amount: int, repeats: int, group_size: int, mesh_dim: str, starts_on: Any = None
+) -> OpenedCase:
     fields = {
         "group_size": group_size,
         "mesh_dim": mesh_dim,
         "counters": {"amount": amount, "repeats": repeats},
     }
-    return OpenedCase(call, lambda: None, fields=fields)
+    return OpenedCase(call, lambda: None, fields=fields, starts_on=starts_on)

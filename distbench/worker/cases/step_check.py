@@ -17,6 +17,7 @@ from distbench.worker.cases.rounding import Rounding, lowest_precision, measured
 from distbench.worker.inference import ForwardStep
 from distbench.worker.plans.materialise import Blueprint
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.device import products_of_f32
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
@@ -36,15 +37,33 @@ F32_EPS = torch.finfo(torch.float32).eps
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of f32 in f32: what a check allows is of that, and vendors' images switch TF32 on in several ways."""
-    matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    """Products of f32 in f32: what a check allows is of that, and vendors' images and scenarios switch TF32 on in
+    several ways.
+
+    torch has an older and a newer way to say so, and refuses to read the one where the other was used.
+    """
+    newer = [(one, one.fp32_precision) for one in products_of_f32()]
+    older = _older_precision()
     try:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
+        for one, _ in newer:
+            one.fp32_precision = "ieee"
         yield
     finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        if older is not None:
+            torch.set_float32_matmul_precision(older[0])
+            torch.backends.cudnn.allow_tf32 = older[1]
+        for one, before in newer:
+            one.fp32_precision = before
+
+
+def _older_precision() -> tuple[str, bool] | None:
+    """What the older way has; None where the newer one was used."""
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None
 
 
 @dataclass(frozen=True)

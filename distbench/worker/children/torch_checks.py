@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.worker.rank.device import accelerator_checks
+from distbench.spec.devices import ACCELERATORS, known_device
+from distbench.worker.rank.device import Accelerator, nccl_version
+from distbench.worker.rank.failure import one_line
 from distbench.worker.torch_internals import probe
 
 OLDEST, NEWEST = (2, 11), (2, 13)
@@ -28,6 +30,36 @@ def checks() -> list[dict[str, Any]]:
         advice = f"cases that need {internal.feature} come out as unsupported; use torch 2.11 to 2.13"
         rows.append(_row(internal.name, found.missing is None, found.missing or internal.feature, advice))
     return rows
+
+
+def accelerator_checks() -> list[dict[str, Any]]:
+    """The accelerator that most have, and whatever else torch has devices of, each with its backend; `device` is
+    torch's name of it."""
+    found = []
+    for place, name in enumerate(ACCELERATORS):
+        used = Accelerator(name)
+        if place and not used.is_available:
+            continue
+        backend, shown = used.backend, used.platform.upper()
+        devices = f"{used.num_devices} x {_name_of(used)}, {shown} {used.version}" if used.is_available else ""
+        has_backend = dist.is_available() and dist.is_backend_available(backend)
+        version = nccl_version() if has_backend and backend == known_device(ACCELERATORS[0]).backend else None
+        advice = f"to measure GPUs, install a torch built for {shown} and its driver"
+        told = f"{shown} backend{f', version {version}' if version else ''}"
+        rows = [
+            _row(shown, used.is_available, devices or f"no {shown} device", advice),
+            _row(backend.upper(), has_backend, told, advice),
+        ]
+        found += [row | {"device": name} for row in rows]
+    return found
+
+
+def _name_of(used: Accelerator) -> str:
+    """Of its first device, or why that does not answer: one whose driver hangs on to it, or that fell off the bus."""
+    try:
+        return used.name_of(0)
+    except RuntimeError as error:
+        return f"devices that do not answer ({one_line(error)})"
 
 
 def _row(name: str, ok: bool, found: str, advice: str) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
-    yield _opened(lambda _: exchange(), check, fields, mine.nbytes + got.nbytes)
+    # All ranks start, whoever waits in this round too: NCCL sets its communicator up once all of a group have called.
+    yield _opened(lambda _: exchange(), check, fields, mine.nbytes + got.nbytes, dist.group.WORLD)
 
 
 def _tag(rank: int, numel: int) -> torch.Tensor:
@@ -126,8 +127,8 @@ def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[Ope
 
     fields = {"payload_bytes": ones.nbytes, "group_size": size, "mesh_dim": mesh_dim}
     ones.zero_()  # whose sums stay finite, however often
-    yield _opened(lambda _: dist.all_reduce(ones, group=group), check, fields, ones.nbytes)
+    yield _opened(lambda _: dist.all_reduce(ones, group=group), check, fields, ones.nbytes, group)
 
 
-def _opened(call: Any, check: Any, fields: dict[str, Any], held_bytes: int) -> OpenedCase:
-    return OpenedCase(call, check, fields=fields, stays_open=True, held_bytes=held_bytes)
+def _opened(call: Any, check: Any, fields: dict[str, Any], held_bytes: int, starts_on: Any) -> OpenedCase:
+    return OpenedCase(call, check, fields=fields, stays_open=True, held_bytes=held_bytes, starts_on=starts_on)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim
-from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
+from distbench.spec.devices import ANY_ACCELERATOR, device_of, is_accelerator, known_device
 from distbench.spec.parallel import matching
 from distbench.worker.plans.checkpoint_compile import require_fusable
 from distbench.worker.plans.materialise import owners_of
@@ -229,11 +229,11 @@ def _divide_by(
 
 
 def sum_then_divide(modules: Iterable[nn.Module], context: RankContext) -> None:
-    """What FSDP needs to divide gradients by another factor than the group's size: a reduction that does so only NCCL
-    has."""
+    """What FSDP needs to divide gradients by another factor than the group's size, where the backend has no reduction
+    that does so."""
     from torch.distributed.fsdp import FSDPModule
 
-    for module in modules if context.backend != "nccl" else ():
+    for module in () if known_device(device_of(context.backend)).scales_sums else modules:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from distbench.spec import UserError
-from distbench.spec.devices import ACCELERATORS, DEVICES, is_accelerator, known_device
+from distbench.spec.devices import DEVICES, is_accelerator, known_device
 
 POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
@@ -99,6 +99,16 @@ class Accelerator:
     def event(self) -> Any:
         """One that can be timed."""
         return self.module.Event(enable_timing=True)
+
+    def name_of(self, device: torch.device | int) -> str:
+        """What its maker calls a device; its type where torch does not tell."""
+        named = getattr(self.module, "get_device_name", None)
+        return str(named(device)) if named else self.type
+
+    def asked(self, name: str, device: torch.device) -> Any:
+        """What torch's module says of a device's memory; None where it has no such function, as MTIA's lacks some."""
+        function = getattr(self.module, name, None)
+        return None if function is None else function(device)
 
     def _missing(self) -> str:
         advice = (
@@ -224,25 +234,26 @@ def allocator_peak(
     `peak_reserved_bytes` is what it has reserved for that, since `empty_allocator`. The call stamps the end of each
     phase; memory is handed out as work is issued, so nothing waits.
     """
-    module = Accelerator(device.type).module
-    peaks: list[int] = []
-    reserved = [module.max_memory_reserved(device)]
+    used = Accelerator(device.type)
+    module, peaks = used.module, list[int]()
+    reserved = [used.asked("max_memory_reserved", device)]
 
     def stamp() -> None:
         peaks.append(module.max_memory_allocated(device))
-        reserved.append(module.max_memory_reserved(device))
+        reserved.append(used.asked("max_memory_reserved", device))
         module.reset_peak_memory_stats(device)
 
     module.reset_peak_memory_stats(device)
     call(stamp)
     place = max(range(len(peaks)), key=peaks.__getitem__)
-    return {"peak_bytes": peaks[place], "peak_reserved_bytes": max(reserved), "peak_phase": phases[place]}
+    most_reserved = None if None in reserved else max(reserved)
+    return {"peak_bytes": peaks[place], "peak_reserved_bytes": most_reserved, "peak_phase": phases[place]}
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this rank could still take, where the ranks of a host share what is free."""
+    """Memory that this rank could still take, where the ranks of a host share what is free; 0 if nobody tells."""
     if is_accelerator(device.type):
-        return int(Accelerator(device.type).module.mem_get_info(device)[0])
+        return int((Accelerator(device.type).asked("mem_get_info", device) or (0,))[0])
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 
@@ -259,40 +270,30 @@ def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, own]
 
 
+def products_of_f32() -> list[Any]:
+    """Where torch keeps how each library multiplies f32, as `fp32_precision`."""
+    cudnn: Any = torch.backends.cudnn
+    mkldnn: Any = torch.backends.mkldnn
+    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+
+
 def device_facts(device: torch.device) -> dict[str, Any]:
     """The header's fields about the device and what drives it; None for what torch was not built for."""
     used = Accelerator(device.type) if is_accelerator(device.type) else None
-    is_nccl = used is not None and used.backend == DEVICES["cuda"].backend
     return {
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()) if is_nccl else None,
+        "nccl": nccl_version() if used is not None and used.backend == DEVICES["cuda"].backend else None,
         "device": device.type,
-        "device_name": used.module.get_device_name(device) if used else None,
+        "device_name": used.name_of(device) if used else None,
         "num_devices": used.num_devices if used else 0,
     }
 
 
-def accelerator_checks() -> list[dict[str, Any]]:
-    """For `distbench doctor`: CUDA, and whatever else torch has devices of, each with its backend."""
-    found = []
-    for name in ACCELERATORS:
-        used = Accelerator(name)
-        if name != "cuda" and not used.is_available:
-            continue
-        backend, shown = used.backend, used.platform.upper()
-        devices, has_backend = f"no {shown} device", dist.is_available() and dist.is_backend_available(backend)
-        if ok := used.is_available:
-            devices = f"{used.num_devices} x {used.module.get_device_name(0)}, {shown} {used.version}"
-        advice = f"to measure GPUs, install a torch built for {shown} and its driver"
-        found.append({"name": shown, "ok": ok, "found": devices, "advice": advice})
-        told = f"{shown} backend{_nccl_version() if has_backend and backend == 'nccl' else ''}"
-        found.append({"name": backend.upper(), "ok": has_backend, "found": told, "advice": advice})
-    return found
-
-
-def _nccl_version() -> str:
+def nccl_version() -> str | None:
+    """That torch was built with; None where it does not say, as some builds for ROCm."""
     try:
-        return f", version {'.'.join(str(part) for part in torch.cuda.nccl.version())}"
-    except (AttributeError, RuntimeError):  # ROCm's has none in some builds
-        return ""
+        told = torch.cuda.nccl.version()
+    except (AttributeError, RuntimeError, ImportError):
+        return None
+    return ".".join(str(part) for part in told)

@@ -6,7 +6,9 @@ recorded.
 
 from distbench.worker.torch_internals.calibrated import calibrated_planning
 from distbench.worker.torch_internals.collective_mode import (
+    FAMILIES,
     NAMESPACES,
+    OTHERS,
     PEERS,
     CollectiveCall,
     call_of,

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 MICRO = 1e-6
-KERNEL, ON_DEVICE = "kernel", ("kernel", "gpu_memcpy", "gpu_memset", "collective_comm")
+# kineto's categories (ActivityType.h), and those that vendors put beside them: "gpu_memcpy", "mlu_memset", ...
+KERNEL, ON_DEVICE = "kernel", ("kernel", "memcpy", "memset", "collective_comm", "mtia_ccp_events")
 ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
-HOST_CALLS = ("_runtime", "_driver")  # CUDA's, ROCm's under the same name, XPU's, ...
+HOST_CALLS = ("_runtime", "_driver", "hpu_op")  # CUDA's, ROCm's under the same name, XPU's, Gaudi's, ...
 PHASE = "distbench:"
 Event = Mapping[str, Any]
 Span = tuple[float, float]
@@ -39,7 +40,7 @@ class Phase(NamedTuple):
 
 def is_on_device(event: Event) -> bool:
     """Whether an event is a kernel, a copy or a fill."""
-    return event.get("ph") == "X" and event.get("cat") in ON_DEVICE
+    return event.get("ph") == "X" and str(event.get("cat")).lower().endswith(ON_DEVICE)
 
 
 def span_of(event: Event) -> Span:
@@ -61,6 +62,7 @@ class HostCalls:
             facts = event.get("args") or {}
             if kind == "X" and cat.endswith(HOST_CALLS):
                 self._note(self._by_number, facts.get("correlation"), event)
+                self._note(self._by_operator, facts.get("External id"), event)
             elif kind == "X" and cat == HOST_OPERATOR:
                 self._note(self._by_operator, facts.get("External id"), event)
             elif cat == FLOW and kind == "s":

@@ -1,39 +1,42 @@
 """Collectives among the kernels of a profiled step: when each ran, and how much of it nothing else covered.
 
 The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`), and we
-read those: kernels are renamed from one NCCL to the next. Where it did not, the call that was open when the kernel was
-launched has them too; a kernel that neither tells of is known as communication by its name alone, and hides no other.
-A collective's duration is its kernel's, so it includes waiting for the slowest rank, as all NCCL durations do.
+read those: kernels are renamed from one NCCL to the next. Where it did not, `host_collectives` finds the host's calls
+that the kernel was launched for; a kernel without any is known as communication by its name alone, and hides no other.
+A collective's duration is its kernels', so it includes waiting for the slowest rank, as all NCCL durations do.
 """
 
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from distbench.worker.torch_internals import kind_of
+from distbench.worker.torch_internals import PEERS, kind_of
 from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.host_calls import HOST_OPERATOR, KERNEL, Event, HostCalls, Span, is_on_device, span_of
+from distbench.worker.tracing.host_calls import Event, HostCalls, Span, is_on_device, span_of
+from distbench.worker.tracing.host_collectives import COLLECTIVE, HostCollective, HostCollectives
 
 # The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
-DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
+DTYPE_BYTES = {
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
+}
 UNNAMED = "unnamed communication"
-# Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), MSCCL, oneCCL and Ascend's HCCL.
-OF_COMMUNICATION = re.compile(r"\b(?:nccl\w*Kernel|msccl\w*|oneccl_|hcom_)", re.IGNORECASE)
-COLLECTIVE = "Collective name"
+MEETING = "barrier"  # has a kernel, and moves nothing
 
 
 class Ran(NamedTuple):
-    """One collective's kernel; moments are seconds of the profiler's clock.
+    """One collective's kernels; moments are seconds of the profiler's clock.
 
     Args:
         kind: as in Communication; UNNAMED where the profiler does not tell.
         group: name of its process group.
-        exposed_s: how long it ran while no other kernel or copy did.
+        exposed_s: how long it ran while no other kernel or copy did; of a batch that one kernel moved, an equal part.
         payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
+        issued_s: when the host called it; when it began, where that is not known.
     """
 
     kind: str
@@ -42,55 +45,35 @@ class Ran(NamedTuple):
     ended_s: float
     exposed_s: float
     payload_bytes: int | None = None
+    issued_s: float = 0.0
 
 
 def collectives_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Ran]:
-    """The kernels that communicate, of one rank, in the order in which they began, among the events of a Chrome trace
-    of `torch.profiler` (`ts` and `dur` in microseconds)."""
-    calls = _Calls(events, launches or HostCalls(events))
-    on_device = [(event, calls.facts_of(event)) for event in events if is_on_device(event)]
-    covered = Cover(span_of(event) for event, facts in on_device if facts is None)
-    found = []
-    for event, facts in on_device:
-        if facts is not None:
-            begun, ended = span_of(event)
-            kind = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED
-            exposed = ended - begun - covered.seconds((begun, ended))
-            group = str(facts.get("Process Group Name", ""))
-            found.append(Ran(kind, group, begun, ended, exposed, _payload_bytes(kind, facts)))
-    return sorted(found, key=lambda ran: ran.begun_s)
+    """The collectives that ran on one rank's device, in the order in which they began, among the events of a Chrome
+    trace of `torch.profiler` (`ts` and `dur` in microseconds).
 
+    NCCL may run one in several kernels, and messages of one batch in a single one.
+    """
+    calls = HostCollectives(events, launches or HostCalls(events))
+    covered = Cover(span_of(event) for event in events if is_on_device(event) and calls.of(event) is None)
+    kernels: dict[HostCollective, list[tuple[Span, int]]] = {}
+    unnamed: list[Span] = []
+    for event in filter(is_on_device, events):
+        own = calls.of(event)
+        for call in own or ():
+            kernels.setdefault(call, []).append((span_of(event), len(own or ())))
+        unnamed += [span_of(event)] if own == () else []
 
-@cache
-def communicates(kernel: str) -> bool:
-    """Whether a kernel is one of a communication library, by its name; names are long, and few."""
-    return OF_COMMUNICATION.search(kernel) is not None
+    def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
+        begun, ended = min(span[0] for span, _ in shared), max(span[1] for span, _ in shared)
+        exposed = sum(max(span[1] - span[0] - covered.seconds(span), 0.0) / size for span, size in shared)
+        kind = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED
+        group = str(facts.get("Process Group Name", ""))
+        return Ran(kind, group, begun, ended, exposed, _payload_bytes(kind, facts), issued_s)
 
-
-class _Calls:
-    """What is known of communication: the host's calls of it (`record_param_comms`), by thread."""
-
-    def __init__(self, events: Sequence[Event], launches: HostCalls) -> None:
-        self._launches = launches
-        self._calls: dict[Any, list[tuple[float, float, Event]]] = {}
-        for event in events:
-            facts = event.get("args") or {}
-            if event.get("cat") == HOST_OPERATOR and event.get("ph") == "X" and facts.get(COLLECTIVE):
-                self._calls.setdefault(event.get("tid"), []).append((*span_of(event), facts))
-        for calls in self._calls.values():
-            calls.sort(key=lambda call: call[:2])
-
-    def facts_of(self, event: Event) -> Event | None:
-        """What the profiler tells of a kernel that communicates, {} where that is nothing; None for other work."""
-        facts = event.get("args") or {}
-        if event.get("cat") in (KERNEL, "collective_comm") and facts.get(COLLECTIVE):
-            return facts
-        if event.get("cat") != KERNEL or not communicates(str(event.get("name", ""))):
-            return None
-        launch = self._launches.of(event)
-        calls = self._calls.get(launch.thread, []) if launch else []
-        place = bisect_right(calls, launch.at_s, key=lambda call: call[0]) - 1 if launch else -1
-        return calls[place][2] if launch and place >= 0 and launch.at_s <= calls[place][1] else {}
+    found = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
+    found += [ran([(span, 1)], {}, span[0]) for span in unnamed]
+    return sorted(found, key=lambda one: (one.begun_s, one.issued_s))
 
 
 def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
@@ -133,6 +116,9 @@ def matched(
 ) -> tuple[list[Ran | None], str | None]:
     """Each row's kernel: the n-th collective of a group is its n-th kernel, for a group's kernels run in order.
 
+    Messages between two ranks are matched by themselves, in the order in which the host called them; where those are
+    others than the rows have, only they are left without times.
+
     Args:
         rows: what the dispatch mode saw of one step on this rank.
         kernels: of another run of the same step.
@@ -143,9 +129,14 @@ def matched(
     """
     none: list[Ran | None] = [None] * len(rows)
     unnamed = sum(ran.kind == UNNAMED for ran in kernels)
+    messages = sorted((ran for ran in kernels if ran.kind in PEERS), key=lambda ran: ran.issued_s)
     # A collective of one rank may be a kernel, a copy, or nothing.
-    kernels = [ran for ran in kernels if ran.kind != UNNAMED and group_names.get(ran.group, ",").count(",")]
-    ours = Counter((row.group, row.kind) for row in rows if row.group_size > 1)
+    kernels = [
+        ran
+        for ran in kernels
+        if ran.kind not in (UNNAMED, MEETING, *PEERS) and group_names.get(ran.group, ",").count(",")
+    ]
+    ours = Counter((row.group, row.kind) for row in rows if row.group_size > 1 and row.kind not in PEERS)
     theirs = Counter((group_names.get(ran.group, f"group {ran.group}"), ran.kind) for ran in kernels)
     if ours != theirs:
         more = [f"{kind} over {group}: {count}" for (group, kind), count in (theirs - ours).items()]
@@ -161,11 +152,24 @@ def matched(
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
-    found = [waiting[row.group].pop() if row.group_size > 1 else None for row in rows]
+    are_alike = [row.kind for row in rows if row.kind in PEERS] == [ran.kind for ran in messages]
+    in_order = iter(messages if are_alike else ())
+    found = [
+        next(in_order, None) if row.kind in PEERS else waiting[row.group].pop() if row.group_size > 1 else None
+        for row in rows
+    ]
     for row, its in zip(rows, found, strict=True):
         if its is not None and its.kind != row.kind:
             return none, f"kernels of {row.group} ran in another order than they were issued"
     return found, None
+
+
+def without_kernels(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
+    """How many messages have no kernel of theirs, as a sentence."""
+    of_rows = [ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS]
+    if not any(of_rows):
+        return []
+    return [f"of {sum(of_rows)} messages the profiler does not tell which kernel moved them; they have no times"]
 
 
 def differing_bytes(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:

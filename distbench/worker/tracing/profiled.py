@@ -7,10 +7,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function
 
@@ -20,7 +22,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
-from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched
+from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched, without_kernels
 from distbench.worker.tracing.trace_rows import Traced, TracedRow
 
 BETWEEN_EVENTS = re.compile(r"[\s,]*")
@@ -53,6 +55,7 @@ def profiled_step(
     `on_progress` is called now and then: reading a large trace takes minutes.
     """
     names = iter(step.phases)
+    _begin_profiling(context.device)
     with profile(activities=profiler_activities(context.device)) as profiler, contextlib.ExitStack() as phase:
 
         def next_phase() -> None:
@@ -73,6 +76,14 @@ def profiled_step(
         on_progress()
         events = list(events_in(file, on_progress))
     return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
+
+
+@cache
+def _begin_profiling(device: torch.device) -> None:
+    """The first use in a process sets the vendor's library up, which takes seconds and may lose the first kernels."""
+    with profile(activities=profiler_activities(device)):
+        torch.ones(1, device=device)
+        synchronize(device)
 
 
 def step_of_events(
@@ -105,7 +116,7 @@ def step_of_events(
     lost, num_events = unlinked(events, launches)
     if lost:
         untold.append(f"{lost} of {num_events} kernels and copies have no launch in the trace; they are in no phase")
-    return ProfiledStep(traced, [*differing_bytes(rows, ran), *untold], None)
+    return ProfiledStep(traced, [*differing_bytes(rows, ran), *without_kernels(rows, ran), *untold], None)
 
 
 def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:

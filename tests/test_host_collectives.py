@@ -1,0 +1,183 @@
+"""Which calls a device's kernels were launched for, on events in the shapes that real traces have (times in us).
+
+Batches of messages: pytorch/pytorch issue 194693, kernels of coalesced gathers: mlcommons/chakra issue 178.
+"""
+
+from typing import Any
+
+import pytest
+from test_kernels import AUTOGRAD, COMPUTE, GROUPS, MAIN, NCCL, Event, event, kernel, launched, nccl, row, told
+
+from distbench.worker.tracing.communication import Communication
+from distbench.worker.tracing.host_calls import is_on_device, phases_among
+from distbench.worker.tracing.kernels import UNNAMED, Ran, collectives_among, matched
+from distbench.worker.tracing.profiled import step_of_events
+
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def call(kind: str, at: float, number: int, group: str = "1", dur: float = 4, tid: int = MAIN, **args: object) -> Event:
+    return event("cpu_op", "record_param_comms", at, dur, tid, **{"External id": number}, **told(kind, group), **args)
+
+
+def message(kind: str, numel: int, peer: int, at: float, number: int) -> Event:
+    """As torch 2.13 writes them: who is at the other end instead of this rank."""
+    other = {"send": "Dst Rank", "recv": "Src Rank"}[kind]
+    return call(kind, at, number) | {"args": {**told(kind, "1"), "In msg nelems": numel, other: peer}}
+
+
+def batch(first: int, at: float, *messages: Event) -> list[Event]:
+    """Messages that are launched together when the last one was called: by one kernel that says nothing."""
+    return [
+        *messages,
+        launched(first, at, MAIN, "cudaLaunchKernelExC"),
+        kernel(SEND_RECV, at + 10, 30, NCCL, correlation=first),
+    ]
+
+
+def pipeline_row(kind: str, numel: int) -> Communication:
+    return Communication("forward", "pp", kind, "c10d.send", "pp", 2, "f32", numel * 4, "", True, "", None, "0,1")
+
+
+def kinds(found: list[Ran]) -> list[str]:
+    return [ran.kind for ran in found]
+
+
+BATCHES = [
+    *batch(1, 20, message("recv", 8, 1, 5, 101), message("send", 2, 0, 10, 102)),
+    *batch(2, 60, message("send", 16, 0, 50, 103)),
+]
+
+
+def test_messages_of_a_batch_are_those_called_before_its_kernel() -> None:
+    found = collectives_among(BATCHES)
+    assert [(ran.kind, ran.payload_bytes, round(ran.begun_s * 1e6)) for ran in found] == [
+        ("recv", 32, 30),
+        ("send", 8, 30),
+        ("send", 64, 70),
+    ]
+    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([15, 15, 30]), "no second is counted twice"
+
+
+def test_a_pipelines_rows_have_their_batches_times() -> None:
+    rows = [pipeline_row("recv", 8), pipeline_row("send", 2), row("all_gather", "0,1"), pipeline_row("send", 16)]
+    gather = [
+        call("_allgather_base", 100, 7),
+        launched(9, 101, MAIN),
+        nccl("_allgather_base", "1", 110, 5, correlation=9),
+    ]
+    found, why = matched(rows, collectives_among([*BATCHES, *gather]), GROUPS)
+    assert why is None
+    assert [ran and round(ran.begun_s * 1e6) for ran in found] == [30, 30, 110, 70]
+
+
+def test_messages_that_are_not_told_leave_the_others_their_times() -> None:
+    """A kernel of another profiler that tells of no message: the gather still has its times, and the rest is said."""
+    host = [event("user_annotation", "distbench:forward", 0, 90, MAIN)]
+    silent = [one for one in BATCHES if one["cat"] != "cpu_op"]
+    gather = [launched(9, 80, MAIN), nccl("_allgather_base", "1", 110, 5, correlation=9)]
+    rows = [pipeline_row("recv", 8), row("all_gather", "0,1")]
+    step = step_of_events([*host, *silent, *gather], ["forward"], 0.1, rows, GROUPS)
+    assert step.reason is None
+    assert [one.completed_s is None for one in step.traced.rows] == [True, False]
+    assert "of 1 messages the profiler does not tell which kernel moved them; they have no times" in step.differences
+
+
+def test_gathers_that_torch_coalesces_have_the_kernel_that_follows() -> None:
+    calls = [call("_allgather_base", 5, 11), call("_allgather_base", 15, 12)]
+    one = [launched(3, 25, MAIN), kernel("ncclDevKernel_AllGather_RING_LL", 40, 20, NCCL, correlation=3)]
+    assert [(ran.kind, ran.group) for ran in collectives_among([*calls, *one])] == [("all_gather", "1")] * 2
+
+
+def test_a_batch_takes_no_call_that_has_a_kernel_nor_one_of_another_group() -> None:
+    earlier = [call("allreduce", 1, 31, "2"), launched(8, 2, MAIN), nccl("allreduce", "2", 3, 1, correlation=8)]
+    earlier[-1]["args"]["External id"] = 31
+    of_hosts = call("allgather", 4, 32, "3")  # on the host alone: it never has a kernel
+    waits = call("wait", 15, 33)
+    found = collectives_among([*earlier, of_hosts, *BATCHES[:2], waits, *BATCHES[2:4]])
+    assert kinds(found) == ["all_reduce", "recv", "send"]
+
+
+@pytest.mark.parametrize("second", ["ncclDevKernel_SendRecv(again)", "void checkForNaN<float>(float*, unsigned long)"])
+def test_kernels_that_bear_one_calls_number_are_one_collective(second: str) -> None:
+    """NCCL splits what is large; with TORCH_NCCL_NAN_CHECK a kernel that looks for them has the facts as well."""
+    two = [
+        nccl("all_to_allv", "1", 100, 10, correlation=1, **{"External id": 40}),
+        kernel(second, 120, 30, NCCL, correlation=2, **{"External id": 40}, **told("all_to_allv", "1")),
+        kernel("gemm", 140, 40, COMPUTE, correlation=3),
+    ]
+    (found,) = collectives_among(two)
+    assert (found.kind, round(found.begun_s * 1e6), round(found.ended_s * 1e6)) == ("all_to_all", 100, 150)
+    assert found.exposed_s * 1e6 == pytest.approx(30), "10 of the first, 20 of the second; none of what lies between"
+    # Without numbers each is its own: nobody says that they belong together.
+    bare = [one | {"args": {k: v for k, v in one["args"].items() if k != "External id"}} for one in two]
+    assert len(collectives_among(bare)) == 2
+
+
+def test_a_batch_that_is_split_is_one_too() -> None:
+    more = [launched(5, 21, MAIN), kernel(SEND_RECV, 60, 10, NCCL, correlation=5)]
+    found = collectives_among([*BATCHES[:4], *more])
+    assert [(ran.kind, round(ran.ended_s * 1e6)) for ran in found] == [("recv", 70), ("send", 70)]
+
+
+def test_a_call_within_a_call_that_has_ended_is_not_the_kernels() -> None:
+    """A gather of uneven parts is made of broadcasts, and launched by what made them."""
+    calls = [call("allgather", 0, 50, dur=40), call("_broadcast_oop", 5, 51), call("_broadcast_oop", 15, 52)]
+    one = [launched(3, 30, MAIN), kernel("ncclDevKernel_Broadcast_RING_LL", 45, 20, NCCL, correlation=3)]
+    assert kinds(collectives_among([*calls, *one])) == ["all_gather"]
+
+
+def test_a_barrier_of_the_model_takes_nobodys_times() -> None:
+    barrier = [launched(9, 12, MAIN), nccl("barrier", "1", 20, 5, correlation=9)]
+    gather = [launched(8, 13, MAIN), nccl("_allgather_base", "1", 30, 5, correlation=8)]
+    found, why = matched([row("all_gather", "0,1")], collectives_among([*barrier, *gather]), GROUPS)
+    assert why is None and found[0] is not None and round(found[0].begun_s * 1e6) == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "size"),
+    [("fp8", "Float8_e4m3fn", 1), ("bf16", "BFloat16", 2), ("complex", "ComplexFloat", 8), ("unknown", "QInt8", None)],
+)
+def test_bytes_are_counted_for_every_dtype_that_is_known(name: str, dtype: str, size: int | None) -> None:
+    one = nccl("allreduce", "1", 0, 1)
+    one["args"]["dtype"] = dtype
+    (found,) = collectives_among([one])
+    assert found.payload_bytes == (None if size is None else 4 * size), name
+
+
+@pytest.mark.parametrize(
+    ("host", "device"),
+    [
+        ("cuda_driver", "kernel"),
+        ("xpu_runtime", "gpu_memcpy"),
+        ("xpu_driver", "kernel"),
+        ("hpu_op", "kernel"),
+        ("mtia_runtime", "mtia_ccp_events"),
+        ("privateuse1_runtime", "kernel"),
+        ("mlu_runtime", "mlu_memcpy"),  # Cambricon's and Enflame's kinetos
+        ("gcu_runtime", "GCU_MEMSET"),
+    ],
+)
+def test_phases_are_found_by_every_vendors_categories(host: str, device: str) -> None:
+    events: list[dict[str, Any]] = [
+        event("user_annotation", "distbench:backward", 0, 20, MAIN),
+        launched(1, 10, AUTOGRAD, "a launch", host),
+        kernel("work", 30, 5, cat=device, correlation=1),
+    ]
+    assert [(one.name, round(one.begun_s * 1e6)) for one in phases_among(events)] == [("backward", 30)]
+
+
+@pytest.mark.parametrize(
+    "cat", ["gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "Trace", "cpu_op", "xpu_sync"]
+)
+def test_what_runs_nothing_on_a_device_is_no_work(cat: str) -> None:
+    assert not is_on_device(kernel("x", 0, 1, cat=cat))
+
+
+def test_old_names_and_mangled_ones_are_communication() -> None:
+    names = ["_Z41ncclDevKernel_AllReduce_Sum_bf16_RING_LL24ncclDevKernelArgsStorageILm4096EE", "mcclKernel_AllReduce"]
+    names += [
+        "void c10d::symmetric_memory::two_shot_all_reduce_kernel<float>",
+        "vllm::cross_device_reduce_1stage<half>",
+    ]
+    assert kinds(collectives_among([kernel(name, 0, 1) for name in names])) == [UNNAMED] * 4
