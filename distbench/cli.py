@@ -26,6 +26,7 @@ from distbench.commands.plan import plan
 from distbench.commands.report import report
 from distbench.commands.run import run
 from distbench.commands.say import say, say_lines
+from distbench.commands.say_once import say_once
 from distbench.commands.scenario_table import scenario_table
 from distbench.commands.signature import signature
 from distbench.commands.simulate import simulate
@@ -47,7 +48,7 @@ class Commands(Sections):
                 ctx.default_map = dict(defaults_for(self).of_commands)
                 return super().invoke(ctx)
         except UserError as error:
-            say(f"distbench: {cut(str(error))}", err=True)
+            say_once(f"distbench: {cut(str(error))}")
             ctx.exit(2)
         except KeyboardInterrupt:
             say("distbench: interrupted", err=True)

@@ -67,6 +67,7 @@ def run_on_nodes(
         out=Path(asked["out"]),
         name=_name(scenarios),
         extra=_words(asked["launcher_args"]),
+        timeout_s=asked["timeout_s"],
     )
     if asked["only_print"]:
         texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_script, "torchx": nodes.torchx_line}

@@ -12,6 +12,7 @@ from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.first_screen import confirm_ranks, links_code, show_summary, told
 from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_options, run_on_nodes
 from distbench.commands.say import say, say_lines
+from distbench.commands.say_once import say_once
 from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
@@ -189,7 +190,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
 
 def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
-        say(f"distbench: {job.scenario}: {cut(told(job, message))}", err=True)
+        say_once(f"distbench: {job.scenario}: {cut(told(job, message))}")
         click.get_current_context().meta[MESSAGE] = f"{job.scenario}: {cut(message)}"
     if outcome.none_chosen and not silent:
         say(f"{job.scenario}: no case matches -k", err=True)
