@@ -1,10 +1,13 @@
 """`distbench run --nodes` as far as no launcher is needed: what would be launched, and what is refused."""
 
+import io
+import os
 import shlex
 import socket
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +18,7 @@ from distbench.commands.on_nodes import without_where
 from distbench.launch import meeting
 from distbench.launch.meeting import Meeting, require_address
 from distbench.launch.ranks import Joined, joined_ranks
-from distbench.nodes import slurm_job, torchrun_nodes
+from distbench.nodes import slurm_job, torchrun_nodes, torchx_job
 from distbench.nodes.node_launch import NodeLaunch
 from distbench.nodes.slurm_job import JobState, state_of
 from distbench.nodes.torchrun_nodes import address_in
@@ -26,6 +29,10 @@ from distbench.spec import UserError
 def run(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(main, ["run", str(DATA / "tiny.py"), *words])
     return done.exit_code, done.output
+
+
+def torchrun_words(words: str) -> tuple[str, ...]:
+    return ("--nodes", "2", "--launcher", "torchrun", "--launcher-args", words)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +83,13 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
         (("--nodes", "2", "--launcher", "torchrun"), "was not told which this is"),
         (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
         (("--nodes", "0"), "0 is not in the range"),
+        (("--nodes", "-1"), "-1 is not in the range"),
+        (("--nodes", "two"), "'two' is not a valid integer"),
+        (("--nodes", "2", "--launcher", "mpi"), "'mpi' is not one of"),
+        (torchrun_words("--node-rank 2 --master-addr a"), "--node-rank 2 is none of 2 nodes; give each one of 0 to 1"),
+        (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is none of 2 nodes"),
+        (torchrun_words("--node-rank 1"), "was told that this is node 1, and not where they meet"),
+        (torchrun_words("--node-rank 1 --nproc-per-node=4"), "--nproc-per-node=4: how many nodes and ranks there are"),
     ],
 )
 def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
@@ -164,6 +178,9 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
         ("--master_addr=host --master_port=7", "host:7"),
         ("--rdzv-endpoint host:8 --rdzv-backend c10d", "host:8"),
         ("--rdzv_endpoint=host", "host:29500"),
+        ("--rdzv-endpoint [::1]:8", "::1:8"),
+        ("--rdzv-endpoint=[fe80::1]", "fe80::1:29500"),
+        ("", ""),
         ("--standalone", ""),
     ],
 )
@@ -179,16 +196,67 @@ def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkey
     assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in text
 
 
-def test_a_first_host_where_nothing_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun itself would wait for minutes without a word; where it has started ranks, they speak."""
     monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(torchrun_nodes, "run_here", lambda command: time.sleep(0.2) or 0)
-    said: list[str] = []
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        where = ("--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", f"{closed.getsockname()[1]}")
-        asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", where)
-        assert torchrun_nodes.run_by_torchrun(asked, said.append) == 0
-    assert len(said) == 1 and "nothing answers at 127.0.0.1:" in said[0]
+    monkeypatch.setattr(torchrun_nodes, "POLL_S", 0.01)
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        for sentence in ("and nothing answers at 127.0.0.1:", "for 2 nodes to meet at 127.0.0.1:"):
+            asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
+            said: list[str] = []
+            process = FakeTorchrun()
+            watch = torchrun_nodes._Watch(address, asked, said.append)
+            monkeypatch.setattr(torchrun_nodes, "_has_children", lambda pid: False)
+            watch.follow(process)  # type: ignore[arg-type]
+            assert len(said) == 1 and sentence in said[0] and sentence in watch.given_up and process.is_killed
+            there.listen()
+        monkeypatch.setattr(torchrun_nodes, "_has_children", lambda pid: True)
+        watch.follow(FakeTorchrun())  # type: ignore[arg-type]
+        assert len(said) == 1
+
+
+class FakeTorchrun:
+    """A process that runs until it is killed."""
+
+    pid, is_killed = 0, False
+
+    def poll(self) -> int | None:
+        return None
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+def test_a_process_that_started_others_is_told_from_one_that_waits(tmp_path: Path) -> None:
+    assert not torchrun_nodes._has_children(os.getpid()) or any(
+        path.read_text() for path in Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    )
+    assert torchrun_nodes._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
+
+
+def test_rank_0_must_be_where_the_others_look_for_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} of this host cannot be had .*Address already in use"):
+            meeting.require_own(f"127.0.0.1:{port}")
+    meeting.require_own(f"127.0.0.1:{port}")
+    # RFC 5737 keeps this network for documentation.
+    elsewhere = Joined(0, 2, {"MASTER_PORT": str(port)}, f"192.0.2.77:{port}")
+    with pytest.raises(UserError, match="that is not this host, where rank 0 is, and what is sent there does not"):
+        require_address(elsewhere, wait_s=0)
+    require_address(replace(elsewhere, rank=1), wait_s=0)
+
+
+def test_what_passes_on_what_is_sent_to_rank_0_may_have_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_is_local", lambda host: False)
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    meeting.require_own(f"127.0.0.1:{port}")
 
 
 def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +265,51 @@ def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch:
     monkeypatch.setattr(meeting, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
     found = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
     assert (found.address, found.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
+
+
+@pytest.mark.parametrize("word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x"])
+def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
+) -> None:
+    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code, text = run("--nodes", "2", "--launcher", "slurm", "--out", str(tmp_path / "out"), "--launcher-args", word)
+    assert code == 2 and "distbench submits one job and shows its output" in text and not (tmp_path / "out").exists()
+
+
+def test_an_allocation_with_fewer_nodes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    code, text = run("--nodes", "2", "--launcher", "slurm")
+    assert code == 2 and "--nodes 2: this allocation has 1 node; give at most as many" in text
+    code, text = run("--nodes", "2", "--launcher", "slurm", "--launcher-args", "-N1")
+    assert code == 2 and "-N1: how many nodes and ranks there are is said by --nodes" in text
+
+
+def test_a_job_that_sbatch_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error, said = followed(monkeypatch, tmp_path, [(0, "", "sbatch: Job 3 to start at noon")])
+    assert isinstance(error, UserError) and "Job 3 to start at noon" in str(error) and not said
+
+
+def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", list[str]()
+    log.write_text("first launch\n")
+    shown = slurm_job._show(log, 0, said.append)
+    log.write_text("second\n")
+    slurm_job._show(log, shown, said.append)
+    assert said == ["first launch", "second"]
+
+
+def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
+    said: list[str] = []
+    complaint = torchx_job._Complaint(said.append)
+    lines = (b"sh/0 Traceback (most recent call last):", b"INFO built", b"Traceback (most recent call last):",
+             b'  File "x", line 1', b"a.FirstError: x", b"", b"Traceback (most recent call last):", b"docker.Error: none",
+             b"  more of it")  # fmt: skip
+    process = SimpleNamespace(stderr=io.BytesIO(b"\n".join(lines) + b"\n"))
+    complaint.follow(process)  # type: ignore[arg-type]
+    assert said == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"
 
 
 def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
@@ -236,7 +349,7 @@ def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.Captu
         listening.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         meeting = Meeting(Joined(1, 2, {"LOCAL_RANK": "0"}, address))
-        meeting.waited(19)
+        meeting.waited(14)
         assert not capsys.readouterr().err
         meeting.waited(21)
         meeting.waited(22)
@@ -246,7 +359,7 @@ def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.Captu
         )
         listening.listen()
         Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
-        assert "rank 0 is there" in capsys.readouterr().err
+        assert "something answers there" in capsys.readouterr().err
         Meeting(Joined(3, 4, {"LOCAL_RANK": "1"}, address)).waited(21)
         Meeting(None).waited(21)
         assert not capsys.readouterr().err

@@ -10,7 +10,7 @@ import time
 from distbench.commands.say import say
 
 # How long who said it stays, so that ranks that start or fail a little later find out.
-STAYS_S = 2.0
+STAYS_S = 1.0
 
 
 def say_once(text: str) -> None:
