@@ -1,11 +1,8 @@
 """`distbench run --nodes` as far as no launcher is needed: what would be launched, and what is refused."""
 
 import io
-import os
 import shlex
-import socket
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,13 +12,9 @@ from conftest import DATA
 
 from distbench.cli import main
 from distbench.commands.on_nodes import without_where
-from distbench.launch import meeting
-from distbench.launch.meeting import Meeting, require_address
-from distbench.launch.ranks import Joined, joined_ranks
-from distbench.nodes import slurm_job, torchrun_nodes, torchx_job
+from distbench.nodes import slurm_job, torchx_job
 from distbench.nodes.node_launch import NodeLaunch
 from distbench.nodes.slurm_job import JobState, state_of
-from distbench.nodes.torchrun_nodes import address_in
 from distbench.runs.old_runs import kept_and_old
 from distbench.spec import UserError
 
@@ -171,102 +164,6 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
     assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "address"),
-    [
-        ("--node-rank 1 --master-addr host", "host:29500"),
-        ("--master_addr=host --master_port=7", "host:7"),
-        ("--rdzv-endpoint host:8 --rdzv-backend c10d", "host:8"),
-        ("--rdzv_endpoint=host", "host:29500"),
-        ("--rdzv-endpoint [::1]:8", "::1:8"),
-        ("--rdzv-endpoint=[fe80::1]", "fe80::1:29500"),
-        ("", ""),
-        ("--standalone", ""),
-    ],
-)
-def test_where_hosts_of_torchrun_meet(words: str, address: str) -> None:
-    assert address_in(words.split()) == address
-
-
-def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "RESOLVE_S", 0.0)
-    monkeypatch.setattr(meeting.require_host, "__defaults__", (0.0,))
-    words = ("--launcher", "torchrun", "--launcher-args", "--node-rank 1 --master-addr no-such-host.invalid")
-    code, text = run("--nodes", "2", *words)
-    assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in text
-
-
-def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun itself would wait for minutes without a word; where it has started ranks, they speak."""
-    monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(torchrun_nodes, "POLL_S", 0.01)
-    with socket.socket() as there:
-        there.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{there.getsockname()[1]}"
-        for sentence in ("and nothing answers at 127.0.0.1:", "for 2 nodes to meet at 127.0.0.1:"):
-            asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
-            said: list[str] = []
-            process = FakeTorchrun()
-            watch = torchrun_nodes._Watch(address, asked, said.append)
-            monkeypatch.setattr(torchrun_nodes, "_has_children", lambda pid: False)
-            watch.follow(process)  # type: ignore[arg-type]
-            assert len(said) == 1 and sentence in said[0] and sentence in watch.given_up and process.is_killed
-            there.listen()
-        monkeypatch.setattr(torchrun_nodes, "_has_children", lambda pid: True)
-        watch.follow(FakeTorchrun())  # type: ignore[arg-type]
-        assert len(said) == 1
-
-
-class FakeTorchrun:
-    """A process that runs until it is killed."""
-
-    pid, is_killed = 0, False
-
-    def poll(self) -> int | None:
-        return None
-
-    def kill(self) -> None:
-        self.is_killed = True
-
-
-def test_a_process_that_started_others_is_told_from_one_that_waits(tmp_path: Path) -> None:
-    assert not torchrun_nodes._has_children(os.getpid()) or any(
-        path.read_text() for path in Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    )
-    assert torchrun_nodes._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
-
-
-def test_rank_0_must_be_where_the_others_look_for_it() -> None:
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} of this host cannot be had .*Address already in use"):
-            meeting.require_own(f"127.0.0.1:{port}")
-    meeting.require_own(f"127.0.0.1:{port}")
-    # RFC 5737 keeps this network for documentation.
-    elsewhere = Joined(0, 2, {"MASTER_PORT": str(port)}, f"192.0.2.77:{port}")
-    with pytest.raises(UserError, match="that is not this host, where rank 0 is, and what is sent there does not"):
-        require_address(elsewhere, wait_s=0)
-    require_address(replace(elsewhere, rank=1), wait_s=0)
-
-
-def test_what_passes_on_what_is_sent_to_rank_0_may_have_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_is_local", lambda host: False)
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    meeting.require_own(f"127.0.0.1:{port}")
-
-
-def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.setattr(meeting, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
-    found = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
-    assert (found.address, found.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
-
-
 @pytest.mark.parametrize("word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x"])
 def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
@@ -287,6 +184,15 @@ def test_an_allocation_with_fewer_nodes_is_said(monkeypatch: pytest.MonkeyPatch)
     assert code == 2 and "-N1: how many nodes and ranks there are is said by --nodes" in text
 
 
+def test_jobs_that_are_submitted_in_one_second_have_files_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(slurm_job.time, "strftime", lambda form, moment: "20260101T000000Z")
+    for job in "34":
+        followed(monkeypatch, tmp_path, [(0, job, ""), (0, "JobState=FAILED Reason=JobLaunchFailure", "")])
+    assert len(list((tmp_path / "slurm").glob("*.sbatch"))) == 2
+
+
 def test_a_job_that_sbatch_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     error, said = followed(monkeypatch, tmp_path, [(0, "", "sbatch: Job 3 to start at noon")])
     assert isinstance(error, UserError) and "Job 3 to start at noon" in str(error) and not said
@@ -304,10 +210,10 @@ def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tm
 def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
     said: list[str] = []
     complaint = torchx_job._Complaint(said.append)
-    lines = (b"sh/0 Traceback (most recent call last):", b"INFO built", b"Traceback (most recent call last):",
-             b'  File "x", line 1', b"a.FirstError: x", b"", b"Traceback (most recent call last):", b"docker.Error: none",
-             b"  more of it")  # fmt: skip
-    process = SimpleNamespace(stderr=io.BytesIO(b"\n".join(lines) + b"\n"))
+    first = f'{torchx_job.TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
+    second = f"{torchx_job.TRACEBACK}\ndocker.Error: none\n  more of it\n"
+    text = f"sh/0 {torchx_job.TRACEBACK}\nINFO built\n{first}{second}"
+    process = SimpleNamespace(stderr=io.BytesIO(text.encode()))
     complaint.follow(process)  # type: ignore[arg-type]
     assert said == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"
 
@@ -317,19 +223,6 @@ def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
     command = slurm_job.srun_words(asked)
     assert command[0] == "srun" and {"--overlap", "--nodes=2", "--ntasks=8", "--exclusive"} <= set(command)
     assert command[-2:] == ["tiny", "--quick"]
-
-
-def test_an_address_that_is_none_is_refused_before_torch_waits_for_it() -> None:
-    with pytest.raises(UserError, match=r"MASTER_ADDR=no-such-host.invalid is no name or address that this host knows"):
-        require_address(Joined(1, 2, {}, "no-such-host.invalid:29500"), wait_s=0)
-    require_address(Joined(1, 2, {}, "127.0.0.1:29500"), wait_s=0)
-    require_address(Joined(1, 2, {}, ":1"), wait_s=0)
-
-
-def test_ranks_of_one_slurm_step_know_one_name_of_their_launch() -> None:
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "a"}
-    launches = {joined.launch for rank in "01" if (joined := joined_ranks({**step, "SLURM_PROCID": rank}))}
-    assert launches == {"slurm-7.2"}
 
 
 def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
@@ -342,24 +235,3 @@ def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
     (tmp_path / "box" / "a.jsonl").write_text(header + '\n{"type": "footer", "status": "complete"}\n')
     _kept, (old,) = kept_and_old(tmp_path, 0, None)
     assert {path.parent.name for path in old.files} == {"box", "rank0", "rank1"}
-
-
-def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        meeting = Meeting(Joined(1, 2, {"LOCAL_RANK": "0"}, address))
-        meeting.waited(14)
-        assert not capsys.readouterr().err
-        meeting.waited(21)
-        meeting.waited(22)
-        said = capsys.readouterr().err
-        assert (
-            said.count("\n") == 1 and f"rank 1 has waited 21 s at {address}" in said and "nothing answers there" in said
-        )
-        listening.listen()
-        Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
-        assert "something answers there" in capsys.readouterr().err
-        Meeting(Joined(3, 4, {"LOCAL_RANK": "1"}, address)).waited(21)
-        Meeting(None).waited(21)
-        assert not capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Slurm: a batch job that is written, submitted and followed; or srun, inside of an allocation."""
 
 import os
+import secrets
 import shlex
 import subprocess
 import time
@@ -118,7 +119,8 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     require_program("sbatch", "slurm", "start this on a login node")
     require_one_job(asked.extra)
     folder = (asked.out / "slurm").resolve()
-    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{asked.name}"
+    # Whoever submits several at once wants each to have a file of its own.
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{asked.name}-{secrets.token_hex(2)}"
     script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
