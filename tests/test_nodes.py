@@ -198,6 +198,14 @@ def test_a_job_that_sbatch_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch
     assert isinstance(error, UserError) and "Job 3 to start at noon" in str(error) and not said
 
 
+def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`scancel JOB.STEP`: the job itself has failed, and no rank could say why."""
+    ended = (0, "JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0", "")
+    monkeypatch.setattr(slurm_job, "_is_missing", lambda log, wait_s: False)
+    code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
+    assert code == 137 and said[-1].startswith("Slurm job 3 ended with 137, as srun says above; finished cases")
+
+
 def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
     log.write_text("first launch\n")

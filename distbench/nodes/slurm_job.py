@@ -49,6 +49,8 @@ WHY = {
     "PREEMPTED": "another job took its nodes",
 }
 COMPLETED, PENDING = "COMPLETED", "PENDING"
+# Exit codes with which a rank's command has said why.
+LAST_OWN_CODE, INTERRUPTED = 2, 130
 # Slurm's reason where a node could not even open the output file.
 NOT_BEGUN = "JobLaunchFailure"
 # Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
@@ -251,6 +253,10 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
     if state.word in (COMPLETED, "FAILED", ""):
         if not state.word:
             say(f"Slurm does not know job {job_id} any more; see {out} for what it measured")
+        elif state.exit_code > LAST_OWN_CODE and state.exit_code != INTERRUPTED:
+            say(
+                f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; finished cases are kept in {out}"
+            )
         return state.exit_code
     why = WHY.get(state.word, f"{state.word}, {state.reason}").format(job_id=job_id)
     say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")
