@@ -23,7 +23,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.claims import Claim, Row, detail
-from benchmarks.links_lab import NUM_RANKS, ROOT, Lab, NoCpuLimit, links_lab
+from benchmarks.cpu_limit import NoCpuLimit
+from benchmarks.links_lab import NUM_RANKS, ROOT, Lab, links_lab
 from benchmarks.two_host_lab import NoNamespaces
 from distbench.links import LinkVerdict, link_run_of, verdict_of
 from distbench.links.heat_map import link_figures
@@ -36,8 +37,8 @@ NUM_LAUNCHES, SEED = 20, 1
 NOTHING, RANK, LINK = KINDS = ("nothing", "a rank", "a link")
 FOLDER = ROOT / "build" / "links"
 # What a series depends on: with other code it begins anew.
-CODE = ("benchmarks/*link*.py", "scenarios/links.py", "distbench/links/*.py", "distbench/worker/links/*.py",
-        "distbench/worker/pass_plan.py", "distbench/worker/rank/measure.py")  # fmt: skip
+CODE = ("benchmarks/*link*.py", "benchmarks/cpu_limit.py", "scenarios/links.py", "distbench/links/*.py",
+        "distbench/worker/links/*.py", "distbench/worker/pass_plan.py", "distbench/worker/rank/measure.py")  # fmt: skip
 PICTURED = 5  # the rank whose cable is slow in the picture
 CLAIMS = (
     Claim(

@@ -1,7 +1,7 @@
 """Two hosts of four ranks each, whose cables and CPUs are limited as asked: what `bench links` launches.
 
 Each rank has a network namespace, a virtual cable to one bridge, and that cable's rate; a host is a name and a CPU of
-its own, which its ranks share. A rank's CPU is limited by the kernel (cgroups, version 1 or 2). Processes are forked
+its own, which its ranks share. A rank's CPU is limited by the kernel (`cpu_limit.py`). Processes are forked
 from one that has torch imported, each in its rank's surroundings, so that a launch takes little longer than what it
 measures. Needs root, iproute2 and two CPUs.
 """
@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.cpu_limit import CpuLimit
 from benchmarks.two_host_lab import ip
 
 NUM_RANKS, HOSTS = 8, ("a", "b")
@@ -25,8 +26,6 @@ RANKS_PER_HOST = NUM_RANKS // len(HOSTS)
 BRIDGE, PREFIX = "dblinks", "dbl"
 # Megabits a second: little enough that two cores are not what limits the links.
 RATE = 400
-PERIOD_US = 100_000  # of a CPU limit: the kernel's own default, as containers have it
-CGROUPS = Path("/sys/fs/cgroup")
 ROOT = Path(__file__).resolve().parent.parent
 FORK_SERVER = ROOT / "tests" / "processes"
 # What a rank and its command import.
@@ -43,7 +42,7 @@ class Lab:
         limits: each rank's cgroup.
     """
 
-    def __init__(self, pythons: Sequence[str], limits: Sequence["CpuLimit"]) -> None:
+    def __init__(self, pythons: Sequence[str], limits: Sequence[CpuLimit]) -> None:
         self._pythons, self._limits = pythons, limits
         self._rates: dict[int, int] = {}
 
@@ -143,36 +142,6 @@ def clear(names: Sequence[str]) -> None:
     for words in (*(("netns", "delete", name) for name in names), ("link", "delete", BRIDGE)):
         with suppress(FileNotFoundError):
             subprocess.run(["ip", *words], capture_output=True, check=False)
-
-
-class NoCpuLimit(Exception):
-    """This machine lets nobody limit a process's CPU."""
-
-
-class CpuLimit:
-    """A cgroup of one rank, which comes before whatever else wants its CPU, as on a host of its own."""
-
-    def __init__(self, name: str) -> None:
-        self._first = (CGROUPS / "cpu").is_dir()  # version 1
-        self.folder = CGROUPS / "cpu" / name if self._first else CGROUPS / name
-        try:
-            if not self._first:
-                (CGROUPS / "cgroup.subtree_control").write_text("+cpu")
-            self.folder.mkdir(exist_ok=True)
-            weight = ("cpu.shares", 1 << 18) if self._first else ("cpu.weight", 10_000)
-            (self.folder / weight[0]).write_text(str(weight[1]))
-            self.set(None)
-        except OSError as error:
-            raise NoCpuLimit(f"needs cgroups with a CPU limit that may be set ({error})") from error
-
-    def set(self, share: float | None) -> None:
-        """So much of one CPU in each period; None for no limit."""
-        quota = None if share is None else round(share * PERIOD_US)
-        if self._first:
-            (self.folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (self.folder / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
-        else:
-            (self.folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from distbench.commands.defaults import defaults_for
 from distbench.commands.help_sections import Sections
 from distbench.commands.old_names import under_new_names
 from distbench.commands.say import say, say_lines
+from distbench.commands.say_once import say_once
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
@@ -67,7 +68,7 @@ class Commands(Sections):
                 ctx.default_map = dict(defaults_for(self).of_commands)
                 return super().invoke(ctx)
         except UserError as error:
-            say(f"distbench: {cut(str(error))}", err=True)
+            say_once(f"distbench: {cut(str(error))}")
             ctx.exit(2)
         except KeyboardInterrupt:
             say("distbench: interrupted", err=True)

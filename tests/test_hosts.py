@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from distbench.launch.display import Plain
 from distbench.report.overview import cautions_of
@@ -20,6 +22,7 @@ from distbench.worker.hosts import alike, presence
 from distbench.worker.hosts.alike import GivenToRank, require_alike
 from distbench.worker.hosts.cautions import HostFacts, cautions_about
 from distbench.worker.hosts.presence import Presence
+from distbench.worker.rank.agreement import Agreement
 
 Change = Callable[[GivenToRank], GivenToRank]
 # Of four ranks: what each of rank 0's values is on the others.
@@ -147,3 +150,25 @@ def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: p
     ]
     seconds = presence.KEEP_ALIVE
     assert seconds["TCP_KEEPIDLE"] + seconds["TCP_KEEPINTVL"] * seconds["TCP_KEEPCNT"] <= 28
+
+
+def test_rank_0_whose_store_ends_with_it_leaves_last() -> None:
+    """Under srun, of two ranks that fail alike, rank 0 went first, and rank 1 told of a lost connection instead."""
+    store = torch.distributed.HashStore()
+    ranks = [object.__new__(Agreement) for _ in range(2)]
+    for rank, one in enumerate(ranks):
+        vars(one).update(_store=store, _rank=rank, _hosts=("a", "b"), _num_failures=0)
+    error, returned = UserError("call 'nap' returns nothing"), list[int]()
+
+    def fail(rank: int) -> None:
+        assert ranks[rank].user_error(error) is error
+        returned.append(rank)
+
+    ranks[1]._told("by the user", str(error))  # has failed, and has not looked whether rank 0 has
+    first = threading.Thread(target=fail, args=(0,))
+    first.start()
+    first.join(0.2)
+    assert first.is_alive() and not returned
+    fail(1)
+    first.join(5)
+    assert returned == [1, 0]

@@ -1,10 +1,10 @@
 """`distbench run --nodes` as far as no launcher is needed: what would be launched, and what is refused."""
 
+import io
 import shlex
-import socket
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -12,13 +12,9 @@ from conftest import DATA
 
 from distbench.cli import main
 from distbench.commands.on_nodes import without_where
-from distbench.launch import meeting
-from distbench.launch.meeting import Meeting, require_address
-from distbench.launch.ranks import Joined, joined_ranks
-from distbench.nodes import slurm_job, torchrun_nodes
+from distbench.nodes import slurm_job, torchx_job
 from distbench.nodes.node_launch import NodeLaunch
 from distbench.nodes.slurm_job import JobState, state_of
-from distbench.nodes.torchrun_nodes import address_in
 from distbench.runs.old_runs import kept_and_old
 from distbench.spec import UserError
 
@@ -26,6 +22,10 @@ from distbench.spec import UserError
 def run(*words: str) -> tuple[int, str]:
     done = CliRunner().invoke(main, ["run", str(DATA / "tiny.py"), *words])
     return done.exit_code, done.output
+
+
+def torchrun_words(words: str) -> tuple[str, ...]:
+    return ("--nodes", "2", "--launcher", "torchrun", "--launcher-args", words)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,13 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
         (("--nodes", "2", "--launcher", "torchrun"), "was not told which this is"),
         (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
         (("--nodes", "0"), "0 is not in the range"),
+        (("--nodes", "-1"), "-1 is not in the range"),
+        (("--nodes", "two"), "'two' is not a valid integer"),
+        (("--nodes", "2", "--launcher", "mpi"), "'mpi' is not one of"),
+        (torchrun_words("--node-rank 2 --master-addr a"), "--node-rank 2 is none of 2 nodes; give each one of 0 to 1"),
+        (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is none of 2 nodes"),
+        (torchrun_words("--node-rank 1"), "was told that this is node 1, and not where they meet"),
+        (torchrun_words("--node-rank 1 --nproc-per-node=4"), "--nproc-per-node=4: how many nodes and ranks there are"),
     ],
 )
 def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
@@ -157,46 +164,66 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
     assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "address"),
-    [
-        ("--node-rank 1 --master-addr host", "host:29500"),
-        ("--master_addr=host --master_port=7", "host:7"),
-        ("--rdzv-endpoint host:8 --rdzv-backend c10d", "host:8"),
-        ("--rdzv_endpoint=host", "host:29500"),
-        ("--standalone", ""),
-    ],
-)
-def test_where_hosts_of_torchrun_meet(words: str, address: str) -> None:
-    assert address_in(words.split()) == address
+@pytest.mark.parametrize("word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x"])
+def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
+) -> None:
+    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code, text = run("--nodes", "2", "--launcher", "slurm", "--out", str(tmp_path / "out"), "--launcher-args", word)
+    assert code == 2 and "distbench submits one job and shows its output" in text and not (tmp_path / "out").exists()
 
 
-def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "RESOLVE_S", 0.0)
-    monkeypatch.setattr(meeting.require_host, "__defaults__", (0.0,))
-    words = ("--launcher", "torchrun", "--launcher-args", "--node-rank 1 --master-addr no-such-host.invalid")
-    code, text = run("--nodes", "2", *words)
-    assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in text
-
-
-def test_a_first_host_where_nothing_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(torchrun_nodes, "run_here", lambda command: time.sleep(0.2) or 0)
-    said: list[str] = []
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        where = ("--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", f"{closed.getsockname()[1]}")
-        asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", where)
-        assert torchrun_nodes.run_by_torchrun(asked, said.append) == 0
-    assert len(said) == 1 and "nothing answers at 127.0.0.1:" in said[0]
-
-
-def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_with_fewer_nodes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.setattr(meeting, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
-    found = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
-    assert (found.address, found.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    code, text = run("--nodes", "2", "--launcher", "slurm")
+    assert code == 2 and "--nodes 2: this allocation has 1 node; give at most as many" in text
+    code, text = run("--nodes", "2", "--launcher", "slurm", "--launcher-args", "-N1")
+    assert code == 2 and "-N1: how many nodes and ranks there are is said by --nodes" in text
+
+
+def test_jobs_that_are_submitted_in_one_second_have_files_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(slurm_job.time, "strftime", lambda form, moment: "20260101T000000Z")
+    for job in "34":
+        followed(monkeypatch, tmp_path, [(0, job, ""), (0, "JobState=FAILED Reason=JobLaunchFailure", "")])
+    assert len(list((tmp_path / "slurm").glob("*.sbatch"))) == 2
+
+
+def test_a_job_that_sbatch_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error, said = followed(monkeypatch, tmp_path, [(0, "", "sbatch: Job 3 to start at noon")])
+    assert isinstance(error, UserError) and "Job 3 to start at noon" in str(error) and not said
+
+
+def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`scancel JOB.STEP`: the job itself has failed, and no rank could say why."""
+    ended = (0, "JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0", "")
+    monkeypatch.setattr(slurm_job, "_is_missing", lambda log, wait_s: False)
+    code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
+    assert code == 137 and said[-1].startswith("Slurm job 3 ended with 137, as srun says above; finished cases")
+
+
+def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", list[str]()
+    log.write_text("first launch\n")
+    shown = slurm_job._show(log, 0, said.append)
+    log.write_text("second\n")
+    slurm_job._show(log, shown, said.append)
+    assert said == ["first launch", "second"]
+
+
+def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
+    said: list[str] = []
+    complaint = torchx_job._Complaint(said.append)
+    first = f'{torchx_job.TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
+    second = f"{torchx_job.TRACEBACK}\ndocker.Error: none\n  more of it\n"
+    text = f"sh/0 {torchx_job.TRACEBACK}\nINFO built\n{first}{second}"
+    process = SimpleNamespace(stderr=io.BytesIO(text.encode()))
+    complaint.follow(process)  # type: ignore[arg-type]
+    assert said == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"
 
 
 def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
@@ -204,19 +231,6 @@ def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
     command = slurm_job.srun_words(asked)
     assert command[0] == "srun" and {"--overlap", "--nodes=2", "--ntasks=8", "--exclusive"} <= set(command)
     assert command[-2:] == ["tiny", "--quick"]
-
-
-def test_an_address_that_is_none_is_refused_before_torch_waits_for_it() -> None:
-    with pytest.raises(UserError, match=r"MASTER_ADDR=no-such-host.invalid is no name or address that this host knows"):
-        require_address(Joined(1, 2, {}, "no-such-host.invalid:29500"), wait_s=0)
-    require_address(Joined(1, 2, {}, "127.0.0.1:29500"), wait_s=0)
-    require_address(Joined(1, 2, {}, ":1"), wait_s=0)
-
-
-def test_ranks_of_one_slurm_step_know_one_name_of_their_launch() -> None:
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "a"}
-    launches = {joined.launch for rank in "01" if (joined := joined_ranks({**step, "SLURM_PROCID": rank}))}
-    assert launches == {"slurm-7.2"}
 
 
 def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
@@ -229,24 +243,3 @@ def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
     (tmp_path / "box" / "a.jsonl").write_text(header + '\n{"type": "footer", "status": "complete"}\n')
     _kept, (old,) = kept_and_old(tmp_path, 0, None)
     assert {path.parent.name for path in old.files} == {"box", "rank0", "rank1"}
-
-
-def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        meeting = Meeting(Joined(1, 2, {"LOCAL_RANK": "0"}, address))
-        meeting.waited(19)
-        assert not capsys.readouterr().err
-        meeting.waited(21)
-        meeting.waited(22)
-        said = capsys.readouterr().err
-        assert (
-            said.count("\n") == 1 and f"rank 1 has waited 21 s at {address}" in said and "nothing answers there" in said
-        )
-        listening.listen()
-        Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
-        assert "rank 0 is there" in capsys.readouterr().err
-        Meeting(Joined(3, 4, {"LOCAL_RANK": "1"}, address)).waited(21)
-        Meeting(None).waited(21)
-        assert not capsys.readouterr().err

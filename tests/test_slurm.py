@@ -235,7 +235,11 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
     lines = [shlex.join(["distbench", *map(str, command)]) for command in commands.values()]
     lines[1] = lines[1].replace("tp=2 --nodes 2", "tp=4")
     lines = [line.replace("tiny.py", str(DATA / "tiny.py")) for line in lines]
-    ended = at_once(ranks, lines if cluster.has_private else lines[:2], PATH=path, **cluster.variables)
+    # RFC 2606 keeps this name from being anybody's.
+    step = f"srun --nodes 2 --ntasks-per-node 1 distbench run {DATA / 'tiny.py'} --mesh tp=2 --out {tmp_path}"
+    lines.insert(0, f"MASTER_ADDR=no-such-host.invalid {step}")
+    (code, said), *ended = at_once(ranks, lines if cluster.has_private else lines[:3], PATH=path, **cluster.variables)
+    assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in said and "Traceback" not in said
     for (code, said), sentence in zip(ended, commands, strict=False):
         assert code in (1, 2) and sentence in said.splitlines()[-1] and "Traceback" not in said
     assert "--launcher-args" in ended[0][1]

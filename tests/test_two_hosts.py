@@ -22,12 +22,13 @@ MIN_ROWS = 12
 
 
 class Launch(NamedTuple):
-    """What the first host's torchrun printed, its exit code, and the run files of both jobs."""
+    """What the first host's torchrun printed, its exit code, the run files of both jobs, and the results folder."""
 
     output: str
     exit_code: int
     whole: Run
     cut: Run
+    out: Path
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def launch(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         for process in processes.values():
             process.kill()
     runs = {run.header["job"]["scenario"]: run for run in map(read_run, run_files(out))}
-    yield Launch(printed, processes[FIRST].returncode, runs["tiny"], runs["calibrate"])
+    yield Launch(printed, processes[FIRST].returncode, runs["tiny"], runs["calibrate"], out)
 
 
 def wait_for_rows(out: Path, process: "subprocess.Popen[str]") -> None:
@@ -70,6 +71,15 @@ def test_two_torchruns_on_two_hosts_make_one_run(launch: Launch) -> None:
     environment = run.header["environment"]
     assert (environment["world_size"], environment["hosts"]) == (2, [FIRST, LOST])
     assert environment["variables"]["GLOO_SOCKET_IFNAME"] == "veth-a"
+
+
+def test_the_logs_of_both_hosts_are_in_one_folder_a_run(launch: Launch) -> None:
+    """Each host's torchrun has a name of its own for the launch; rank 1's logs were moved, and none is left behind."""
+    first = Path(launch.whole.header["job"]["log_dir"])
+    names = [{path.name for path in (first.parent / rank).iterdir()} for rank in ("rank0", "rank1")]
+    assert {"job.json", "rank0.log"} <= names[0] and {"job.json", "rank1.log"} <= names[1]
+    folders = [path for path in (launch.out / "logs").iterdir() if path.name.endswith("-tiny")]
+    assert folders == [first.parent] and not any(path.is_symlink() for path in first.parent.iterdir())
 
 
 def test_a_host_lost_in_the_middle_is_named_and_finished_cases_are_kept(launch: Launch) -> None:

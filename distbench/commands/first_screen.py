@@ -72,25 +72,6 @@ def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
         say(summary_of(run_files, shlex.join(["distbench", "report", *words])))
 
 
-def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
-    """What is slow among the links, since an earlier run where one is given; 1 where anything is, else 0.
-
-    Raises:
-        UserError: no links were measured, or the earlier run's are others.
-    """
-    from distbench.links.link_text import has_outliers, link_lines
-    from distbench.runs.run_file import read_run
-
-    runs = [run for job in jobs if Path(job.run_file).exists() for run in [read_run(Path(job.run_file))]]
-    measured = [run for run in runs if any(case["case"]["kind"] == "links" for case in run.cases)]
-    if not measured:
-        raise UserError("--fail-on-outlier and --against are for links, and none were measured; run scenario links")
-    before = read_run(earlier) if earlier else None
-    if before and not silent:
-        say("\n".join(f"since {before.path.name}: {line}" for run in measured for line in link_lines(run, before)))
-    return int(any(has_outliers(run) or (before is not None and has_outliers(run, before)) for run in measured))
-
-
 def shown_path(path: Path) -> Path:
     """Relative to the working folder, where it lies below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

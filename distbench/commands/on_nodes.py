@@ -58,6 +58,8 @@ def run_on_nodes(
     if is_joined:
         raise UserError("--nodes launches ranks, and this process is one already; leave it out under a launcher")
     num_nodes, launcher = asked["nodes"] or 1, asked["launcher"] or nodes.launcher_here()
+    if launcher != "torchx":  # whose image may have other files
+        _require_scenarios(scenarios, asked["choices"])
     device, ranks_per_node = _ranks_per_node(scenarios, mesh, num_nodes, asked)
     launch = nodes.NodeLaunch(
         arguments=without_where(click.get_current_context().meta[ARGUMENTS]),
@@ -67,6 +69,7 @@ def run_on_nodes(
         out=Path(asked["out"]),
         name=_name(scenarios),
         extra=_words(asked["launcher_args"]),
+        timeout_s=asked["timeout_s"],
     )
     if asked["only_print"]:
         texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_script, "torchx": nodes.torchx_line}
@@ -74,6 +77,16 @@ def run_on_nodes(
         return 0
     run = {"torchrun": nodes.run_by_torchrun, "slurm": nodes.run_by_slurm, "torchx": nodes.run_by_torchx}[launcher]
     return run(launch, lambda text: say(text, err=True))
+
+
+def _require_scenarios(scenarios: tuple[str, ...], choices: tuple[str, ...]) -> None:
+    """Refuse before a job waits for its nodes what its ranks would refuse: a scenario or an axis that is none."""
+    from distbench.spec import find
+    from distbench.spec.job import parse_choices, variants_of
+
+    entries = [entry for target in scenarios for entry in find(target)]
+    if len(entries) == 1:  # with several, an axis may be of some of them
+        variants_of(entries[0], parse_choices(choices, entries[0].params), False)
 
 
 def without_where(arguments: Sequence[str]) -> tuple[str, ...]:

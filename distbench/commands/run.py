@@ -9,9 +9,11 @@ import click
 from distbench.commands import STARTED_AT
 from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
-from distbench.commands.first_screen import confirm_ranks, links_code, show_summary, told
+from distbench.commands.first_screen import confirm_ranks, show_summary, told
+from distbench.commands.links_asked import links_code, require_links
 from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_options, run_on_nodes
 from distbench.commands.say import say, say_lines
+from distbench.commands.say_once import say_once
 from distbench.commands.width import width_option
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
@@ -20,9 +22,10 @@ from distbench.spec.job import CHECKS
 from distbench.spec.printable import clean, cut
 
 INTERRUPTED = 130
+OF_LINKS = ("fail_on_outlier", "against")
 MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
-NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes", "fail_on_outlier", "against")
+NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes", *OF_LINKS)
 # In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
 RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 
@@ -114,6 +117,7 @@ def run(
     parsed = parse_mesh(mesh) if mesh is not None else None
     where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
     if where["nodes"] or where["launcher"] or where["only_print"]:
+        require_links(scenarios, asked)
         sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
     jobs = _asked_jobs(scenarios, parsed, joined, asked)
     if dry_run:
@@ -138,12 +142,9 @@ def _asked_jobs(
     """The jobs that the command line asks for; what is to be said of one is said."""
     from distbench.launch import Request, jobs_of
 
-    if asked["against"]:
-        from distbench.runs.run_file import read_run
-
-        read_run(asked["against"])  # a file that cannot be read is said before anything is measured
-    asked = {name: value for name, value in asked.items() if name not in ("fail_on_outlier", "against")}
+    of_links = {name: asked.pop(name) for name in OF_LINKS}
     jobs = jobs_of(Request(targets=scenarios, mesh=mesh, started_at=STARTED_AT, **asked), joined)
+    require_links(scenarios, of_links, jobs)
     click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]
     for job in jobs:
         if job.note and _is_first(joined):
@@ -200,7 +201,7 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
 
 def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
-        say(f"distbench: {job.scenario}: {cut(told(job, message))}", err=True)
+        say_once(f"distbench: {job.scenario}: {cut(told(job, message))}")
         click.get_current_context().meta[MESSAGE] = f"{job.scenario}: {cut(message)}"
     if outcome.none_chosen and not silent:
         say(f"{job.scenario}: no case matches -k", err=True)

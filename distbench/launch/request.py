@@ -145,11 +145,14 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
 
 
 def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
-    """One folder a run; where another launcher started the ranks, each has its own within their launch's."""
+    """One folder a run; where another launcher started the ranks, each has its own within their launch's (ranks of
+    several names of it move theirs together once they have met: `worker/hosts/log_folder.py`)."""
     option = "--log-dir" if request.log_dir else "--out"
-    if not (joined and joined.launch):
-        return _resolved((request.log_dir or beside) / run_name, option)
-    folder = _resolved((request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}", option)
+    alone = _resolved((request.log_dir or beside) / run_name, option)
+    if not joined:
+        return alone
+    named = (request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}"
+    folder = _resolved(named, option) if joined.launch else alone
     own = folder / f"rank{joined.rank}"
     # A step of a job may run the command again.
     again = (folder / f"again{number}" / own.name for number in itertools.count(1))

@@ -11,7 +11,7 @@ from distbench.launch.explain import Cause
 from distbench.launch.job_record import JobRecord, left_of
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
-from distbench.launch.storage import cannot_be_written, make_folders
+from distbench.launch.storage import cannot_be_written, make_folders, moved_logs
 from distbench.spec import Job, UserError
 from distbench.spec.case_choice import none_chosen
 from distbench.spec.job import JOB_FILE
@@ -91,6 +91,8 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     status = "interrupted" if stop.asked else record.status
     message = record.message or ("interrupted after its last case" if stop.asked else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
+    if logs := moved_logs(job):
+        message, job = message.replace(job.log_dir, str(logs)), replace(job, log_dir=str(logs))
     return JobOutcome(job, status, message, record.last.cause.user_can_fix, counts, left_out)
 
 

@@ -1,5 +1,6 @@
-"""Whether the folders of a launch can be written, tried before it begins and when it has failed."""
+"""Whether the folders of a launch can be written, tried before it begins and when it has failed; where its logs are."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,6 +28,21 @@ def why_unwritable(job: Job) -> str:
         except OSError as error:
             return cannot_be_written(error, folder)
     return ""
+
+
+def moved_logs(job: Job) -> Path | None:
+    """Where this rank moved its logs, beside rank 0's; the link that it left, and a folder of them, go.
+
+    None where they are where they were.
+    """
+    own = Path(job.log_dir)
+    if not own.is_symlink():
+        return None
+    now = own.resolve()
+    with contextlib.suppress(OSError):
+        own.unlink()
+        own.parent.rmdir()  # not before the last rank of this host
+    return now
 
 
 def cannot_be_written(error: OSError, where: Path) -> str:

@@ -1,5 +1,6 @@
 """The links of one run: what each rank, pair and group took, pass by pass."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,11 +52,12 @@ class LinkRun:
 def link_run_of(run: Run) -> LinkRun | None:
     """The links that a run measured; None where it measured none, or too little of them is there to compare."""
     cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
-    known = [(case["case"]["params"], _by_pass(case)) for case in cases]
-    whole = [(params, times) for params, times in known if times is not None and params.get("hosts")]
+    known = [(case["case"].get("params"), _by_pass(case)) for case in cases]
+    whole = [(params, times) for params, times in known if times is not None and _has_hosts(params, times.shape[1])]
     if not whole:
         return None
     hosts = tuple(map(str, whole[0][0]["hosts"]))
+    whole = [(params, times) for params, times in whole if tuple(map(str, params["hosts"])) == hosts]
     num_passes = min(len(times) for _, times in whole)
     taken: dict[tuple[str, str, int], list[tuple[Ranks, Floats]]] = {}
     for params, times in whole:
@@ -66,7 +68,7 @@ def link_run_of(run: Run) -> LinkRun | None:
         columns.sort(key=lambda column: column[0])
         times_s = np.column_stack([column for _, column in columns])
         alike.append(Alike(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
-    return LinkRun(hosts, tuple(alike))
+    return LinkRun(hosts, tuple(alike)) if alike else None
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
@@ -95,28 +97,43 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
     """Each rank's median of each pass, seconds, shape (passes, ranks); of a burst of products, for each of them."""
     rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
-    num_ranks = len(rows[0])
-    if not num_ranks or any(len(row) != num_ranks for row in rows):
+    if any(not isinstance(row, list) or not row or len(row) != len(rows[0]) for row in rows):
         return None
     repeats = (case.get("counters") or {}).get("repeats")
     return np.array(rows, dtype=np.float64) / (repeats if isinstance(repeats, int) and repeats > 0 else 1)
+
+
+def _has_hosts(params: Any, num_ranks: int) -> bool:
+    """Whether a case's parameters name each rank's host."""
+    hosts = params.get("hosts") if isinstance(params, dict) else None
+    return isinstance(hosts, list) and len(hosts) == num_ranks
+
+
+def _sets_of(told: Any, num_ranks: int) -> list[Ranks]:
+    """The pairs or groups of a case, as far as they are ones of its ranks."""
+    sets = told if isinstance(told, list) else []
+    known = range(num_ranks)
+    return [
+        tuple(one) for one in sets if isinstance(one, list) and one and all(type(r) is int and r in known for r in one)
+    ]
 
 
 def _columns(
     params: Mapping[str, Any], times: Floats, hosts: Sequence[str]
 ) -> list[tuple[tuple[str, str, int], Ranks, Floats]]:
     """What of a case is compared with what: its place, the ranks, and their seconds by pass."""
-    size_bytes, num_ranks = int(params.get("size_bytes") or 0), times.shape[1]
+    told_bytes, num_ranks = params.get("size_bytes"), times.shape[1]
+    size_bytes = told_bytes if type(told_bytes) is int and told_bytes > 0 else 0
     if params.get("op") == "matmul":
-        ranks = [rank for rank in params.get("ranks") or () if rank < num_ranks]
-        return [((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in ranks]
+        ranks = _sets_of([params.get("ranks")], num_ranks)
+        return [((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in itertools.chain(*ranks)]
     if params.get("op") == "send_recv":
         quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
-        together = [tuple(pair) for pair in params.get("pairs") or () if len(pair) == 2 and max(pair) < num_ranks]
+        together = [pair for pair in _sets_of(params.get("pairs"), num_ranks) if len(pair) == 2]
         levels = [str(params.get("level") or level_of(pair, hosts)) for pair in together]
     else:
         quantity = GROUPS
-        together = [tuple(group) for group in params.get("groups") or () if group and max(group) < num_ranks]
+        together = _sets_of(params.get("groups"), num_ranks)
         levels = [str(params.get("mesh_dim") or "")] * len(together)
     return [
         ((quantity, level, size_bytes), members, times[:, list(members)].max(axis=1))

@@ -1,6 +1,7 @@
 """What a run says about its links: the verdict in sentences, the ranking, and a matrix of bandwidths."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,38 +40,57 @@ def name_of(one: Outlier, links: LinkRun) -> str:
     return f"{one.kind} {ranks}{where}"
 
 
-def link_lines(run: Run, earlier: Run | None = None) -> Iterator[str]:
-    """The verdict for the first screen, or on what has changed since an earlier run; nothing where no links were
-    measured.
+class Judged(NamedTuple):
+    """What a run says about its links: sentences, whether anything is slow, and whether that could be told."""
+
+    lines: tuple[str, ...]
+    is_slow: bool
+    is_told: bool
+
+
+def link_lines(run: Run) -> Iterator[str]:
+    """The verdict for the first screen; nothing where no links were measured."""
+    if found := judged(run):
+        yield from found.lines
+
+
+def judged(run: Run, earlier: Run | None = None) -> Judged | None:
+    """The verdict, or that on what has changed since an earlier run; None where no links were measured.
 
     Raises:
         UserError: the earlier run measured other links, or none.
     """
     if (links := link_run_of(run)) is None:
-        return
+        return None
     links = _since(links, earlier) if earlier else links
     verdict = verdict_of(links)
     if verdict.why_not:
-        yield verdict.why_not
-        return
+        return Judged((verdict.why_not,), False, False)
     named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
     more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
-    yield f"SLOW: {'; '.join(named)}{more}" if named else _nothing(verdict)
-    if named:
-        yield _found_from(verdict)
+    is_told = any(at <= MAX_TOLD for at in verdict.detectable.values())
+    if not named:
+        return Judged((_nothing(verdict),), False, is_told)
+    return Judged((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_told)
+
+
+def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
+    """A sentence where the earlier run was on other hosts: each rank is held against the one of its number there."""
+    links, before = link_run_of(run), link_run_of(earlier)
+    now, then = (list(dict.fromkeys(one.hosts)) if one else [] for one in (links, before))
+    if now != then:
+        yield f"caution: it was measured on {_hosts(then)}, this run on {_hosts(now)}: other hardware may be compared"
+
+
+def _hosts(names: Sequence[str]) -> str:
+    shown, more = ", ".join(names[:MAX_NAMED]), len(names) - MAX_NAMED
+    return f"{'hosts' if len(names) > 1 else 'host'} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def _since(links: LinkRun, earlier: Run) -> LinkRun:
     if (before := link_run_of(earlier)) is None:
         raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
     return relative_to(links, before)
-
-
-def has_outliers(run: Run, earlier: Run | None = None) -> bool:
-    """Whether anything is slower than its like, or has become so since an earlier run."""
-    if (links := link_run_of(run)) is None:
-        return False
-    return bool(verdict_of(_since(links, earlier) if earlier else links).outliers)
 
 
 def sentence_of(one: Outlier, links: LinkRun) -> str:

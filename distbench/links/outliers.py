@@ -86,10 +86,11 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     """Who is slower than their like by more than `threshold` (0.2: takes 1.2 times as long)."""
     num_passes = min(len(alike.times_s) for alike in links.alike)
     if num_passes < MIN_PASSES:
-        why = f"{num_passes} passes are too few to name anything; measure with --passes {MIN_PASSES} or more"
+        why = f"{_too_few(num_passes, 'pass', 'passes')} to name anything; measure with --passes {MIN_PASSES} or more"
         return LinkVerdict((), 0, num_passes, {}, why)
     if len(links.hosts) < MIN_LIKE:
-        why = f"{len(links.hosts)} ranks are too few to tell which is slower than the others; {MIN_LIKE} are needed"
+        few = _too_few(len(links.hosts), "rank", "ranks")
+        why = f"{few} to tell which is slower than the others; {MIN_LIKE} are needed"
         return LinkVerdict((), 0, num_passes, {}, why)
     hosts, ranks = list(_of_hosts(links)), list(_of_ranks(links))
     slow_hosts = _named(hosts, threshold, links)
@@ -103,6 +104,10 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     found.sort(key=lambda one: -one.slowdown)
     counted = sum(len(effects.members) for effects in (*hosts, *ranks, *others))
     return LinkVerdict(tuple(found), counted, num_passes, _detectable([*ranks, *others], threshold))
+
+
+def _too_few(number: int, one: str, several: str) -> str:
+    return f"{number} {one} is too few" if number == 1 else f"{number} {several} are too few"
 
 
 def _explained(quantity: str) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class NodeLaunch:
         out: results folder, which all nodes share.
         name: for the job, from what is measured.
         extra: further words for the launcher.
+        timeout_s: after which ranks that get no further are given up.
     """
 
     arguments: tuple[str, ...]
@@ -32,6 +34,7 @@ class NodeLaunch:
     out: Path
     name: str
     extra: tuple[str, ...] = ()
+    timeout_s: float = 300.0
 
     @property
     def command(self) -> list[str]:
@@ -55,16 +58,28 @@ def require_program(name: str, launcher: str, advice: str, path: str | None = No
         raise UserError(f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {others}")
 
 
-def run_here(command: Sequence[str], environment: dict[str, str] | None = None) -> int:
+def run_here(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    watch: Callable[["subprocess.Popen[bytes]"], None] | None = None,
+    stderr: int | None = None,
+) -> int:
     """Run a launcher to its end with this terminal as its own; its exit code, 130 after Ctrl-C.
+
+    Args:
+        command, environment: of its process.
+        watch: called with that on a thread of its own.
+        stderr: subprocess.PIPE where the watch reads what it complains of; None for this process's.
 
     Raises:
         UserError: it cannot be started.
     """
     try:
-        process = subprocess.Popen(list(command), env=environment)
+        process = subprocess.Popen(list(command), env=environment, stderr=stderr)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started ({error}); see `--print` for the command") from error
+    if watch:
+        threading.Thread(target=watch, args=(process,), daemon=True).start()
     try:
         return _code(process.wait())
     except KeyboardInterrupt:

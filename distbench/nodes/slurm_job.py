@@ -1,6 +1,7 @@
 """Slurm: a batch job that is written, submitted and followed; or srun, inside of an allocation."""
 
 import os
+import secrets
 import shlex
 import subprocess
 import time
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from distbench.launch.meeting import address_by_slurm
 from distbench.launch.ranks import FIRST_PORT, NUM_PORTS, slurm_port
+from distbench.nodes.launcher_words import require_one_job, require_own_counts
 from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
 from distbench.spec import UserError
+from distbench.spec.printable import count_text
 
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
@@ -31,6 +34,13 @@ IN_VAIN = {
     "InvalidAccount": "there is no such account; give one with --launcher-args '--account=NAME'",
     "InvalidQOS": "there is no such quality of service; give one with --launcher-args '--qos=NAME'",
 }
+# What may be done about a reason that may pass.
+ADVICE = {
+    "PartitionConfig": "its partition may never have so many nodes or CPUs; Ctrl-C cancels it",
+    "JobHeldUser": "it is held, as asked for; `scontrol release {job_id}` lets it begin",
+    "JobHeldAdmin": "whoever runs this cluster holds it; ask there",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+}
 WHY = {
     "TIMEOUT": "its time limit was over; give it more with --launcher-args '--time=MINUTES'",
     "NODE_FAIL": "a node was lost; Slurm's own log says which (scontrol show job {job_id})",
@@ -39,6 +49,8 @@ WHY = {
     "PREEMPTED": "another job took its nodes",
 }
 COMPLETED, PENDING = "COMPLETED", "PENDING"
+# Exit codes with which a rank's command has said why.
+LAST_OWN_CODE, INTERRUPTED = 2, 130
 # Slurm's reason where a node could not even open the output file.
 NOT_BEGUN = "JobLaunchFailure"
 # Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
@@ -101,12 +113,16 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     Raises:
         UserError: Slurm is not here, or does not take the job.
     """
+    require_own_counts(asked, "slurm")
     if "SLURM_JOB_ID" in os.environ:
         require_program("srun", "slurm", "start this where Slurm's commands are")
+        _require_nodes(asked.num_nodes, os.environ.get("SLURM_JOB_NUM_NODES", ""))
         return run_here(srun_words(asked), {**os.environ, **_meeting_of(os.environ)})
     require_program("sbatch", "slurm", "start this on a login node")
+    require_one_job(asked.extra)
     folder = (asked.out / "slurm").resolve()
-    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{asked.name}"
+    # Whoever submits several at once wants each to have a file of its own.
+    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{asked.name}-{secrets.token_hex(2)}"
     script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,6 +146,13 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
     return _end(job_id, state, asked.out, say)
+
+
+def _require_nodes(wanted: int, told: str) -> None:
+    """Refuse more nodes than this allocation has, as far as Slurm has said how many that are."""
+    if told.isdecimal() and wanted > int(told):
+        what = f"--nodes {wanted}: this allocation has {count_text(int(told), 'node')}"
+        raise UserError(f"{what}; give at most as many, or start this outside of it for a job of its own")
 
 
 def srun_words(asked: NodeLaunch) -> list[str]:
@@ -157,10 +180,11 @@ def _ask(*command: str) -> tuple[int, str, str]:
 
 def _submit(script: Path, log: Path) -> str:
     code, output, complaint = _ask("sbatch", "--parsable", f"--output={log}", str(script))
-    if code:
-        why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}"
+    job_id = output.strip().partition(";")[0]
+    if code or not job_id:
+        why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
         raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
-    return output.strip().partition(";")[0]
+    return job_id
 
 
 def state_of(job_id: str) -> JobState:
@@ -205,13 +229,16 @@ def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
         return f"{what}. Its run file grows as long as it runs"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
     begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
-    return f"Slurm job {job_id} waits{after}: {state.reason}{begins}"
+    advice = f" ({ADVICE[state.reason].format(job_id=job_id)})" if state.reason in ADVICE else ""
+    return f"Slurm job {job_id} waits{after}: {state.reason}{advice}{begins}"
 
 
 def _show(log: Path, shown: int, say: Callable[[str], None]) -> int:
     """Print the lines that are complete since `shown` bytes; how many bytes that makes."""
     try:
         with log.open("rb") as file:
+            # A job that was queued again writes it anew.
+            shown = shown if log.stat().st_size >= shown else 0
             file.seek(shown)
             news = file.read()
     except OSError:
@@ -226,6 +253,10 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
     if state.word in (COMPLETED, "FAILED", ""):
         if not state.word:
             say(f"Slurm does not know job {job_id} any more; see {out} for what it measured")
+        elif state.exit_code > LAST_OWN_CODE and state.exit_code != INTERRUPTED:
+            say(
+                f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; finished cases are kept in {out}"
+            )
         return state.exit_code
     why = WHY.get(state.word, f"{state.word}, {state.reason}").format(job_id=job_id)
     say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")

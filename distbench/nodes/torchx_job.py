@@ -2,13 +2,20 @@
 
 import os
 import shlex
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from distbench.nodes.launcher_words import require_own_counts
 from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
+from distbench.spec.printable import cut
 
 SPLIT = "--"
+# How Python begins to tell of an error; a rank's stands behind the rank's name.
+TRACEBACK = "Traceback (most recent call last):"
+READ_S = 5.0
 
 
 def torchx_words(asked: NodeLaunch) -> list[str]:
@@ -52,9 +59,38 @@ def run_by_torchx(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     Raises:
         UserError: torchx is not here.
     """
+    require_own_counts(asked, "torchx")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     require_program("torchx", "torchx", "install it (pip install 'distbench[torchx]')", path)
-    code = run_here(torchx_words(asked), {**os.environ, "PATH": path})
-    if code:
+    complaint = _Complaint(say)
+    code = run_here(torchx_words(asked), {**os.environ, "PATH": path}, complaint.follow, stderr=subprocess.PIPE)
+    complaint.is_read.wait(READ_S)
+    if complaint.last:
+        advice = (
+            "choose another of its schedulers by --launcher-args '--scheduler NAME', or see --print for the command"
+        )
+        say(f"distbench: torchx failed ({cut(complaint.last)}); {advice}")
+    elif code:
         say(f"torchx ended with {code}; what was finished is in {asked.out}, where the job sees this folder")
     return code
+
+
+class _Complaint:
+    """Shows what torchx says, but for its tracebacks: of them, the last line is kept."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.last, self.is_read = "", threading.Event()
+        self._say = say
+
+    def follow(self, process: "subprocess.Popen[bytes]") -> None:
+        """Read standard error to its end."""
+        assert process.stderr is not None
+        is_told = False
+        for raw in process.stderr:
+            line = raw.decode(errors="replace").rstrip("\n")
+            is_told = is_told or line == TRACEBACK
+            if not is_told:
+                self._say(line)
+            elif line and not line.startswith((" ", TRACEBACK)):
+                self.last = line
+        self.is_read.set()

@@ -31,6 +31,7 @@ from distbench.worker.cases.call import scenario_of_call
 from distbench.worker.changed_plan import scenario_of
 from distbench.worker.hosts.alike import digest, require_alike, require_own_devices, require_same
 from distbench.worker.hosts.cautions import host_cautions
+from distbench.worker.hosts.log_folder import join_logs
 from distbench.worker.hosts.presence import presence_of
 from distbench.worker.pass_plan import groups_of
 from distbench.worker.rank.agreement import Agreement, Store
@@ -71,7 +72,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     with connected_ranks(job) as ranks:
         context = ranks.context
         progress.tell("connected")
-        for caution in ranks.cautions:
+        for caution in (*join_logs(job, context.hosts, context.gather), *ranks.cautions):
             progress.tell("caution", text=caution)
         with stopwatch.on("set-up"):
             found = all_cases(job, function, context)

@@ -19,7 +19,7 @@ Store = dist.TCPStore | dist.PrefixStore
 GRACE_S = 5.0
 REPORT_S, POLL_S = 0.5, 0.05
 FOREVER = datetime.timedelta(days=365)
-LEFT = "left"
+LEFT, PARTED = "left", "parted"
 
 
 class Agreement:
@@ -61,10 +61,19 @@ class Agreement:
         """What the user can fix, said with the ranks that it was found on where it was not found on all of them."""
         keys = self._told("by the user", str(error))
         if self._all_set(keys):
+            self._part()
             return error
         ranks = [str(rank) for rank, key in enumerate(keys) if self._store.check([key])]
         found_on = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
         return UserError(f"on {found_on} of {len(keys)} only: {error}")
+
+    def _part(self) -> None:
+        """Under srun the store ends with rank 0, which therefore leaves last: the others may still be looking."""
+        deadline = time.monotonic() + GRACE_S
+        left = self._store.add(PARTED, 1)
+        while self._rank == 0 and left < len(self._hosts) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            left = self._store.add(PARTED, 0)
 
     def _told(self, what: str, message: str) -> list[str]:
         """Have the others know that this rank failed, and how; under which key each rank says so."""

@@ -1,0 +1,80 @@
+"""`distbench run --fail-on-outlier` and `--against`: what is refused before measuring, and what is said after it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distbench.commands.say import say
+from distbench.spec import Job, UserError
+from distbench.spec.mesh import mesh_size
+from distbench.spec.printable import count_text
+
+TAG = "links"
+ONLY_LINKS = "--fail-on-outlier and --against are for links, and none {}; run scenario links"
+
+
+def require_links(targets: Sequence[str], asked: Mapping[str, Any], jobs: Sequence[Job] = ()) -> None:
+    """Refuse, before anything is measured, what cannot be held against anything.
+
+    Args:
+        targets: the scenarios as they were given.
+        asked: the command's parameters.
+        jobs: what they became, where they are measured here.
+
+    Raises:
+        UserError: none of the scenarios, all of which are shipped, is of links; or the earlier run cannot be read,
+            measured none, or those of another number of ranks.
+    """
+    earlier: Path | None = asked["against"]
+    if not (earlier or asked["fail_on_outlier"]):
+        return
+    from distbench.links import link_run_of
+    from distbench.runs.run_file import read_run
+    from distbench.spec import find
+    from distbench.spec.discovery import scenario_folder
+
+    entries = [entry for target in targets for entry in find(target)]
+    # What a file of the user's own measures is known once it runs.
+    if entries and not any(TAG in one.tags or one.file.parent != scenario_folder() for one in entries):
+        raise UserError(ONLY_LINKS.format("would be measured"))
+    if earlier is None:
+        return
+    links = link_run_of(read_run(earlier))
+    if links is None:
+        raise UserError(f"--against {earlier}: it measured no links; give a run file of scenario links")
+    sizes = sorted({mesh_size(job.mesh) for job in jobs})
+    if sizes and len(links.hosts) not in sizes:
+        what = f"it has {count_text(len(links.hosts), 'rank')}, this run {', '.join(map(str, sizes))}"
+        raise UserError(f"--against {earlier}: {what}; give a run with the same ranks on each host, or another --mesh")
+
+
+def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
+    """Say what is slow among the links, also since an earlier run where one is given; 1 where anything is, else 0.
+
+    Args:
+        jobs: what was measured.
+        earlier: a run file.
+        silent: whether the summary was not shown: then only what is slow is said, and where nothing could be told.
+
+    Raises:
+        UserError: no links were measured, or the earlier run's are others.
+    """
+    from distbench.links.link_text import judged, link_hosts_note
+    from distbench.runs.run_file import read_run
+
+    runs = [run for job in jobs if Path(job.run_file).exists() for run in [read_run(Path(job.run_file))]]
+    found = [(run, verdict) for run in runs if (verdict := judged(run))]
+    if not found:
+        raise UserError(ONLY_LINKS.format("were measured"))
+    code = 0
+    before = read_run(earlier) if earlier else None
+    for run, verdict in found:
+        since = judged(run, before) if before else None
+        if before and since and not silent:
+            lines = [*link_hosts_note(run, before), *since.lines]
+            say("\n".join(f"since {before.path.name}: {line}" for line in lines))
+        for one, prefix in ((verdict, ""), (since, f"since {before.path.name}: " if before else "")):
+            if one and silent and (one.is_slow or not one.is_told):
+                say(f"distbench: {run.scenario}: {prefix}{one.lines[0]}", err=True)
+            code = 1 if one and one.is_slow else code
+    return code
