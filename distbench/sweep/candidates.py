@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from distbench.spec.mesh import MESH_DIMS, Mesh, mesh_size
+from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS, Mesh, mesh_size
 from distbench.spec.parallel import ROTATIONS
 from distbench.spec.plan_knobs import MESH, PREFIX, brief_mesh
 
-# Mesh dims whose ranks have different parts of the batch.
-BATCH_DIMS = ("dp_replicate", "dp_shard")
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # units that are gathered before they are needed
 AS_WRITTEN = "as written"
@@ -188,10 +186,10 @@ def all_of(space: Space) -> Iterator[Candidate]:
 
 
 def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
-    """What a rank holds at least when the optimizer steps: its shards of parameters, gradients and optimizer state,
-    were every parameter sharded over all mesh dims that shard any."""
+    """What a rank holds at least when the optimizer steps: its shards of parameters, and of those that are trained also
+    of gradients and optimizer state, were every parameter sharded over all mesh dims that shard any."""
     shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
-    return int(facts["parameter_bytes"] * (2 + facts["optimizer_share"]) / shards)
+    return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
 
 
 def as_written_on(space: Space, mesh: Mapping[str, int]) -> Candidate | None:

@@ -71,6 +71,33 @@ def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
     return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
 
 
+def mesh_dims_of(plan: ParallelPlan) -> list[str]:
+    """The mesh dims that a plan uses, each once."""
+    fsdp, others = plan.fsdp, [plan.pipeline, plan.cp]
+    return _each_once(
+        *(one.mesh_dim for one in others if one is not None),
+        *(fsdp.replicate_dims if fsdp else ()),
+        *(plan.ddp.mesh_dims if plan.ddp else ()),
+        *sharding_dims_of(plan),
+    )
+
+
+def sharding_dims_of(plan: ParallelPlan) -> list[str]:
+    """The mesh dims over which a plan shards parameters, or gives ranks different ones."""
+    fsdp = plan.fsdp
+    return _each_once(
+        *([plan.pipeline.mesh_dim] if plan.pipeline else ()),
+        *(fsdp.mesh_dims if fsdp else ()),
+        *([name for dims in fsdp.unit_mesh_dims.values() for name in dims] if fsdp else ()),
+        *([plan.ep_dim, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])] if plan.ep else ()),
+        *(plan.tp_dims if plan.tp is not None or plan.shard_params else ()),
+    )
+
+
+def _each_once(*names: str) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
 def _policy() -> Any:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
