@@ -17,13 +17,14 @@ from distbench.spec import UserError
 from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 from distbench.spec.quantities import BYTES, SECONDS, amount
-from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
+from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
 from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
 from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
 from distbench.sweep.prediction import Prediction, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
 from distbench.sweep.run_sweep import is_here
 from distbench.sweep.setup import set_up
+from distbench.worker.rank import rank_context
 
 FACTS: dict[str, Any] = {
     "mesh_dims": ["dp_shard", "tp"],
@@ -89,6 +90,11 @@ def test_every_change_of_a_plan_is_tried_where_it_has_something_to_change() -> N
     assert selective.alternatives(selective.meshes[0])["plan.checkpoint"][1:] == ["none", "full"]
     pinned = replace(space(), pinned=frozenset({"plan.prefetch"}))
     assert "plan.prefetch" not in pinned.alternatives(pinned.meshes[0])
+
+
+def test_ranks_of_experts_have_different_parts_of_the_batch() -> None:
+    mixture = Space({"ep": 2, "dp_shard": 2}, ["ep", "dp_shard"], 4, {**FACTS, "batch_size": 2}, {})
+    assert mixture.meshes == [] and BATCH_DIMS == rank_context.BATCH_DIMS
 
 
 def test_neighbours_differ_by_one_change() -> None:

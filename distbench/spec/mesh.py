@@ -8,7 +8,6 @@ from distbench.spec.printable import cut
 
 MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
-BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")  # whose ranks have different parts of the batch
 
 Mesh = dict[str, int]
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS, Mesh, mesh_size
+from distbench.spec.mesh import MESH_DIMS, Mesh, mesh_size
 from distbench.spec.parallel import ROTATIONS
 from distbench.spec.plan_knobs import MESH, PREFIX, brief_mesh
 
+# Mesh dims whose ranks have different parts of the batch, as the worker has them.
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # units that are gathered before they are needed
 AS_WRITTEN = "as written"

@@ -15,12 +15,11 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import Scenario
-from distbench.spec.mesh import BATCH_DIMS
 from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.plans.batch import batch_of, loss_of, mapped
 from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values
 from distbench.worker.rank.device import random_states
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
 
 # torch has no public name for what these have in common.

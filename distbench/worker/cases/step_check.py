@@ -12,7 +12,6 @@ import torch
 
 from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
-from distbench.spec.mesh import BATCH_DIMS
 from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
@@ -20,7 +19,7 @@ from distbench.worker.plans.materialise import Blueprint
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 # Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
 TOLERANCE = 1e-5

@@ -7,13 +7,12 @@ from torch import nn
 
 from distbench.spec import FsdpPlan, LargestDim, ParallelPlan
 from distbench.spec.errors import nearest
-from distbench.spec.mesh import BATCH_DIMS
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.fully_sharded import policies_of, present
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, matching, matching_modules, styles_by_module
 from distbench.worker.plans.tp_check import local_shape
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 # Fields of FsdpPlan that mean nothing where every rank has all parameters.
 OF_SHARDS: tuple[str, ...] = (

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
-from distbench.spec.mesh import BATCH_DIMS
 from distbench.worker.plans.batch import mapped, tensors_of
 from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules
 from distbench.worker.plans.fully_sharded import Sharded, replicate, shard_fully
@@ -22,7 +21,7 @@ from distbench.worker.plans.patterns import (
     styles_by_parameter,
 )
 from distbench.worker.rank.failure import blamed, place_of
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
 from distbench.worker.torch_internals import flatten_mesh
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
-from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
+from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.parallel import ATTENTION_KERNELS, ROTATIONS, matching
 from distbench.worker.pipelines.pipeline_check import pipeline_problems
 from distbench.worker.plans.batch import Batch, tensors_of
@@ -16,7 +16,7 @@ from distbench.worker.plans.divisibility import Undivided, grouped, undivided
 from distbench.worker.plans.fsdp_check import ddp_problems, expert_problems, fsdp_problems
 from distbench.worker.plans.patterns import AUTO, tp_patterns
 from distbench.worker.plans.tp_check import tp_problems
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:

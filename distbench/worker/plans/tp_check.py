@@ -8,11 +8,10 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, ShardParam
 from distbench.spec.errors import nearest
-from distbench.spec.mesh import BATCH_DIMS
 from distbench.worker.plans.divisibility import Undivided, undivided
 from distbench.worker.plans.materialise import owners_of
 from distbench.worker.plans.patterns import annotations_by_parameter, is_of_transformers, styles_by_module, tp_patterns
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
 # The projections of models of transformers that are sharded by whole heads, and which field of their config has those.

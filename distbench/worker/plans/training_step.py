@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from distbench.spec import CpPlan, Scenario, UserError
-from distbench.spec.mesh import BATCH_DIMS
 from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
 from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
@@ -28,7 +27,7 @@ from distbench.worker.plans.materialise import (
 )
 from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.rank.failure import blamed, place_of
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.rank.sharded_state import load_state, saved_state
 from distbench.worker.torch_internals import context_parallel, hooked_parameters, reduced_in_buckets, whole_sequence
 

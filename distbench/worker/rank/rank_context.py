@@ -14,6 +14,8 @@ from distbench.spec import Job, UserError
 from distbench.worker.rank.device import ends_within
 
 GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
+# Mesh dims whose ranks have different parts of the batch.
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
 
 
 @dataclass(frozen=True)
