@@ -84,14 +84,22 @@ class Space:
     def meshes(self) -> list[Candidate]:
         """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
         links first."""
-        names = [*self.declared, *(name for name in MESH_DIMS if name in self.mesh_dims and name not in self.declared)]
-        found = []
+        names, found = self._ordered_dims(), []
         for sizes in factorizations(self.world, len(names)):
             mesh = dict(zip(names, sizes, strict=True))
             kept = tuple((name, size) for name, size in mesh.items() if size > 1 or name in self.declared)
             if self._splits(mesh, self.facts["microbatches"]):
                 found.append(Candidate(kept))
         return sorted(found, key=lambda one: (one.mesh.get("tp", 1) * one.mesh.get("cp", 1), _replicas(one.mesh)))
+
+    def _ordered_dims(self) -> list[str]:
+        """The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
+        MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone."""
+        names = list(self.declared)
+        for name in (one for one in reversed(MESH_DIMS) if one in self.mesh_dims and one not in names):
+            inner = MESH_DIMS[MESH_DIMS.index(name) + 1 :]
+            names.insert(next((place for place, one in enumerate(names) if one in inner), len(names)), name)
+        return names
 
     def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
         """What may be changed in a candidate: name to all values, the one as written first."""

@@ -181,13 +181,15 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
                 expanded.add(best.candidate)
                 waiting = [one for one in space.neighbours(best.candidate) if one not in tried]
             continue
-        if len(explored.found) + len(explored.left_out) >= limits.max_plans:
+        room = limits.max_plans - len(explored.found) - len(explored.left_out)
+        if room <= 0:
             explored.stopped = f"{limits.max_plans} plans were tried (--plans)"
             break
         if limits.left_s(SEARCH_SHARE) < 0 and explored.found:
             explored.stopped = "the time for recording was used up (--budget)"
             break
-        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        count = min(AT_ONCE, room)
+        now, waiting = waiting[:count], waiting[count:]
         take_in(explored, predictor.outcomes(now))
 
 

@@ -18,7 +18,7 @@ from distbench.worker.plans.materialise import allocate, blueprint
 from distbench.worker.plans.patterns import matching_modules
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.failure import one_line_and_place, raised_at
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.simulated.differing_ranks import busier_ranks, differing_ranks
@@ -106,10 +106,13 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             busier = busier_ranks(step, context)
             _run(step, context, shapes, recorder)
             pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
-        except (UserError, Unsupported) as error:
+        except Unsupported as error:
+            place = f" ({where})" if (where := raised_at(error)) else ""
+            raise UserError(f"it cannot be simulated, it {error}{place}") from error
+        except UserError as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
-            reason = f"its step raises {one_line(error)}{untested(torch.__version__)}"
+            reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
             raise UserError(f"it cannot be simulated, {reason}") from error
         finally:
             with shapes.on():
