@@ -179,7 +179,7 @@ def _makes(given: Mapping[str, Any], value: Any) -> bool:
     except Exception:
         return False
     # Without a text of its own, an object's says where it is in memory.
-    has_text = type(value).__repr__ is not object.__repr__
+    has_text = getattr(type(value), "__repr__", None) != object.__repr__
     return (not has_text or repr(made) == repr(value)) and _state(made) == _state(value)
 
 
