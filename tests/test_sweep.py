@@ -1,5 +1,6 @@
 """Sweeps: what is tried, refused and recommended, on plain data; and two commands that record real steps."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +18,17 @@ from distbench.spec import UserError
 from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 from distbench.spec.quantities import BYTES, SECONDS, amount
-from distbench.sweep.candidates import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
+from distbench.sweep import explore as explore_module
+from distbench.sweep import measured_sweep as measured_module
+from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
 from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
 from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
-from distbench.sweep.prediction import Prediction, no_plan_fits
+from distbench.sweep.prediction import Prediction, layers_of, no_plan_fits, require_same_work
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
 from distbench.sweep.run_sweep import is_here
 from distbench.sweep.setup import set_up
+from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.worker.rank import rank_context
 
 FACTS: dict[str, Any] = {
     "mesh_dims": ["dp_shard", "tp"],
@@ -35,6 +40,8 @@ FACTS: dict[str, Any] = {
     "checkpointable": ["layers.*"],
     "microbatches": 1,
     "parameter_bytes": 4_000,
+    "trained_bytes": 4_000,
+    "pipeline": False,
     "optimizer_share": 2.0,
     "batch_size": 4,
     "num_tokens": 64,
@@ -63,6 +70,15 @@ def test_every_mesh_of_a_world_is_tried() -> None:
     assert next(one.mesh for one in space().meshes) == {"dp_shard": 4, "tp": 1}
 
 
+def test_mesh_dims_that_the_scenario_does_not_declare_stand_in_their_order() -> None:
+    hybrid = Space({"dp_shard": 4, "tp": 1}, ["dp_replicate", "cp", "dp_shard"], 4, FACTS, {})
+    assert [*hybrid.meshes[0].mesh] == ["dp_shard", "tp"]
+    assert {tuple(one.mesh) for one in hybrid.meshes if one.mesh.get("dp_replicate", 1) == 2} == {
+        ("dp_replicate", "dp_shard", "tp"),
+        ("dp_replicate", "dp_shard", "cp", "tp"),
+    }
+
+
 def test_a_mesh_that_the_batch_cannot_be_split_over_is_not() -> None:
     assert [one.mesh_text for one in space(batch_size=2).meshes] == ["dp_shard=2,tp=2", "tp=4"]
     setup = set_up("fsdp_stack", (), 4, None, False)
@@ -89,6 +105,11 @@ def test_every_change_of_a_plan_is_tried_where_it_has_something_to_change() -> N
     assert "plan.prefetch" not in pinned.alternatives(pinned.meshes[0])
 
 
+def test_ranks_of_experts_have_different_parts_of_the_batch() -> None:
+    mixture = Space({"ep": 2, "dp_shard": 2}, ["ep", "dp_shard"], 4, {**FACTS, "batch_size": 2}, {})
+    assert mixture.meshes == [] and BATCH_DIMS == rank_context.BATCH_DIMS
+
+
 def test_neighbours_differ_by_one_change() -> None:
     written = space().meshes[0]
     assert [one.changes_text for one in space().neighbours(written)] == [
@@ -105,6 +126,8 @@ def test_the_lower_bound_is_of_shards_of_parameters_gradients_and_optimizer() ->
     # 4,000 bytes of parameters, as many of gradients, and twice as many of AdamW's moments, over 4 ranks.
     assert lower_bound_bytes(FACTS, {"dp_shard": 2, "tp": 2}) == (4_000 + 4_000 + 8_000) // 4
     assert lower_bound_bytes(FACTS, {"dp_replicate": 8, "tp": 2}) == 8_000
+    # What is frozen has neither gradients nor optimizer state.
+    assert lower_bound_bytes({**FACTS, "trained_bytes": 1_000}, {"tp": 1}) == 4_000 + 1_000 + 2_000
 
 
 def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
@@ -122,7 +145,7 @@ def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
     explore(many, cast(Predictor, Known()), Limits(20, 600.0), explored)
     tried = list(explored.found)
     assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
-    assert len(tried) >= 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
+    assert len(tried) == 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
     explored = Explored()
     explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
     assert {*many.meshes} <= {*explored.found} and not explored.stopped
@@ -171,8 +194,8 @@ def test_changes_are_held_against_the_plan_as_written() -> None:
     ]
     found = changes_of(plans, written)
     assert [(one.code, round(one.time_share, 3), one.memory_bytes) for one in found] == [
-        ("FsdpPlan(reshard_after_forward=False)", -0.1, 1e9),
-        ("mesh = {'dp_shard': 2, 'tp': 2}", -0.5, 7e9),
+        (["plan = replace(plan, fsdp=replace(plan.fsdp, reshard_after_forward=False))"], -0.1, 1e9),
+        (["mesh = {'dp_shard': 2, 'tp': 2}"], -0.5, 7e9),
     ]
 
 
@@ -183,7 +206,7 @@ def test_a_change_names_the_modules_that_it_checkpoints(is_selective: bool, rest
         plan_of(prediction(1.0, candidate=one)) for one in (written, written.with_choice("plan.checkpoint", "full"))
     ]
     (change,) = changes_of(plans, written, {**FACTS, "is_selective": is_selective})
-    assert change.code == f"ParallelPlan(checkpoint=('layers.*',){rest}"
+    assert change.code == [f"plan = replace(plan, checkpoint=('layers.*',){rest}"]
 
 
 def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +224,92 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
         "no plan of llama3_70b on 8 devices was found that fits into 80 GB; the nearest (dp_shard=4)"
     )
     assert "needs 100 GB; give --memory 102GB or more" in said
+    small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), 1e6, "it was interrupted; --resume goes on"))
+    assert "fits into 0.001 GB (it was interrupted; --resume goes on); the nearest" in small
+    assert "give --memory 8MB or more" in small
+
+
+class Recorder:
+    """A child process that answers as it is told.
+
+    Args:
+        of: number of variants to what it answers, one after another.
+    """
+
+    def __init__(self, of: dict[int, list[dict[str, Any]]]) -> None:
+        self.of, self.forgotten = of, 0
+
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for place, question in enumerate(questions):
+            yield place, self.of[len(question.variants)].pop(0)
+
+    def forget(self, question: Question) -> None:
+        self.forgotten += 1
+
+
+def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Predictor]:
+    def load(file: Path) -> list[Any]:
+        if file.name == "damaged":
+            raise UserError("recording damaged, line 1: it is no JSON")
+        return []
+
+    monkeypatch.setattr(explore_module, "load_recordings", load)
+    monkeypatch.setattr(explore_module, "predicted", lambda candidate, points, *_: len(points))
+    base = {"num_layers": 32}
+    predictor = Predictor(cast(SweepChild, recorder), base, load_hardware("h100"), lambda *_: None, (), "num_layers")
+    return list(predictor.outcomes(space().meshes[:2])), predictor
+
+
+def test_where_no_plan_works_with_few_layers_all_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, one, other = (
+        {"left_out": "layers.31 matches no module"},
+        {"answers": ["whole"]},
+        {"left_out": "its own reason"},
+    )
+    found, predictor = outcomes_of(Recorder({2: [few, few], 1: [one, other]}), monkeypatch)
+    assert [outcome for _, outcome in found] == [1, "its own reason"] and predictor.layers is None
+    # What works neither way is left out for what few layers say, and no other plan is recorded whole.
+    found, predictor = outcomes_of(Recorder({2: [few, few], 1: [other]}), monkeypatch)
+    assert [outcome for _, outcome in found] == [few["left_out"]] * 2 and predictor.layers == "num_layers"
+    assert layers_of({"num_layers": 32}) == "num_layers" and layers_of({"num_layers": 32}, {"num_layers": ()}) is None
+
+
+def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder({2: [{"answers": ["2", "damaged"]}, {"left_out": "other"}, {"answers": ["2", "4"]}]})
+    found, _ = outcomes_of(recorder, monkeypatch)
+    assert sorted(str(outcome) for _, outcome in found) == ["2", "other"] and recorder.forgotten == 1
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_what_may_go_well_another_time_is_not_remembered(tmp_path: Path, lasts: bool) -> None:
+    entry = set_up("tp_mlp", (), 2, None, True).entry
+    child = SweepChild(entry.file, entry.name, tmp_path, resume=True)
+    question = Question("record", [{"dim": 8}], {"tp": 2})
+    child._recorded(question, {"left_out": "it raises OSError: no space left", "lasts": lasts})
+    assert (child._known(question) is not None) is lasts
+
+
+def test_what_computes_something_else_is_no_plan_to_compare() -> None:
+    first = prediction(1.0)
+    assert require_same_work(first, replace(first, step_s=2.0)) is None
+    assert "has 50 tokens" in str(require_same_work(first, replace(first, num_tokens=50)))
+
+
+def test_an_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_module, "RankProcesses", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(measured_module.Rounds, "_job", lambda self: None)
+    rounds = measured_module.Rounds(set_up("tp_mlp", (), 2, None, True), Limits(5, 60.0), tmp_path, False, True)
+
+    def measure(self: Any, _: Any, number: int, candidates: Sequence[Candidate], __: Any) -> None:
+        assert number == 0
+        self.measured.plans |= {one: measured(1.0) for one in candidates}
+
+    def interrupted(*_: Any) -> list[Candidate]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measured_module.Rounds, "_round", measure)
+    found = rounds.run(space().meshes[:1], interrupted)
+    assert found.interrupted and [*found.plans] == space().meshes[:1]
 
 
 def measured(step_s: float, *choices: tuple[str, Any]) -> RankedPlan:
@@ -299,6 +408,9 @@ def sweep(*arguments: str) -> Result:
         (("llama_2d", "--set", "plan.mesh=tp4"), "leave --set plan.mesh out"),
         (("llama3_8b", "--world", "64"), "no CPU runs; predict it: --hardware h100"),
         (("llama_2d", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
+        (("llama_2d", "--hardware", ""), "--hardware '' is unknown"),
+        (("llama_2d", "--mesh", "", "--around-my-plan"), "mesh part '' is not NAME=SIZE"),
+        (("llama_2d", "--memory", "", "--hardware", "h100"), "--memory  cannot be used"),
         (("lama_2d",), "no scenario 'lama_2d'"),
     ],
 )
@@ -317,9 +429,52 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
         again = sweep(*asked, "--resume", "--format", "json")
         small = sweep(*asked, "--resume", "--memory", "1MB")
-        staged = sweep("pipeline", "--world", "4", "--hardware", "h100", "--out", str(out.parent / "staged"))
+        with SweepChild(own_scenario(out.parent), "own") as child:
+            facts = child.one(Question("facts", [{}], {"dp_shard": 2}))
+        staged = sweep(
+            *("pipeline", "--quick", "--set", "schedule=gpipe", "--set", "microbatches=4", "--set", "num_layers=2"),
+            *("--world", "2", "--hardware", "h100", "--plans", "1", "--out", str(out.parent / "staged"), "--quiet"),
+        )
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-    return {"first": first, "again": again, "small": small, "staged": staged, "kept": kept, "after": after, "out": out}
+    runs = {"first": first, "again": again, "small": small, "staged": staged, "facts": facts}
+    return {**runs, "kept": kept, "after": after, "out": out}
+
+
+OWN = """
+import os
+import torch
+from torch import nn
+from distbench.spec import Scenario, scenario
+
+def build():
+    os.write(1, b"a library prints")
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+@scenario(mesh={"dp_shard": 2})
+def own() -> Scenario:
+    return Scenario(
+        build_model=build,
+        make_batch=lambda: {"ids": torch.zeros(8, 3)},
+        call=lambda model, batch: model(batch["ids"]).mean(),
+        num_tokens=lambda batch: batch["ids"].numel(),
+        parallelize=lambda model, mesh: None,
+        optimizer=torch.optim.AdamW,
+    )
+"""
+
+
+def own_scenario(folder: Path) -> Path:
+    """A scenario that writes to standard output, whose batch is a dict, and whose function shards what it likes."""
+    file = folder / "own.py"
+    file.write_text(OWN)
+    return file
+
+
+def test_a_function_that_shards_what_it_likes_rules_no_mesh_out(predicted: Mapping[str, Any]) -> None:
+    facts = predicted["facts"]
+    assert (facts["batch_size"], facts["num_tokens"], facts["optimizer_share"]) == (8, 24, 2.0)
+    # 2 layers of 4 x 4 + 4 numbers of 4 bytes, over all 4 ranks at best; gradients nobody knows before it has run.
+    assert lower_bound_bytes(facts, {"dp_shard": 2, "tp": 2}) == 2 * 20 * 4 / 4
 
 
 def test_a_sweep_ends_with_a_plan_to_paste_and_a_picture(predicted: Mapping[str, Any]) -> None:
@@ -344,6 +499,5 @@ def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) 
     assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 0.001 GB" in done.output
 
 
-def test_a_pipeline_is_refused_in_one_sentence(predicted: Mapping[str, Any]) -> None:
-    done = predicted["staged"]
-    assert done.exit_code == 2 and "cannot be swept: a sweep predicts plans by rank 0 alone" in done.output
+def test_meshes_of_a_pipeline_are_predicted_too(predicted: Mapping[str, Any]) -> None:
+    assert predicted["staged"].exit_code == 0, predicted["staged"].output

@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "worker.__main__": {"spec", "worker.session", "worker.rank"},
     "worker.writing_rows": {"spec", "runs", "worker.rank"},
     "worker.changed_plan": {"spec"},
+    "worker.plan_code": {"spec"},
     "worker.launcher": {"spec", "runs", "worker.rank", "worker.session", "worker.torch_internals"},
     "worker.session": {
         *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
@@ -72,7 +73,7 @@ MAY_IMPORT = {
     "worker.children": {
         *("spec", "planning", "simulate", "worker.session", "worker.changed_plan", "worker.cases", "worker.tracing"),
         *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
-        "worker.inference",
+        *("worker.inference", "worker.plan_code"),
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),

@@ -79,7 +79,7 @@ def simulate(
         raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
     make_folder(out, "--out")
     if recording is not None:
-        if mesh or choices or quick or save or ranks:
+        if choices or quick or any(one is not None for one in (mesh, save, ranks)):
             raise UserError(
                 "--recording replays a step as it was recorded; leave --mesh, --set, --quick, --rank and --save out"
             )
@@ -127,7 +127,7 @@ def _recorded(
 
     if save is not None:
         check_writable(save, "--save")
-    asked = parse_mesh(mesh) if mesh else None
+    asked = None if mesh is None else parse_mesh(mesh)
     request = Request(
         (scenario,), choices, asked, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True
     )

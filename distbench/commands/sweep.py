@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distbench.commands.completion import scenario_names
-from distbench.commands.files import make_folder
+from distbench.commands.files import check_writable, make_folder
 from distbench.commands.finite import FiniteRange
 from distbench.commands.say import say
 from distbench.commands.width import width_option
@@ -65,8 +65,10 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
 
     request = AskedSweep.of(scenario, out, **asked)
     make_folder(request.out, "--out")
+    if page is not None:
+        check_writable(page, "--page")
     found, interrupted = run_sweep(request, lambda line: say(line, err=True))
-    _write(found, request.out, page)
+    # Said before it is written: a disk that is full by now must not cost what took minutes.
     if form == "json":
         click.echo(json.dumps(found.to_record(), indent=1))
     else:
@@ -74,6 +76,7 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
         from distbench.sweep.sweep_text import blocks_of
 
         say(shown(blocks_of(found), form))
+    _write(found, request.out, page)
     ctx.exit(INTERRUPTED if interrupted else 0)
 
 

@@ -11,8 +11,8 @@ from distbench.spec.mesh import MESH_DIMS, Mesh, mesh_size
 from distbench.spec.parallel import ROTATIONS
 from distbench.spec.plan_knobs import MESH, PREFIX, brief_mesh
 
-# Mesh dims whose ranks have different parts of the batch.
-BATCH_DIMS = ("dp_replicate", "dp_shard")
+# Mesh dims whose ranks have different parts of the batch, as the worker has them.
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # units that are gathered before they are needed
 AS_WRITTEN = "as written"
@@ -84,14 +84,22 @@ class Space:
     def meshes(self) -> list[Candidate]:
         """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
         links first."""
-        names = [*self.declared, *(name for name in MESH_DIMS if name in self.mesh_dims and name not in self.declared)]
-        found = []
+        names, found = self._ordered_dims(), []
         for sizes in factorizations(self.world, len(names)):
             mesh = dict(zip(names, sizes, strict=True))
             kept = tuple((name, size) for name, size in mesh.items() if size > 1 or name in self.declared)
             if self._splits(mesh, self.facts["microbatches"]):
                 found.append(Candidate(kept))
         return sorted(found, key=lambda one: (one.mesh.get("tp", 1) * one.mesh.get("cp", 1), _replicas(one.mesh)))
+
+    def _ordered_dims(self) -> list[str]:
+        """The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
+        MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone."""
+        names = list(self.declared)
+        for name in (one for one in reversed(MESH_DIMS) if one in self.mesh_dims and one not in names):
+            inner = MESH_DIMS[MESH_DIMS.index(name) + 1 :]
+            names.insert(next((place for place, one in enumerate(names) if one in inner), len(names)), name)
+        return names
 
     def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
         """What may be changed in a candidate: name to all values, the one as written first."""
@@ -188,10 +196,10 @@ def all_of(space: Space) -> Iterator[Candidate]:
 
 
 def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
-    """What a rank holds at least when the optimizer steps: its shards of parameters, gradients and optimizer state,
-    were every parameter sharded over all mesh dims that shard any."""
+    """What a rank holds at least when the optimizer steps: its shards of parameters, and of those that are trained also
+    of gradients and optimizer state, were every parameter sharded over all mesh dims that shard any."""
     shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
-    return int(facts["parameter_bytes"] * (2 + facts["optimizer_share"]) / shards)
+    return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
 
 
 def as_written_on(space: Space, mesh: Mapping[str, int]) -> Candidate | None:

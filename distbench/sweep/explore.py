@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.simulate.float8 import in_float8_by
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.recording_file import load_recording
+from distbench.simulate.recording import Recording
+from distbench.simulate.recording_file import load_recordings
 from distbench.spec.errors import UserError
 from distbench.sweep.candidates import Candidate, Space, lower_bound_bytes
-from distbench.sweep.prediction import FEW, Prediction, layers_of, predicted, require_same_work
+from distbench.sweep.prediction import FEW, Prediction, predicted, require_same_work
 from distbench.sweep.sweep_child import Question, SweepChild
 
 NUM_EXPANDED = 3  # of the best, whose changes are tried
@@ -32,6 +32,7 @@ class Explored:
         num_legal: candidates in all.
         written: the plan as the scenario has it, where changes are held against that.
         facts: of the scenario's plan and model, as the child process answers them.
+        layers: the parameter of which few were recorded, where times are extended from those.
     """
 
     found: dict[Candidate, Prediction] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Explored:
     num_legal: int = 0
     written: Candidate | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    layers: str | None = None
 
     @property
     def ranked(self) -> list[Prediction]:
@@ -67,7 +69,7 @@ class Limits:
         return share * self.budget_s - (time.monotonic() - self.started_s)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Predictor:
     """Candidates to predictions, by the child process.
 
@@ -75,6 +77,7 @@ class Predictor:
         base: all parameters of the scenario, as the user chose them.
         tell: is called as questions are put and answered: (asked, answered).
         float8: patterns of modules whose matmuls are in float8.
+        layers: the parameter of the number of layers, where few of them are recorded.
     """
 
     recorder: SweepChild
@@ -82,38 +85,79 @@ class Predictor:
     hardware: Hardware
     tell: Callable[[int, int], None]
     float8: tuple[str, ...] = ()
-
-    @property
-    def layers(self) -> str | None:
-        """The parameter of the number of layers, where few of them are recorded."""
-        return layers_of(self.base)
+    layers: str | None = None
+    _is_sure: bool = field(default=False, init=False)
 
     def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
         """(candidate, prediction or why there is none) as answers come."""
-        layers = self.layers
-        few: list[dict[str, Any]] = [{}] if whole or layers is None else [{layers: count} for count in FEW]
+        self.tell(len(candidates), 0)
+        failed: list[tuple[Candidate, str]] = []
+        for candidate, outcome in self._answers(candidates, whole):
+            if isinstance(outcome, str) and self.layers and not whole and not self._is_sure:
+                failed.append((candidate, outcome))
+                continue
+            self._is_sure = self._is_sure or not isinstance(outcome, str)
+            self.tell(0, 1)
+            yield candidate, outcome
+        if failed and not self._is_sure:
+            yield from self._without_layers(failed)
+        else:
+            self.tell(0, len(failed))
+            yield from failed
+
+    def _without_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
+        """What comes of candidates of which none works with few layers: a plan may name layers that those lack."""
+        self._is_sure = True
+        (first, *_), before = [candidate for candidate, _ in failed], self.layers
+        ((_, outcome),) = self._answers([first], whole=True)
+        self.tell(0, 1)
+        if isinstance(outcome, str):
+            yield from failed
+            self.tell(0, len(failed) - 1)
+            return
+        assert before is not None
+        self.layers = None
+        yield first, outcome
+        for answer in self._answers([candidate for candidate, _ in failed[1:]], whole=True):
+            self.tell(0, 1)
+            yield answer
+
+    def _answers(self, candidates: Sequence[Candidate], whole: bool) -> Iterator[tuple[Candidate, Any]]:
+        layers = None if whole else self.layers
+        few: list[dict[str, Any]] = [{}] if layers is None else [{layers: count} for count in FEW]
         questions = [
             Question("record", [{**one.variant(self.base), **count} for count in few], one.mesh) for one in candidates
         ]
-        self.tell(len(questions), 0)
+        damaged = []
         for place, answer in self.recorder.ask(questions):
-            self.tell(0, 1)
-            yield candidates[place], self._outcome(candidates[place], answer, [*few[0].values()])
+            try:
+                recordings = _loaded(answer)
+            except UserError:  # of a recording that an earlier sweep left
+                damaged.append(place)
+                continue
+            yield candidates[place], self._outcome(candidates[place], answer, recordings)
+        for place in damaged:
+            self.recorder.forget(questions[place])
+        for index, answer in self.recorder.ask([questions[place] for place in damaged]):
+            candidate = candidates[damaged[index]]
+            yield candidate, self._outcome(candidate, answer, _loaded(answer))
 
-    def _outcome(self, candidate: Candidate, answer: dict[str, Any], few: Sequence[int]) -> Prediction | str:
+    def _outcome(
+        self, candidate: Candidate, answer: dict[str, Any], recordings: Sequence[Sequence[Recording]]
+    ) -> Prediction | str:
         if "left_out" in answer:
             return str(answer["left_out"])
-        recordings = [load_recording(Path(file)) for file in answer["answers"]]
-        if self.float8:
-            try:
-                recordings = [in_float8_by(recording, self.float8) for recording in recordings]
-            except UserError as error:
-                return str(error)
-        if not few:
-            return predicted(candidate, [(0, recordings[0])], 0, self.hardware)
-        return predicted(
-            candidate, list(zip(FEW, recordings, strict=True)), int(self.base[str(self.layers)]), self.hardware
-        )
+        is_few = len(recordings) > 1
+        numbers, num_layers = (FEW, int(self.base[str(self.layers)])) if is_few else ((0,), 0)
+        try:
+            points = list(zip(numbers, recordings, strict=True))
+            return predicted(candidate, points, num_layers, self.hardware, self.float8)
+        except UserError as error:
+            return str(error)
+
+
+def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
+    return [load_recordings(Path(file)) for file in answer.get("answers", ())]
 
 
 def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explored) -> None:
@@ -137,13 +181,15 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
                 expanded.add(best.candidate)
                 waiting = [one for one in space.neighbours(best.candidate) if one not in tried]
             continue
-        if len(explored.found) + len(explored.left_out) >= limits.max_plans:
+        room = limits.max_plans - len(explored.found) - len(explored.left_out)
+        if room <= 0:
             explored.stopped = f"{limits.max_plans} plans were tried (--plans)"
             break
         if limits.left_s(SEARCH_SHARE) < 0 and explored.found:
             explored.stopped = "the time for recording was used up (--budget)"
             break
-        now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
+        count = min(AT_ONCE, room)
+        now, waiting = waiting[:count], waiting[count:]
         take_in(explored, predictor.outcomes(now))
 
 
@@ -189,11 +235,14 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
 
 def nothing_found(scenario: str, explored: Explored, capacity: float) -> UserError:
     """Why no candidate has a prediction."""
+    too_small = ""
+    if explored.refused:
+        candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
+        need = f"parameters, gradients and optimizer state alone are {bound / 1e9:.3g} GB a device"
+        too_small = f"fits into {capacity / 1e9:.3g} GB: in the nearest ({candidate.text}) {need}"
     if explored.left_out:
         (candidate, why), *others = explored.left_out.items()
         more = f" ({len(others)} more plans likewise)" if others else ""
-        return UserError(f"no plan of {scenario} works: {candidate.text}: {why}{more}")
-    candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
-    need = f"parameters, gradients and optimizer state alone are {bound / 1e9:.3g} GB a device"
-    what = f"no plan of {scenario} fits into {capacity / 1e9:.3g} GB"
-    return UserError(f"{what}: in the nearest ({candidate.text}) {need}; give a larger --memory or --world")
+        besides = f"; and none on other meshes {too_small}" if too_small else ""
+        return UserError(f"no plan of {scenario} works: {candidate.text}: {why}{more}{besides}")
+    return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")

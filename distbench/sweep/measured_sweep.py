@@ -5,10 +5,11 @@ launch. The first rounds only screen; what is recommended was measured in turn w
 screened is what the first round says that there is time for.
 """
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ class Rounds:
         Args:
             changes: of candidates, the fastest first, what to try next, so many at most.
         """
-        with RankProcesses(self._jobs, None, MODULE) as ranks:
+        with self._kept_if_interrupted(), RankProcesses(self._jobs, None, MODULE) as ranks:
             self._round(ranks, 0, starting, SCREENING)
             if not self.measured.interrupted and (
                 more := changes(self._best(len(starting)), self._num_changes(len(starting)))
@@ -142,9 +143,17 @@ class Rounds:
 
     def run_last(self, kept: Sequence[Candidate]) -> Measured:
         """The last round alone, of candidates that were chosen otherwise."""
-        with RankProcesses(self._jobs[-1:], None, MODULE) as ranks:
+        with self._kept_if_interrupted(), RankProcesses(self._jobs[-1:], None, MODULE) as ranks:
             self._last_round(ranks, kept)
         return self.measured
+
+    @contextlib.contextmanager
+    def _kept_if_interrupted(self) -> Iterator[None]:
+        """An interrupt between two rounds, too, leaves what is known."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.measured.interrupted = True
 
     def _last_round(self, ranks: RankProcesses, kept: Sequence[Candidate]) -> None:
         budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), LEAST_FINAL_S)

@@ -1,18 +1,16 @@
 """A sweep by prediction: no rank is started."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distbench.simulate.float8 import IS_A_RULE
 from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.simulation import NOT_ON_HOST, NOT_SIMULATED
 from distbench.spec import UserError
 from distbench.sweep.candidates import Candidate, Space, count_of
 from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
-from distbench.sweep.ranking import changes_of, layouts_of, plan_of
+from distbench.sweep.ranking import change_lines, changes_of, imports_of, layouts_of, plan_of
 from distbench.sweep.setup import Setup
 from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.sweep.sweep_text import Found
@@ -27,9 +25,16 @@ def facts_of(setup: Setup, recorder: SweepChild, variant: Mapping[str, Any] | No
 
 
 def code_of(setup: Setup, recorder: SweepChild, candidate: Candidate) -> list[str]:
-    """A candidate's mesh and plan as Python."""
-    plan = facts_of(setup, recorder, candidate.variant(setup.base))["plan"]
-    return [f"mesh = {candidate.mesh!r}", *f"plan = {plan}".splitlines()]
+    """A candidate's mesh and plan as Python: all of it, or, where some value of it has no text, the changes alone."""
+    facts = facts_of(setup, recorder, candidate.variant(setup.base))
+    mesh = f"mesh = {candidate.mesh!r}"
+    if facts["plan"] is not None:
+        *imports, plan = facts["plan"]
+        return [*imports, *([""] if imports else []), mesh, *plan.splitlines()]
+    changes = change_lines(candidate.choices, {**facts, "is_selective": True})
+    imports = imports_of(changes)
+    as_it_is = f"# plan: as {setup.entry.file.name} has it, with a value that has no text of its own"
+    return [*imports, *([""] if imports else []), mesh, as_it_is, *changes]
 
 
 def predicted_sweep(
@@ -44,10 +49,20 @@ def predicted_sweep(
     explored.facts = facts_of(setup, recorder)
     space = setup.space(explored.facts)
     setup.require_meshes(space)
-    predictor = Predictor(recorder, setup.base, hardware, tell, setup.float8)
+    predictor = _predictor(setup, recorder, hardware, tell, explored)
     explored.num_legal = count_of(space)
     explore(space, predictor, limits, explored)
+    explored.layers = predictor.layers
     confirm(predictor, limits, explored)
+
+
+def _predictor(
+    setup: Setup, recorder: SweepChild, hardware: Hardware, tell: Callable[[int, int], None], explored: Explored
+) -> Predictor:
+    """Stages of a pipeline have layers each, so all of them are recorded there."""
+    layers = None if explored.facts["pipeline"] else layers_of(setup.base, setup.axes)
+    explored.layers = layers
+    return Predictor(recorder, setup.base, hardware, tell, setup.float8, layers)
 
 
 def around_of(space: Space, written: Candidate) -> list[Candidate]:
@@ -68,13 +83,14 @@ def predicted_around(
     space = setup.space(explored.facts)
     setup.require_meshes(space)
     explored.written = setup.as_written(space)
-    predictor = Predictor(recorder, setup.base, hardware, tell, setup.float8)
+    predictor = _predictor(setup, recorder, hardware, tell, explored)
     candidates = [explored.written, *around_of(space, explored.written)][: limits.max_plans]
     explored.num_legal = len(candidates)
     take_in(explored, predictor.outcomes(candidates[:1]))
     if explored.written not in explored.found:
         raise UserError(f"the plan as written does not work: {explored.left_out[explored.written]}")
     take_in(explored, predictor.outcomes(candidates[1:]))
+    explored.layers = predictor.layers
     confirm(predictor, limits, explored)
 
 
@@ -84,11 +100,15 @@ def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
     if not explored.found:
         raise nothing_found(setup.entry.name, explored, capacity)
     if explored.ranked[0].fits is False:
-        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], capacity)
+        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], capacity, explored.stopped)
 
 
-def found_of(setup: Setup, recorder: SweepChild, hardware: Hardware, explored: Explored, price: float | None) -> Found:
-    """What there is to say."""
+def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Explored, price: float | None) -> Found:
+    """What there is to say.
+
+    Args:
+        code: of the best plan; empty where it was interrupted before it was written.
+    """
     plans = [plan_of(prediction) for prediction in explored.ranked]
     best = explored.ranked[0]
     return Found(
@@ -97,19 +117,20 @@ def found_of(setup: Setup, recorder: SweepChild, hardware: Hardware, explored: E
         where=f"predicted on {hardware.name}",
         world=setup.world,
         unit="tokens" if best.num_tokens else "samples",
-        code=code_of(setup, recorder, best.candidate),
+        code=code,
         command=setup.command(best.candidate),
         capacity_bytes=hardware["memory_bytes"],
         price=price,
-        notes=_notes(setup, hardware, explored),
+        notes=_notes(setup, explored),
         changes=changes_of(plans, explored.written, explored.facts),
+        written_sizes=explored.written.sizes if explored.written else (),
         layouts=layouts_of(explored.found.get(explored.written)) if explored.written else (),
     )
 
 
 def best_measured(
     setup: Setup,
-    recorder: SweepChild,
+    code: Sequence[str],
     hardware: Hardware,
     explored: Explored,
     measured: Measured,
@@ -125,25 +146,26 @@ def best_measured(
     said = f"{len(predictions)} plans predicted, the best {len(plans)} measured on this machine"
     files = [f"run file: {file}" for file in measured.run_files]
     if measured.interrupted:
-        files.insert(0, "it was interrupted while it measured")
+        files.insert(0, "it was interrupted while it measured; --resume goes on")
     return Found(
         title=f"{setup.entry.name} on {setup.world} ranks: {said}",
         plans=plans,
         where="measured here",
         world=setup.world,
         unit="tokens" if explored.ranked[0].num_tokens else "samples",
-        code=code_of(setup, recorder, best),
+        code=code,
         command=setup.command(best),
         price=price,
-        notes=[*_notes(setup, hardware, explored), *files],
+        notes=[*_notes(setup, explored), *files],
         changes=changes_of([*predictions.values()], explored.written, explored.facts),
+        written_sizes=explored.written.sizes if explored.written else (),
         traces=measured.traces,
         predicted=[*predictions.values()],
     )
 
 
 def measured_found(
-    setup: Setup, recorder: SweepChild, space: Space, measured: Measured, written: Candidate | None, price: float | None
+    setup: Setup, code: Sequence[str], space: Space, measured: Measured, written: Candidate | None, price: float | None
 ) -> Found:
     """What there is to say of what was measured."""
     plans = measured.ranked
@@ -163,16 +185,17 @@ def measured_found(
         where="measured here",
         world=setup.world,
         unit=unit,
-        code=[] if measured.interrupted else code_of(setup, recorder, plans[0].candidate),
+        code=code,
         command=setup.command(plans[0].candidate),
         price=price,
         notes=notes,
         changes=changes_of(plans, written, space.facts) if written else (),
+        written_sizes=written.sizes if written else (),
         traces=measured.traces,
     )
 
 
-def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
+def _notes(setup: Setup, explored: Explored) -> list[str]:
     best = explored.ranked[0]
     tokens = f"{best.num_tokens:,} tokens" if best.num_tokens else f"{best.batch_size:,} samples"
     notes = [
@@ -190,11 +213,8 @@ def _notes(setup: Setup, hardware: Hardware, explored: Explored) -> list[str]:
     notes += [f"left out: {candidate.text}: {why}" for candidate, why in list(explored.left_out.items())[:MAX_LEFT_OUT]]
     if len(explored.left_out) > MAX_LEFT_OUT:
         notes.append(f"left out: {len(explored.left_out) - MAX_LEFT_OUT} more: --format json")
-    if layers := layers_of(setup.base):
-        notes.append(f"times are extended linearly from {FEW[0]} and {FEW[1]} layers ({layers})")
+    if explored.layers:
+        notes.append(f"times are extended linearly from {FEW[0]} and {FEW[1]} layers ({explored.layers})")
     if setup.float8:
-        notes.append(IS_A_RULE.format(patterns=", ".join(setup.float8)) + "; distbench run measures without it")
-    for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
-        if names := ", ".join(sorted(hardware.of_basis(basis))):
-            notes.append(f"{verb} in hardware file {hardware.name}: {names}")
-    return [*notes, *(NOT_SIMULATED if hardware.host is None else NOT_ON_HOST)]
+        notes.append("--float8 is a rule of predictions: distbench run measures the plan without it")
+    return [*notes, *best.assumed]

@@ -1,17 +1,19 @@
-"""A candidate's predicted step: from recordings of a model of few layers extended linearly, or from one of them all.
+"""A candidate's predicted step: from recordings of a model of few layers extended linearly, or of one of them all.
 
 Time extends linearly in layers, to 1 %; memory does not, for the allocator's free blocks are not in proportion: it is
 an estimate until all layers were recorded.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from distbench.simulate.hardware.hardware_file import Figure, Hardware
 from distbench.simulate.recording import Recording
-from distbench.simulate.simulation import Simulation
+from distbench.simulate.simulation import Simulation, fullest, slowest
+from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
 from distbench.spec.parallel import folded
 from distbench.sweep.candidates import Candidate
@@ -20,7 +22,7 @@ from distbench.sweep.candidates import Candidate
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")
 FEW = (2, 4)
 BEYOND = 1.05
-EXPOSED, COMPUTE, IDLE = "exposed", "compute", "idle"
+COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
 Path = tuple[str, str, str]
 
 
@@ -29,13 +31,14 @@ class Prediction:
     """What a candidate's step would take.
 
     Args:
-        parts_s: `compute` and `idle` (no kernel runs, for the host has issued none), seconds.
+        parts_s: `compute`, `idle` (no kernel runs, for the host has issued none) and, of a pipeline, `bubble`, seconds.
         exposed_s: exposed communication by (mesh dim, collective, owner).
         moved_bytes: payload of collectives by (mesh dim, collective, owner).
         implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
         is_whole: all layers were recorded.
         fits: whether that many bytes are there; None where it is not known.
+        assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
     """
 
     candidate: Candidate
@@ -50,6 +53,7 @@ class Prediction:
     batch_size: int
     num_tokens: int | None
     fits: bool | None = None
+    assumed: Sequence[str] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -57,10 +61,14 @@ class Prediction:
         return (self.num_tokens or self.batch_size) / self.step_s
 
 
-def layers_of(base: Mapping[str, Any]) -> str | None:
-    """The parameter that says how many layers there are, where there are more than need be recorded."""
+def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | None:
+    """The parameter that says how many layers there are, where there are more than need be recorded.
+
+    Args:
+        swept: parameters that take several values, which candidates differ by.
+    """
     found = (name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1])
-    return next(found, None)
+    return next((name for name in found if name not in swept), None)
 
 
 def with_memory(hardware: Hardware, memory_bytes: float | None) -> Hardware:
@@ -72,10 +80,22 @@ def with_memory(hardware: Hardware, memory_bytes: float | None) -> Hardware:
 
 
 def predicted(
-    candidate: Candidate, recordings: Sequence[tuple[int, Recording]], num_layers: int, hardware: Hardware
+    candidate: Candidate,
+    recordings: Sequence[tuple[int, Sequence[Recording]]],
+    num_layers: int,
+    hardware: Hardware,
+    float8: tuple[str, ...] = (),
 ) -> Prediction:
-    """From recordings of (layers, step); of one, as it is, of two, on the line through both at `num_layers`."""
-    points = [(layers, _of(candidate, recording, hardware)) for layers, recording in recordings]
+    """From recordings of (layers, step by each of some ranks); of one as it is, of two on the line through both at
+    `num_layers`. Time is the slowest rank's, memory the fullest one's.
+
+    Args:
+        float8: patterns of modules whose matmuls are in float8.
+
+    Raises:
+        UserError: the recordings cannot be replayed on this hardware.
+    """
+    points = [(layers, _of(candidate, ranks, hardware, float8)) for layers, ranks in recordings]
     if len(points) == 1:
         return points[0][1]
     (few, low), (more, high) = points
@@ -95,9 +115,14 @@ def predicted(
     return replace(found, fits=False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None)
 
 
-def _of(candidate: Candidate, recording: Recording, hardware: Hardware) -> Prediction:
-    simulation = Simulation(recording, hardware)
+def _of(
+    candidate: Candidate, recordings: Sequence[Recording], hardware: Hardware, float8: tuple[str, ...]
+) -> Prediction:
+    ranks = Simulation.all_of(recordings, hardware, expandable=False, float8=float8)
+    simulation = slowest(ranks)
+    recording, parts = simulation.recording, simulation.parts
     head = recording.head
+    bubble = {BUBBLE: parts.bubble_s} if head.pipeline is not None else {}
     exposed: dict[Path, float] = defaultdict(float)
     for key, seconds in simulation.exposed_s.items():
         exposed[key.mesh_dim, key.kind, key.owner] += seconds
@@ -111,16 +136,17 @@ def _of(candidate: Candidate, recording: Recording, hardware: Hardware) -> Predi
     return Prediction(
         candidate=candidate,
         step_s=simulation.timed.step_s,
-        parts_s={COMPUTE: simulation.parts.compute_s, IDLE: max(simulation.parts.idle_s, 0.0)},
+        parts_s={COMPUTE: parts.compute_s, IDLE: max(parts.idle_s, 0.0), **bubble},
         exposed_s=exposed,
         moved_bytes=moved,
         implicit_s=implicit,
-        reserved_bytes=simulation.memory.reserved_bytes,
+        reserved_bytes=fullest(ranks).memory.reserved_bytes,
         is_whole=True,
         num_parameters=head.num_parameters,
         batch_size=head.batch_size,
         num_tokens=head.num_tokens,
-        fits=simulation.memory_here.out_of_memory is None,
+        fits=all(one.memory_here.out_of_memory is None for one in ranks),
+        assumed=assumptions(simulation),
     )
 
 
@@ -149,13 +175,21 @@ def require_same_work(first: Prediction, other: Prediction) -> str | None:
         return f"its model has {other.num_parameters:,} parameters, and the plan as written {first.num_parameters:,}"
     if first.batch_size != other.batch_size:
         return f"its global batch is {other.batch_size}, and that of the plan as written {first.batch_size}"
+    if first.num_tokens != other.num_tokens:
+        return f"its global batch has {other.num_tokens} tokens, and that of the plan as written {first.num_tokens}"
     return None
 
 
-def no_plan_fits(scenario: str, world: int, nearest: Prediction, memory_bytes: float) -> UserError:
-    """That the memory is too small for every plan that was tried, and what the nearest would need."""
+def no_plan_fits(scenario: str, world: int, nearest: Prediction, memory_bytes: float, stopped: str = "") -> UserError:
+    """That the memory is too small for every plan that was tried, and what the nearest would need.
+
+    Args:
+        stopped: why not all plans were tried; empty where they were.
+    """
     need = nearest.reserved_bytes / 1e9
     about = "" if nearest.is_whole else "about "
     what = f"no plan of {scenario} on {world} devices was found that fits into {memory_bytes / 1e9:.3g} GB"
+    what += f" ({stopped})" if stopped else ""
     near = f"the nearest ({nearest.candidate.text}) needs {about}{need:.3g} GB"
-    return UserError(f"{what}; {near}; give --memory {need * 1.02:.0f}GB or more, a larger --world, or a smaller batch")
+    enough = f"{need * 1.02:.0f}GB" if need >= 10 else f"{max(math.ceil(need * 1020), 1)}MB"
+    return UserError(f"{what}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from distbench.render.units import brief_time_text, size_text
+from distbench.spec.parallel import ULYSSES
+from distbench.spec.plan_knobs import PREFIX
 from distbench.sweep.candidates import Candidate
-from distbench.sweep.prediction import COMPUTE, IDLE, Prediction
+from distbench.sweep.prediction import BUBBLE, COMPUTE, IDLE, Prediction
 
 HOUR_S = 3600.0
 MAX_REASONS = 4
 LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
 CLOSE = 0.01  # nearer predictions are not told apart
+# A policy as `plan.mixed_precision=bf16` has it.
+POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,11 @@ def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
     if not ours.exposed_s and not theirs.exposed_s and not ours.parts_s:
         return []
     found: list[tuple[float, str]] = []
-    for name, called in ((COMPUTE, "compute"), (IDLE, "idle time, in which the host has issued nothing yet")):
+    for name, called in (
+        (COMPUTE, "compute"),
+        (IDLE, "idle time, in which the host has issued nothing yet"),
+        (BUBBLE, "bubble, in which another stage is waited for"),
+    ):
         found.append((theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called))
     for key in {*ours.exposed_s, *theirs.exposed_s}:
         mesh_dim, kind, owner = key
@@ -136,12 +144,12 @@ class Change:
     """One change of the plan as written, and what it does.
 
     Args:
-        code: as it would be written.
+        code: lines that make it, after `imports_of` them and the plan as written.
         time_share: of the step as written that it adds; negative where it is faster.
         memory_bytes: that it adds; None where nobody knows.
     """
 
-    code: str
+    code: Sequence[str]
     time_share: float
     memory_bytes: float | None
     plan: RankedPlan
@@ -164,40 +172,60 @@ def changes_of(
             both = plan.memory_bytes is not None and own.memory_bytes is not None
             more = float(plan.memory_bytes or 0) - float(own.memory_bytes or 0) if both else None
             found.append(
-                Change(code_line(plan.candidate, own.candidate, facts or {}), plan.step_s / own.step_s - 1, more, plan)
+                Change(code_lines(plan.candidate, own.candidate, facts or {}), plan.step_s / own.step_s - 1, more, plan)
             )
     return sorted(found, key=lambda one: (one.plan.fits is False, one.time_share))
 
 
-def code_line(candidate: Candidate, own: Candidate, facts: Mapping[str, Any]) -> str:
-    """What a candidate's difference from another one is in Python."""
+def code_lines(candidate: Candidate, own: Candidate, facts: Mapping[str, Any]) -> list[str]:
+    """A candidate's difference from another one as Python."""
     if candidate.sizes != own.sizes:
-        return f"mesh = {candidate.mesh!r}"
-    new = [choice for choice in candidate.choices if choice not in own.choices]
-    return "; ".join(_code_of(name, value, facts) for name, value in new)
+        return [f"mesh = {candidate.mesh!r}"]
+    return change_lines([choice for choice in candidate.choices if choice not in own.choices], facts)
 
 
-def _code_of(name: str, value: Any, facts: Mapping[str, Any]) -> str:
-    policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-    whole = ", checkpoint_context=None" if facts.get("is_selective") else ""
+def change_lines(choices: Sequence[tuple[str, Any]], facts: Mapping[str, Any]) -> list[str]:
+    """Changes as Python that follows `plan = ...`; a scenario's own parameter as the option that sets it.
+
+    Args:
+        facts: of the plan as written, as the child process answers them.
+    """
+    return [_line_of(name, value, facts) for name, value in choices]
+
+
+def imports_of(lines: Sequence[str]) -> list[str]:
+    """What lines of changes take."""
     known = {
-        ("plan.checkpoint", "none"): "ParallelPlan(checkpoint=())",
-        ("plan.checkpoint", "full"): f"ParallelPlan(checkpoint={tuple(facts.get('checkpointable', ()))!r}{whole})",
-        ("plan.mixed_precision", "bf16"): f"FsdpPlan(mixed_precision={policy})",
-        ("plan.compile", "none"): "ParallelPlan(compile=None)",
+        "replace(": ["from dataclasses import replace"],
+        "MixedPrecisionPolicy(": ["import torch", "from torch.distributed.fsdp import MixedPrecisionPolicy"],
+        "CompilePlan(": ["from distbench.spec import CompilePlan"],
     }
-    word = name.removeprefix("plan.")
-    if (name, value) in known:
-        return known[name, value]
-    if word in ("rotate", "load_balance"):
-        return f"CpPlan({word}={value!r})"
+    return [statement for word, needed in known.items() if any(word in line for line in lines) for statement in needed]
+
+
+def _line_of(name: str, value: Any, facts: Mapping[str, Any]) -> str:
+    word = name.removeprefix(PREFIX)
+    if word == name:
+        return f"# --set {name}={value}"
+    if word == "checkpoint":
+        modules = tuple(facts.get("checkpointable", ())) if value == "full" else ()
+        context = ", checkpoint_context=None" if facts.get("is_selective") else ""
+        return f"plan = replace(plan, checkpoint={modules!r}{context})"
     if word == "compile":
-        return f"CompilePlan(backend={value!r})"
-    if word == "prefetch":
-        return f"FsdpPlan(prefetch_forward={value}, prefetch_backward={value})"
-    if word == "reshard_after_forward":
-        return f"FsdpPlan({word}={value!r})"
-    return f"ParallelPlan({word}={value!r})" if name != word else f"--set {name}={value}"
+        compiled = (
+            None if value == "none" else f"CompilePlan({tuple(facts.get('compilable', ('',)))!r}, backend={value!r})"
+        )
+        return f"plan = replace(plan, compile={compiled})"
+    if word in ("rotate", "load_balance"):
+        balance = ", load_balance=None" if value == ULYSSES else ""
+        return f"plan = replace(plan, cp=replace(plan.cp, {word}={value!r}{balance}))"
+    if word == "microbatches":
+        return f"plan = replace(plan, microbatches={value})"
+    of_fsdp = {
+        "prefetch": f"prefetch_forward={value}, prefetch_backward={value}",
+        "mixed_precision": f"mixed_precision={POLICY if value == 'bf16' else None}",
+    }
+    return f"plan = replace(plan, fsdp=replace(plan.fsdp, {of_fsdp.get(word, f'{word}={value!r}')}))"
 
 
 def layouts_of(written: Prediction | None) -> list[str]:

@@ -17,6 +17,7 @@ from distbench.sweep.measured_sweep import NUM_FINAL, Measured, Rounds, changes_
 from distbench.sweep.predicted_sweep import (
     around_of,
     best_measured,
+    code_of,
     facts_of,
     found_of,
     measured_found,
@@ -57,22 +58,22 @@ class AskedSweep:
     def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
         """UserError where something of it cannot be used."""
         budget_s = amount(given["budget"], "--budget", SECONDS, "s", MONTH_S)
-        memory = given["memory"] and amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
-        mesh = parse_mesh(given["mesh"]) if given["mesh"] else None
+        memory = None if given["memory"] is None else amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
+        mesh = None if given["mesh"] is None else parse_mesh(given["mesh"])
         if mesh and not given["around_my_plan"]:
             raise UserError("a sweep tries all meshes, so --mesh goes with --around-my-plan only; give --world N")
-        hardware = load_hardware(given["hardware"]) if given["hardware"] else None
+        hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
             raise UserError("--memory goes with --hardware: what is measured here fits; give --hardware too")
-        if given["float8"] and hardware is None:
+        if given["float8"] is not None and hardware is None:
             raise UserError("--float8 goes with --hardware: it is a rule of predictions; give --hardware too")
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
-        if given["float8"] and hardware is not None:
+        if given["float8"] is not None and hardware is not None:
             setup = replace(setup, float8=patterns_of(given["float8"], hardware))
         return cls(
             setup=setup,
-            hardware=hardware and with_memory(hardware, memory or None),
-            memory_bytes=memory or None,
+            hardware=hardware and with_memory(hardware, memory),
+            memory_bytes=memory,
             limits=Limits(given["max_plans"], budget_s),
             price=given["price"],
             around=given["around_my_plan"],
@@ -110,13 +111,24 @@ def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> t
     require_some(asked.setup, explored, hardware)
     if not interrupted and is_here(asked.setup, hardware):
         measured = _measured_best(asked, explored)
-        if measured.final:
-            found = best_measured(asked.setup, recorder, hardware, explored, measured, asked.price)
-            return found, measured.interrupted
         interrupted = measured.interrupted
-    with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as again:
-        asks = again if interrupted else recorder
-        return found_of(asked.setup, asks, hardware, explored, asked.price), interrupted
+        if measured.final:
+            code, stopped = _code(asked, recorder, measured.final[0].candidate, interrupted)
+            return best_measured(asked.setup, code, hardware, explored, measured, asked.price), stopped
+    code, interrupted = _code(asked, recorder, explored.ranked[0].candidate, interrupted)
+    return found_of(asked.setup, code, hardware, explored, asked.price), interrupted
+
+
+def _code(asked: AskedSweep, recorder: SweepChild, candidate: Candidate, interrupted: bool) -> tuple[list[str], bool]:
+    """The candidate as code, by a process that has nothing else to answer any more, and whether the sweep was
+    interrupted; no code where it is now."""
+    try:
+        if not interrupted:
+            return code_of(asked.setup, recorder, candidate), False
+        with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as again:
+            return code_of(asked.setup, again, candidate), True
+    except KeyboardInterrupt:
+        return [], True
 
 
 def _measured_best(asked: AskedSweep, explored: Explored) -> Measured:
@@ -163,7 +175,8 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
         why = next(iter(measured.left_out.values()), "no case was measured")
         raise UserError(f"no plan of {setup.entry.name} could be measured: {why}")
     measured.left_out |= wrong
-    return measured_found(setup, recorder, space, measured, written, asked.price), measured.interrupted
+    code, interrupted = _code(asked, recorder, measured.ranked[0].candidate, measured.interrupted)
+    return measured_found(setup, code, space, measured, written, asked.price), interrupted
 
 
 def require_ranks(setup: Setup) -> None:

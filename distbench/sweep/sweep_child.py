@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -50,7 +51,9 @@ class SweepChild:
 
     def __init__(self, file: Path, scenario: str, folder: Path | None = None, resume: bool = False) -> None:
         self._file, self._scenario, self._resume = file, scenario, resume
-        self._digest = digest_of(file)
+        # A model may stand in a file beside the scenario's.
+        code = {str(one): digest_of(one) for one in {file, *file.parent.glob("*.py")}}
+        self._digest = [metadata.version("torch"), *sorted(code.items())]
         self._undo = contextlib.ExitStack()
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,9 +103,15 @@ class SweepChild:
     def _recorded(self, question: Question, answer: dict[str, Any]) -> dict[str, Any]:
         self.num_recorded += 1
         if "left_out" in answer:
-            write_whole(self._kept(question, question.variants[0], ".json"), json.dumps(answer))
+            if answer.get("lasts"):
+                write_whole(self._kept(question, question.variants[0], ".json"), json.dumps(answer))
             return answer
         return {"answers": [str(self._kept(question, variant)) for variant in question.variants]}
+
+    def forget(self, question: Question) -> None:
+        """Take nothing that was recorded for a question before."""
+        for variant in question.variants:
+            self._kept(question, variant).unlink(missing_ok=True)
 
     def one(self, question: Question) -> Any:
         """The answer to a question of one variant; UserError where there is none."""
@@ -123,7 +132,8 @@ class SweepChild:
         return None
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
-        """Its name says what was recorded: the scenario's file, the variant, the mesh and this program."""
+        """Its name says what was recorded: the scenario's file and those beside it, the variant, the mesh, and the
+        versions of torch and of this program."""
         what = [__version__, self._digest, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
         return self._folder / (hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20] + suffix)
 

@@ -14,6 +14,7 @@ from distbench.sweep.ranking import (
     RankedPlan,
     cost_a_billion,
     cost_a_step,
+    imports_of,
     memory_text,
     reasons,
     record_of,
@@ -43,6 +44,7 @@ class Found:
         command: to measure the recommended plan.
         notes: what was assumed, tried and left out.
         changes: of the plan as written, each on its own, where that was asked for.
+        written_sizes: of the mesh of the plan as written, where that was asked for.
         layouts: what else could be changed in it.
         traces: what measured plans communicate, where that was traced.
         predicted: where `plans` are the best of predicted ones, measured: all of those.
@@ -59,6 +61,7 @@ class Found:
     price: float | None = None
     notes: Sequence[str] = field(default_factory=list)
     changes: Sequence[Change] = ()
+    written_sizes: tuple[tuple[str, int], ...] = ()
     layouts: Sequence[str] = ()
     traces: Mapping[Candidate, Trace] = field(default_factory=dict)
     predicted: Sequence[RankedPlan] = ()
@@ -86,6 +89,12 @@ class Found:
             "plans": [record_of(plan, self.world, self.price) for plan in self.plans],
             "predicted": [record_of(plan, self.world, self.price) for plan in self.predicted],
             "undominated": [self.plans.index(plan) for plan in undominated(self.plans)],
+            "changes": [
+                {"code": list(one.code), "time_share": one.time_share, "memory_bytes": one.memory_bytes}
+                | {"mesh": one.plan.candidate.mesh, "changes": dict(one.plan.candidate.choices)}
+                for one in self.changes
+            ],
+            "layouts": list(self.layouts),
             "code": list(self.code),
             "command": self.command,
             "notes": list(self.notes),
@@ -144,7 +153,7 @@ def blocks_of(found: Found) -> list[Block]:
         _table("plans", found, found.plans),
         *([_table("as predicted", found, found.predicted)] if found.predicted else []),
         Heading("to paste", 3),
-        Code(tuple(found.code)),
+        *([Code(tuple(found.code))] if found.code else []),
         Code((found.command,)),
         Lines(tuple(found.notes)),
     ]
@@ -153,15 +162,26 @@ def blocks_of(found: Found) -> list[Block]:
 def _changes(found: Found) -> list[Block]:
     if not found.changes:
         return []
+    rows = found.changes[:NUM_CHANGES]
+    numbers = {id(change): number for number, change in enumerate(rows, start=1)}
     columns: TableColumns = (
-        ("<change", lambda change: change.code),
+        ("", lambda change: str(numbers[id(change)])),
+        ("<change", lambda change: _called(change, found)),
         ("step", lambda change: f"{100 * change.time_share:+.1f} %"),
         ("memory", _memory_change),
         ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
     )
-    rows = found.changes[:NUM_CHANGES]
-    table = table_of(f"the {len(rows)} changes most worth making, each on its own", columns, rows, (), (), ("verdict",))
-    return [table, *([Lines(tuple(found.layouts))] if found.layouts else [])]
+    title = f"the {len(rows)} changes most worth making, each on its own"
+    table = table_of(title, columns, rows, (), (), ("verdict",))
+    lines = [f"{line}  # {number}" for number, change in enumerate(rows, start=1) for line in change.code]
+    code = Code((*imports_of(lines), *([""] if imports_of(lines) else []), *lines))
+    return [table, code, *([Lines(tuple(found.layouts))] if found.layouts else [])]
+
+
+def _called(change: Change, found: Found) -> str:
+    """As the other tables call it: another mesh, or changes of the plan."""
+    candidate = change.plan.candidate
+    return candidate.mesh_text if candidate.sizes != found.written_sizes else candidate.changes_text
 
 
 def _memory_change(change: Change) -> str:

@@ -68,17 +68,47 @@ def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
 
 
 def _compiled(plan: ParallelPlan, backend: str) -> CompilePlan | None:
-    """The modules that the plan compiles, or else those that it checkpoints or FSDP wraps, or the whole model."""
     if backend == "none":
         return None
-    modules = plan.compile.modules if plan.compile is not None else checkpointable(plan) or ("",)
-    return replace(plan.compile or CompilePlan(modules), backend=backend)
+    return replace(plan.compile or CompilePlan(compilable(plan)), backend=backend)
 
 
 def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
     """Patterns of the modules that `plan.checkpoint=full` checkpoints."""
     wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
     return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
+
+
+def compilable(plan: ParallelPlan) -> tuple[str, ...]:
+    """Patterns of the modules that the plan compiles, or else checkpoints or FSDP wraps, or of the whole model."""
+    return plan.compile.modules if plan.compile is not None else checkpointable(plan) or ("",)
+
+
+def mesh_dims_of(plan: ParallelPlan) -> list[str]:
+    """The mesh dims that a plan uses, each once."""
+    fsdp, others = plan.fsdp, [plan.pipeline, plan.cp]
+    return _each_once(
+        *(one.mesh_dim for one in others if one is not None),
+        *(fsdp.replicate_dims if fsdp else ()),
+        *(plan.ddp.mesh_dims if plan.ddp else ()),
+        *sharding_dims_of(plan),
+    )
+
+
+def sharding_dims_of(plan: ParallelPlan) -> list[str]:
+    """The mesh dims over which a plan shards parameters, or gives ranks different ones."""
+    fsdp = plan.fsdp
+    return _each_once(
+        *([plan.pipeline.mesh_dim] if plan.pipeline else ()),
+        *(fsdp.mesh_dims if fsdp else ()),
+        *([name for dims in fsdp.unit_mesh_dims.values() for name in dims] if fsdp else ()),
+        *([plan.ep_dim, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])] if plan.ep else ()),
+        *(plan.tp_dims if plan.tp is not None or plan.shard_params else ()),
+    )
+
+
+def _each_once(*names: str) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 def _policy() -> Any:

@@ -156,12 +156,14 @@ def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says 
 
 
 def _wrong_in_figures(figures: Any) -> str | None:
+    # What is misspelt lacks the right name too.
+    for name in figures:
+        if name not in FIGURES:
+            return f"figures.{name} is unknown ({nearest(name, FIGURES)})"
     for name in FIGURES:
         if name not in figures and name not in EXTRAPOLATED:
             return f"figures.{name} is missing"
     for name, figure in figures.items():
-        if name not in FIGURES:
-            return f"figures.{name} is unknown ({nearest(name, FIGURES)})"
         if not isinstance(figure, dict):
             return f"figures.{name} is {shown(figure)}, not an object of value, basis and source"
         kinds = {**_FIGURE, "value": FIGURES[name]}

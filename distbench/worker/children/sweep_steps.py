@@ -4,20 +4,21 @@ The first line of its input says {"file", "scenario", "num_at_once"}. Each furth
 `mesh`, and `variants` with as many `files`. Answers are lines {"id", "answers": one a variant}, as they are found:
 
 - "facts": what the plan and the model are, see `_facts`
-- "record": {}, once the recording of a step was saved in its file
+- "record": {}, once the recording of a step was saved in its file, by each rank that the others may wait for
 - "check": {}, where the plan can work
 
-or {"id", "left_out": why there is no answer}.
+or {"id", "left_out": why there is no answer, "lasts": whether asking again would be answered likewise}.
 """
 
+import contextlib
+import gc
+import importlib
 import json
 import multiprocessing
 import os
-import re
 import sys
 import warnings
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +28,9 @@ import torch
 
 from distbench.simulate.recording_file import save_recordings
 from distbench.spec import Scenario, UserError
-from distbench.worker.changed_plan import checkpointable
+from distbench.spec.mesh import MESH_DIMS
+from distbench.worker.changed_plan import checkpointable, compilable, mesh_dims_of, sharding_dims_of
+from distbench.worker.plan_code import plan_code
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
@@ -35,20 +38,10 @@ from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import declared, load_scenario
-from distbench.worker.simulated.recorded_step import SEED, recorded
-from distbench.worker.torch_internals import Unsupported, fake_ranks
+from distbench.worker.simulated.recorded_step import SEED, recorded, recorded_ranks
+from distbench.worker.torch_internals import ShapesOnly, Unsupported, fake_ranks
 
-MAX_LINE = 90
-# What torch's own objects say of themselves, and need not be told.
-DEFAULTS = {
-    "MixedPrecisionPolicy": ("cast_forward_inputs=True", "output_dtype=None"),
-    "ColwiseParallel": ("use_local_output=True",),
-    "RowwiseParallel": ("use_local_output=True",),
-    "SequenceParallel": ("use_local_output=False",),
-    "PrepareModuleInput": (
-        "input_kwarg_layouts={}", "desired_input_kwarg_layouts={}", "use_local_output=False",
-    ),
-}  # fmt: skip
+STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
 
 
 def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
@@ -64,22 +57,23 @@ def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
                 raise UserError(
                     "it runs forward alone, and a sweep changes what training has; try plans with run --set"
                 )
-            if scenario.plan.pipeline is not None:
-                raise UserError(
-                    "a sweep predicts plans by rank 0 alone, and a pipeline is simulated as all of its ranks; compare "
-                    "schedules and meshes with simulate --set and --mesh, or run --set"
-                )
             found.append(asked(scenario, {**question, "scenario": head["scenario"], "file": file}))
         return {"answers": found}
     except (UserError, Unsupported) as error:
-        return {"left_out": str(error)}
+        return {"left_out": str(error), "lasts": True}
     except (Exception, SystemExit) as error:
-        return {"left_out": f"it raises {one_line(error)}"}
+        return {"left_out": f"it raises {one_line(error)}", "lasts": not isinstance(error, OSError | MemoryError)}
 
 
 def _record(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
-    found = recorded(scenario, question["scenario"], question["label"], question["mesh"])
-    save_recordings([found.recording], Path(question["file"]))
+    """Rank 0's step; where other ranks have more to do in theirs, those too; of a pipeline every position's."""
+    what = scenario, question["scenario"], question["label"], question["mesh"]
+    if scenario.plan.pipeline is not None:
+        found = recorded_ranks(*what, None)
+    else:
+        first = recorded(*what)
+        found = [first.recording, *(recorded(*what, rank).recording for rank in first.busier)]
+    save_recordings(found, Path(question["file"]))
     return {}
 
 
@@ -96,20 +90,19 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
 
 def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     """Of the plan: the mesh dims that it uses, those that shard parameters, what of it can be changed, and its text.
-    Of the model: its parameters, and the optimizer's bytes for each byte of them."""
+    Of the model: its parameters, those that are trained, and the optimizer's bytes for each byte of these."""
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
     model = blueprint(scenario.build_model, SEED, with_values=False).model
+    with ShapesOnly().on():
+        batch = batch_of(scenario)
     fsdp, cp = plan.fsdp, plan.cp
-    tp_dims = list(plan.tp_dims) if plan.tp is not None or plan.shard_params else []
-    fsdp_dims = [*fsdp.mesh_dims] if fsdp else []
+    # What a function of the user's own does with parameters and gradients nobody knows beforehand.
+    is_own = scenario.parallelize is not None or scenario.after_materialize is not None
+    trained = [] if is_own else [one for one in model.parameters() if one.requires_grad]
     facts = {
-        "mesh_dims": list(
-            dict.fromkeys(
-                [*(fsdp.replicate_dims if fsdp else ()), *fsdp_dims, *([cp.mesh_dim] if cp else []), *tp_dims]
-            )
-        ),
-        "shard_dims": list(dict.fromkeys([*fsdp_dims, *tp_dims])),
+        "mesh_dims": mesh_dims_of(plan),
+        "shard_dims": list(MESH_DIMS) if scenario.parallelize is not None else sharding_dims_of(plan),
         "fsdp": None
         if fsdp is None
         else {
@@ -118,62 +111,48 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
             "prefetch": fsdp.prefetch_forward is not None or fsdp.prefetch_backward is not None,
         },
         "cp": None if cp is None else {"mesh_dim": cp.mesh_dim, "rotate": cp.rotate, "load_balance": cp.balances},
+        "pipeline": plan.pipeline is not None,
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),
+        "compilable": list(compilable(plan)),
         "microbatches": plan.microbatches,
-        "parameter_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
-        "num_parameters": sum(one.numel() for one in model.parameters()),
+        "parameter_bytes": _num_bytes(model.parameters()),
+        "trained_bytes": _num_bytes(trained),
         "optimizer_share": _optimizer_share(scenario),
-        "batch_size": len(scenario.make_batch()[0]),
-        "num_tokens": scenario.num_tokens,
-        "plan": _code(plan),
+        "batch_size": batch.length,
+        "num_tokens": scenario.num_tokens(batch.tree) if callable(scenario.num_tokens) else scenario.num_tokens,
+        "plan": plan_code(plan),
     }
     return facts
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
 
 
 def _optimizer_share(scenario: Scenario) -> float:
     """Bytes of optimizer state for each byte of parameters, of one parameter alone; 0 where that cannot be told."""
     if scenario.optimizer is None:
         return 0.0
-    parameter = torch.nn.Parameter(torch.zeros(8, 8))
-    parameter.grad = torch.zeros(8, 8)
+    parameter = torch.nn.Parameter(torch.zeros(STATE_ELEMENTS).reshape(128, -1))
+    parameter.grad = torch.zeros_like(parameter)
     try:
         optimizer = scenario.optimizer([parameter])
         optimizer.step()
     except Exception:
         return 0.0
     state = [one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor)]
-    return sum(one.numel() * one.element_size() for one in state if one.numel() >= parameter.numel()) / 256
-
-
-def _code(value: Any, indent: str = "") -> str:
-    """A plan as Python, over as many lines as it takes; functions of the scenario's own by their names."""
-    inner = f"{indent}    "
-    if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.startswith("distbench."):
-        plain: Any = type(value)(*(getattr(value, one.name) for one in fields(value) if one.name == "modules"))
-        kept = [one.name for one in fields(value) if repr(getattr(value, one.name)) != repr(getattr(plain, one.name))]
-        opening, parts, closing = f"{type(value).__name__}(", [f"{name}=" for name in kept], ")"
-        values = [getattr(value, name) for name in kept]
-    elif isinstance(value, Mapping):
-        opening, parts, closing = "{", [f"{name!r}: " for name in value], "}"
-        values = list(value.values())
-    else:
-        text = str(getattr(value, "__name__", None) or repr(value))
-        for default in DEFAULTS.get(type(value).__name__, ()):
-            text = text.replace(f", {default}", "")
-        return re.sub(r"Shard\(dim=(-?\d+)\)", r"Shard(\1)", text)
-    coded = [f"{part}{_code(one, inner)}" for part, one in zip(parts, values, strict=True)]
-    short = opening + ", ".join(coded) + closing
-    if "\n" not in short and len(short) <= MAX_LINE:
-        return short
-    return "\n".join([opening, *(f"{inner}{one}," for one in coded), f"{indent}{closing}"])
+    return _num_bytes(one for one in state if one.numel() >= parameter.numel()) / _num_bytes([parameter])
 
 
 def main() -> None:
     """Answer until the input ends: each question in a process of its own, which has torch imported and nothing else
     done. DTensor keeps what it planned for a mesh, in backward's thread too, and serves it to an equal one later."""
     torch.set_num_threads(1)
+    # Standard output is for answers; whatever else writes to it, a library in C++ too, writes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     given = _Lines()
     while not (lines := given.read()) and not given.ended:
         pass
@@ -189,7 +168,9 @@ def main() -> None:
         for ready in wait([*running, *([] if given.ended else [given.fileno()])]):
             if isinstance(ready, Connection):
                 number, process = running.pop(ready)
-                print(json.dumps({"id": number, **_received(ready, process)}), flush=True)
+                answer, modules = _received(ready, process)
+                print(json.dumps({"id": number, **answer}), file=answers, flush=True)
+                _import(modules)
             else:
                 waiting += map(json.loads, given.read())
 
@@ -222,23 +203,32 @@ def _started(head: dict[str, Any], question: dict[str, Any]) -> tuple[Connection
     return receiver, process
 
 
-def _received(connection: Connection, process: BaseProcess) -> dict[str, Any]:
+def _received(connection: Connection, process: BaseProcess) -> tuple[dict[str, Any], list[str]]:
     with connection:
         try:
-            answer: dict[str, Any] = connection.recv()
+            answer, modules = connection.recv()
             process.join()
         except EOFError:
             process.join()
-            answer = {"left_out": f"its process ended with exit code {process.exitcode} and without an answer"}
-    return answer
+            ended = f"its process ended with exit code {process.exitcode} and without an answer"
+            answer, modules = {"left_out": ended, "lasts": False}, []
+    return answer, modules
+
+
+def _import(modules: Sequence[str]) -> None:
+    """What torch imports once it is used, a fifth of what an answer takes: the next processes have it already."""
+    for module in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()  # processes that are forked from here on need not look through it for garbage
 
 
 def _tell(head: dict[str, Any], question: dict[str, Any], sender: Connection, parent: int) -> None:
     die_with_parent(parent)
-    # Scenarios print and torch warns; standard output is for answers.
-    sys.stdout = sys.stderr
     warnings.simplefilter("ignore")
-    sender.send(_answer(head, question))
+    known = {*sys.modules}
+    answer = _answer(head, question)
+    sender.send((answer, [name for name in [*sys.modules] if name.startswith("torch.") and name not in known]))
 
 
 if __name__ == "__main__":

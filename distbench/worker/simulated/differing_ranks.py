@@ -23,12 +23,16 @@ def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankConte
     for ranks, length in (*_cuts_of_parameters(step), *_cuts_of_sequence(step, inputs, context)):
         lengths.setdefault(ranks, set()).add(length)
     found = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
+    return tuple(sorted({*found, *busier_ranks(step, context)}))
+
+
+def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
+    """Ranks that have more to do than rank 0, which has no smaller shard than any other."""
     plan = step.plan.cp
-    is_ring = plan is not None and plan.rotate != ULYSSES
-    if plan is not None and is_ring and shards_sequence(plan, context) and not plan.balances:
-        # Causal attention: the first rank sees one block of keys, the last one all of them.
-        found.add(_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1])
-    return tuple(sorted(found))
+    if plan is None or plan.rotate == ULYSSES or not shards_sequence(plan, context) or plan.balances:
+        return ()
+    # Causal attention: the first rank sees one block of keys, the last one all of them.
+    return (_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1],)
 
 
 def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]:

@@ -18,10 +18,10 @@ from distbench.worker.plans.checkpoint_compile import fused_modules
 from distbench.worker.plans.materialise import allocate, blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.failure import one_line_and_place, raised_at
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.simulated.differing_ranks import differing_ranks
+from distbench.worker.simulated.differing_ranks import busier_ranks, differing_ranks
 from distbench.worker.simulated.operator_costs import tensors_in
 from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
@@ -45,10 +45,12 @@ class RecordedRank(NamedTuple):
 
     Args:
         differing: ranks whose step may be another one, with shards of other sizes or another part of the sequence.
+        busier: those of them that have more to do.
     """
 
     recording: Recording
     differing: tuple[int, ...]
+    busier: tuple[int, ...] = ()
 
 
 def recorded_ranks(
@@ -101,12 +103,16 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         try:
             step = _built(scenario, context, built, shapes, recorder)
             phases, differing = step.phases, differing_ranks(step, batch.first, context)
+            busier = busier_ranks(step, context)
             _run(step, context, shapes, recorder)
             pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
-        except (UserError, Unsupported) as error:
+        except Unsupported as error:
+            place = f" ({where})" if (where := raised_at(error)) else ""
+            raise UserError(f"it cannot be simulated, it {error}{place}") from error
+        except UserError as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
-            reason = f"its step raises {one_line(error)}{untested(torch.__version__)}"
+            reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
             raise UserError(f"it cannot be simulated, {reason}") from error
         finally:
             with shapes.on():
@@ -127,7 +133,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         params=case.params,
         pipeline=pipeline,
     )
-    return RecordedRank(Recording(head, recorder.events), differing)
+    return RecordedRank(Recording(head, recorder.events), differing, busier)
 
 
 def _require_simulable(scenario: Scenario, name: str) -> None:

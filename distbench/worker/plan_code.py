@@ -1,0 +1,187 @@
+"""A plan as Python that makes it again, with the imports that it takes."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+import torch
+
+from distbench.spec import ParallelPlan
+from distbench.spec.declared import Declared
+
+MAX_LINE = 90
+PLACEMENTS = ("Replicate", "Shard", "Partial")
+# Arguments that torch keeps under another name, or whose classes tell of none: class to argument to where it is.
+KEPT_AS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
+    "Replicate": {},
+    "Shard": {"dim": lambda placement: placement.dim},
+    "Partial": {"reduce_op": lambda placement: placement.reduce_op},
+    "SequenceParallel": {"sequence_dim": lambda style: style.sequence_sharding[0].dim},
+    "PrepareModuleInputOutput": {
+        **{
+            name: functools.partial(lambda style, name: getattr(style.prepare_module_input, name), name=name)
+            for name in (
+                "input_layouts", "desired_input_layouts", "input_kwarg_layouts", "desired_input_kwarg_layouts",
+            )
+        },
+        "use_local_input": lambda style: style.prepare_module_input.use_local_output,
+        "output_layouts": lambda style: style.prepare_module_output.output_layouts,
+        "desired_output_layouts": lambda style: style.prepare_module_output.desired_output_layouts,
+        "use_local_output": lambda style: style.prepare_module_output.use_local_output,
+    },
+}  # fmt: skip
+
+
+class _NoText(Exception):
+    """A value that no text makes again: a lambda, or an object that does not keep what it was made of."""
+
+
+def plan_code(plan: ParallelPlan) -> list[str] | None:
+    """Lines of Python, imports first and `plan = ...` last; functions of the scenario's own files by their names.
+
+    None where some value has no text that makes it again.
+    """
+    writer = _Writer()
+    try:
+        text = writer.text(plan)
+    except _NoText:
+        return None
+    return [*writer.imports(), f"plan = {text}"]
+
+
+class _Writer:
+    """Values to text; what they need is remembered."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}
+        self._modules: set[str] = set()
+
+    def imports(self) -> list[str]:
+        """What everything that was written takes."""
+        named = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())]
+        return [*(f"import {module}" for module in sorted(self._modules)), *named]
+
+    def text(self, value: Any, indent: str = "") -> str:
+        """An expression, over as many lines as it takes. Raises _NoText."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return _finite(value)
+        if isinstance(value, torch.dtype):
+            self._modules.add("torch")
+            return repr(value)
+        if inspect.isroutine(value) or isinstance(value, type):
+            return self._name(value)
+        if isinstance(value, Mapping | tuple | list):
+            return self._held(value, indent)
+        return self._made(value, indent)
+
+    def _held(self, value: Any, indent: str) -> str:
+        if isinstance(value, Mapping):
+            parts = [(f"{self.text(key)}: ", one) for key, one in value.items()]
+            return self._joined("{", parts, "}", indent)
+        if type(value) not in (tuple, list):
+            raise _NoText(value)
+        opening, closing = ("(", ")") if type(value) is tuple else ("[", "]")
+        alone = "," if type(value) is tuple and len(value) == 1 else ""
+        return self._joined(opening, [("", one) for one in value], f"{alone}{closing}", indent)
+
+    def _made(self, value: Any, indent: str) -> str:
+        if isinstance(value, functools.partial):
+            self._names.setdefault("functools", set()).add("partial")
+            parts = [*(("", one) for one in (value.func, *value.args)), *_named(value.keywords)]
+            return self._joined("partial(", parts, ")", indent)
+        given = _of_plan(value) if isinstance(value, Declared) else _arguments(value)
+        is_placement = type(value).__name__ in PLACEMENTS
+        parts = [("", one) for one in given.values()] if is_placement else _named(given)
+        return self._joined(f"{self._name(type(value))}(", parts, ")", indent)
+
+    def _joined(self, opening: str, parts: list[tuple[str, Any]], closing: str, indent: str) -> str:
+        inner = f"{indent}    "
+        written = [f"{name}{self.text(one, inner)}" for name, one in parts]
+        short = opening + ", ".join(written) + closing
+        if "\n" not in short and len(short) <= MAX_LINE:
+            return short
+        return "\n".join([opening, *(f"{inner}{one}," for one in written), f"{indent}{closing.lstrip(',')}"])
+
+    def _name(self, value: Any) -> str:
+        """Of a class or function; what another package has is imported."""
+        name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None) or ""
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise _NoText(value)  # a lambda, or made within a function
+        package = _public(value, name.partition(".")[0], module)
+        if package.partition(".")[0] in ("torch", "distbench", "transformers", "torchao", "functools"):
+            self._names.setdefault(package, set()).add(name.partition(".")[0])
+        return str(name)
+
+
+def _named(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(f"{name}=", value) for name, value in given.items()]
+
+
+def _finite(value: Any) -> str:
+    text = repr(value)
+    if text in ("inf", "-inf", "nan") or type(value) not in (type(None), bool, int, float, str):
+        raise _NoText(value)
+    return text
+
+
+def _public(value: Any, name: str, module: str) -> str:
+    """The outermost package of a module's that has the same under its name."""
+    parts = module.split(".")
+    packages = (".".join(parts[:count]) for count in range(1, len(parts)))
+    holds = (one for one in packages if getattr(sys.modules.get(one), name, None) is value)
+    return next(holds, module)
+
+
+def _of_plan(value: Any) -> dict[str, Any]:
+    """The fields that are not as they are by default."""
+    found = {}
+    for one in fields(value):
+        now = getattr(value, one.name)
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        if default is MISSING or repr(now) != repr(default):
+            found[one.name] = now
+    return found
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """What an object of torch's or the user's own was made with, as few of it as make an equal one.
+
+    Raises:
+        _NoText: it does not keep that, or what is made again is another.
+    """
+    elsewhere = KEPT_AS.get(type(value).__name__, {})
+    try:
+        names = (
+            list(elsewhere) if type(value).__name__ in PLACEMENTS else list(inspect.signature(type(value)).parameters)
+        )
+        kept = {name: elsewhere[name](value) if name in elsewhere else getattr(value, name) for name in names}
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        raise _NoText(value) from error
+    # Styles wrap a single layout into a tuple when they are made, and take nothing for an empty dict.
+    single = {name: one[0] if type(one) is tuple and len(one) == 1 else one for name, one in kept.items()}
+    some = {name: one for name, one in kept.items() if one != {}}
+    given = next((one for one in (kept, single, some) if _makes(one, value)), None)
+    if given is None:
+        raise _NoText(value)
+    for name in names:
+        fewer = {other: one for other, one in given.items() if other != name}
+        if _makes(fewer, value):
+            given = fewer
+    return given
+
+
+def _makes(given: Mapping[str, Any], value: Any) -> bool:
+    try:
+        made = type(value)(**given)
+    except Exception:
+        return False
+    # Without a text of its own, an object's says where it is in memory.
+    has_text = getattr(type(value), "__repr__", None) != object.__repr__
+    return (not has_text or repr(made) == repr(value)) and _state(made) == _state(value)
+
+
+def _state(value: Any) -> dict[str, str]:
+    return {name: repr(one) for name, one in getattr(value, "__dict__", {}).items()}

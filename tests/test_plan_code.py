@@ -1,0 +1,110 @@
+"""A plan as Python to paste: it makes the same plan again, for all that ships; what has no text is not written."""
+
+import math
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
+from distbench.spec.job import variants_of
+from distbench.sweep.ranking import change_lines, imports_of
+from distbench.worker.changed_plan import changed_plan, checkpointable, compilable
+from distbench.worker.plan_code import plan_code
+from distbench.worker.session import declared, load_scenario
+
+PLAN = ParallelPlan(
+    tp={
+        "up": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "norm": SequenceParallel(sequence_dim=2),
+        "block": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+    },
+    cp=CpPlan(buffers={"rotations": 0}),
+    checkpoint=("layers.*",),
+    fsdp=FsdpPlan(wrap=("layers.*",), mixed_precision=MixedPrecisionPolicy(param_dtype=torch.float16)),
+)
+
+
+def pasted(lines: list[str], **names: Any) -> Any:
+    """The plan that code makes, with nothing else known than what it imports and a scenario's own file has."""
+    space = dict(names)
+    exec("\n".join(lines), space)
+    return space["plan"]
+
+
+def own_names(function: Any) -> dict[str, Any]:
+    """What a scenario's file declares or has from the files beside it."""
+    outside = ("torch", "distbench.", "functools", "typing")
+    return {
+        name: value
+        for name, value in vars(sys.modules[function.__module__]).items()
+        if callable(value) and not str(getattr(value, "__module__", "")).startswith(outside)
+    }
+
+
+def code_of(plan: ParallelPlan) -> list[str]:
+    code = plan_code(plan)
+    assert code is not None
+    return code
+
+
+@pytest.mark.parametrize("entry", list_entries(), ids=lambda entry: entry.name)
+def test_every_shipped_plan_is_made_again_by_its_code(entry: Entry) -> None:
+    function = load_scenario(entry.file, entry.name)
+    for variant in variants_of(entry, {}, quick=True)[:6]:
+        plan = declared(function, variant).plan
+        code = code_of(plan)
+        again = pasted(code, **own_names(function))
+        assert repr(again) == repr(plan) or code_of(again) == code
+
+
+def test_code_imports_all_that_it_takes() -> None:
+    assert repr(pasted(code_of(PLAN))) == repr(PLAN)
+    # torch's own text of a style would be ColwiseParallel(input_layouts=(Shard(dim=1),), ...), which is another style.
+    assert "ColwiseParallel(input_layouts=Shard(1), use_local_output=False)" in code_of(PLAN)[-1]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ParallelPlan(fsdp=FsdpPlan(gather_extension=lambda tensor: tensor)),
+        ParallelPlan(tp={"up": partial(ColwiseParallel, print)}, checkpoint_context=partial(max, key=lambda one: one)),
+        ParallelPlan(ep={"experts": object()}, fsdp=FsdpPlan(gradient_divide_factor=math.inf)),
+    ],
+)
+def test_what_has_no_text_is_not_written(plan: ParallelPlan) -> None:
+    assert plan_code(plan) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("plan.checkpoint", "none"),
+        ("plan.checkpoint", "full"),
+        ("plan.microbatches", 4),
+        ("plan.rotate", "alltoall"),
+        ("plan.rotate", "ulysses"),
+        ("plan.load_balance", False),
+        ("plan.mixed_precision", "bf16"),
+        ("plan.mixed_precision", "none"),
+        ("plan.prefetch", 2),
+        ("plan.reshard_after_forward", False),
+        ("plan.compile", "aot_eager"),
+        ("plan.compile", "none"),
+    ],
+)
+def test_each_change_as_code_is_the_change(name: str, value: Any) -> None:
+    facts = {
+        "checkpointable": list(checkpointable(PLAN)),
+        "compilable": list(compilable(PLAN)),
+        "is_selective": False,
+    }
+    lines = change_lines([(name, value)], facts)
+    changed = pasted([*imports_of(lines), *lines], plan=PLAN)
+    assert repr(changed) == repr(changed_plan(PLAN, {name: value}))
