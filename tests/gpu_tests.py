@@ -4,7 +4,7 @@ import datetime
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,29 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "build" / "gpu-tests.md"
 MARKED = "gpu or multi_gpu"
 MAX_LINES = 40  # of what a failed test says
+Row = tuple[str, str, float, str]
 
 
 @dataclass
 class Outcomes:
-    """A plugin of pytest: each test's outcome, seconds, and what a failed or skipped one says."""
+    """A plugin of pytest: each test's outcome, seconds, and what a failed or skipped one says.
 
-    rows: list[tuple[str, str, float, str]] = field(default_factory=list)
+    Args:
+        on_row: called with the rows after each test: the file is there too where a device brings all down.
+    """
+
+    on_row: Callable[[list[Row]], object]
+    rows: list[Row] = field(default_factory=list)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A test's call, or what kept it from being called."""
         if report.when == "call" or report.outcome != "passed":
             said = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
             self.rows.append((report.nodeid, report.outcome, report.duration, said))
+            self.on_row(self.rows)
 
 
-def text_of(rows: Sequence[tuple[str, str, float, str]], machine: str, when: str) -> str:
+def text_of(rows: Sequence[Row], machine: str, when: str) -> str:
     """The report, in Markdown: the machine as `distbench doctor` has it, a row a test, and what failed ones say."""
     counts = ", ".join(
         f"{sum(row[1] == outcome for row in rows)} {outcome}" for outcome in ("passed", "failed", "skipped")
@@ -48,15 +55,18 @@ def text_of(rows: Sequence[tuple[str, str, float, str]], machine: str, when: str
 
 def main(arguments: Sequence[str]) -> int:
     """pytest's exit code; 2 where no test ran."""
-    outcomes = Outcomes()
-    given = [str(ROOT / "tests"), "-m", MARKED, *arguments]
-    code = int(pytest.main(given, plugins=[outcomes]))
     doctor = [sys.executable, "-m", "distbench", "doctor"]
     environment = {**os.environ, "COLUMNS": "120"}
     told = subprocess.run(doctor, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(text_of(outcomes.rows, told.stdout or told.stderr, when), encoding="utf-8")
+
+    def write(rows: Sequence[Row]) -> None:
+        REPORT.write_text(text_of(rows, told.stdout or told.stderr, when), encoding="utf-8")
+
+    outcomes = Outcomes(write)
+    write([])
+    code = int(pytest.main([str(ROOT / "tests"), "-m", MARKED, *arguments], plugins=[outcomes]))
     print(f"what passed is in {REPORT}; attach it to your report")
     if not any(outcome != "skipped" for _, outcome, _, _ in outcomes.rows):
         print("no test ran: there is no accelerator that this torch can use; see distbench doctor", file=sys.stderr)
