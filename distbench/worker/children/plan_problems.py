@@ -14,6 +14,7 @@ from typing import Any
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
+from distbench.spec.pipeline_plan import SCHEDULES
 from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.cases.step import NEEDS_A_BATCH
 from distbench.worker.children.answer import answer_jobs, rank_0_of
@@ -50,7 +51,7 @@ def _of_variant(
         sizes = mesh_of(variant, job.mesh)
         with fake_ranks(sizes) as mesh:
             answer = answer_of(scenario, rank_0_of(mesh, job, job.device))
-        if "parameter_bytes" in answer and (found := problems_of_other_stages(scenario, sizes, job)):
+        if "parameter_bytes" in answer and (found := problems_of_last_stage(scenario, sizes, job)):
             return {"problems": found}
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
@@ -83,19 +84,17 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     return {"problems": [], "not_tried": tried.why_not, **sizes}
 
 
-def problems_of_other_stages(scenario: Scenario, sizes: Mapping[str, int], job: Job) -> list[str]:
-    """What keeps a pipeline's step from running where rank 0 has no part of it: on the second position, and on the last
-    one, which computes the loss unless the stages lie as a V."""
+def problems_of_last_stage(scenario: Scenario, sizes: Mapping[str, int], job: Job) -> list[str]:
+    """What keeps a pipeline's step from running on the first rank that has the last stage and with it the loss; nothing
+    where that is rank 0, which has been tried."""
     pipeline = scenario.step_plan.pipeline
-    if pipeline is None:
+    if pipeline is None or SCHEDULES[pipeline.schedule].is_v or sizes[pipeline.mesh_dim] == 1:
         return []
-    names, size = list(sizes), sizes[pipeline.mesh_dim]
+    names = list(sizes)
     stride = math.prod(sizes[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
-    for position in sorted({1, size - 1} & set(range(1, size))):
-        with fake_ranks(sizes, rank=position * stride) as mesh:
-            if found := rehearse(scenario, rank_0_of(mesh, job, job.device)).problems:
-                return [f"on rank {position * stride}: {problem}" for problem in found]
-    return []
+    rank = (sizes[pipeline.mesh_dim] - 1) * stride
+    with fake_ranks(sizes, rank=rank) as mesh:
+        return [f"on rank {rank}: {one}" for one in rehearse(scenario, rank_0_of(mesh, job, job.device)).problems]
 
 
 def _mesh_that_works(
