@@ -14,6 +14,7 @@ from typing import Any
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
+from distbench.spec.pipeline_plan import SCHEDULES
 from distbench.spec.plan_knobs import mesh_of
 from distbench.worker.cases.step import NEEDS_A_BATCH
 from distbench.worker.children.answer import answer_jobs, rank_of
@@ -74,17 +75,17 @@ def _answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[s
 def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
     """Ranks whose step may fail where rank 0's does not.
 
-    Of inference the last one: a token that cannot be split may be all rank 0's. Of a pipeline its second position, and
-    the last one, which computes the loss unless the stages lie as a V.
+    Of inference the last one: a token that cannot be split may be all rank 0's. Of a pipeline the first one that has
+    the last stage and with it the loss, where that is not rank 0.
     """
     if scenario.inference:
         return [mesh_size(shape) - 1]
     pipeline = scenario.step_plan.pipeline
-    if pipeline is None:
+    if pipeline is None or SCHEDULES[pipeline.schedule].is_v or shape[pipeline.mesh_dim] == 1:
         return []
-    names, size = list(shape), shape[pipeline.mesh_dim]
+    names = list(shape)
     stride = math.prod(shape[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
-    return [position * stride for position in sorted({1, size - 1} & set(range(1, size)))]
+    return [(shape[pipeline.mesh_dim] - 1) * stride]
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:

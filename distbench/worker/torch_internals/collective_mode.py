@@ -150,7 +150,8 @@ def keep_compiled_graphs_apart() -> None:
     then names a group that is not there: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
     """
     with contextlib.suppress(ImportError, AttributeError):
-        importlib.import_module("torch._functorch.config").enable_autograd_cache = False
+        config: Any = importlib.import_module("torch._functorch.config")
+        config.enable_autograd_cache = False
 
 
 def is_compiled(module: Any) -> bool:
