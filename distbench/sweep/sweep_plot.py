@@ -64,7 +64,8 @@ def pareto_figures(
         axes.set_yscale("log")
         style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     else:
-        axes.set_ylim(bottom=0.85 * min(plan.step_s for plan in known) / scale)
+        low, high = (choose(plan.step_s for plan in known) / scale for choose in (min, max))
+        axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # room for the numbers
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=8.5, handletextpad=0.3)
     style.title(figure, title)
     yield "plans", figure

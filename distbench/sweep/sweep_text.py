@@ -171,7 +171,7 @@ def _changes(found: Found) -> list[Block]:
         ("memory", _memory_change),
         ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
     )
-    title = f"the {len(rows)} changes most worth making, each on its own"
+    title = f"{len(rows)} changes of the plan as written, each on its own, the most worth making first"
     table = table_of(title, columns, rows, (), (), ("verdict",))
     lines = [f"{line}  # {number}" for number, change in enumerate(rows, start=1) for line in change.code]
     code = Code((*imports_of(lines), *([""] if imports_of(lines) else []), *lines))
