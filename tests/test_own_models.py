@@ -20,8 +20,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import step_cases
 from distbench.worker.children.fake_step import rehearse
-from distbench.worker.plans.batch import Batch, loss_of, mapped, tensors_of
-from distbench.worker.plans.materialise import blueprint, load_initial_values
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.trees import mapped, tensors_of
+from distbench.worker.plans.batch import Batch, loss_of
+from distbench.worker.plans.materialise import load_initial_values
 from distbench.worker.plans.patterns import own_units
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep

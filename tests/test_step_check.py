@@ -17,7 +17,7 @@ from distbench.worker.cases.reference import Difference, Differences, reference_
 from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
 from distbench.worker.cases.step import step_cases
 from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
-from distbench.worker.plans.materialise import blueprint
+from distbench.worker.models.blueprint import blueprint
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
 
@@ -72,7 +72,9 @@ def rounding_of(scenario: Scenario, context: RankContext) -> tuple[Rounding, dic
     """As measured, and the size of each gradient."""
     reference = reference_of(scenario, context)
     sizes = {name: float(one.abs().max()) for name, one in reference.gradients.items()}
-    return measured_rounding(scenario, context, reference), sizes
+    fsdp = scenario.plan.fsdp
+    units = [("", fsdp.mixed_precision)] if fsdp is not None and fsdp.mixed_precision is not None else []
+    return measured_rounding(scenario, context, reference, units), sizes
 
 
 def test_f32s_rounding_is_what_f64_says_it_is(context: RankContext) -> None:
@@ -110,11 +112,11 @@ def test_sums_over_more_ranks_cost_more(context: RankContext) -> None:
     model = blueprint(Keys, 1).model
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     in_f32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    assert reduction_rounding(model, None, context) == 0
+    assert reduction_rounding(model, [], 2) == 0
     # Half a unit in bf16's last place, 2**-8, times the root of two ranks.
     expected = 2**-8 * math.sqrt(2)
-    assert reduction_rounding(model, FsdpPlan(mixed_precision=policy), context) == pytest.approx(expected)
-    assert reduction_rounding(model, FsdpPlan(mixed_precision=in_f32), context) < 1e-6
+    assert reduction_rounding(model, [("", policy)], 2) == pytest.approx(expected)
+    assert reduction_rounding(model, [("", in_f32)], 2) < 1e-6
 
 
 def test_a_gradient_that_is_nothing_is_held_against_the_largest() -> None:

@@ -16,8 +16,10 @@ from torch import nn
 
 from distbench.spec import Scenario
 from distbench.worker.inference import cache_of, forward_alone, output_of
-from distbench.worker.plans.batch import batch_of, loss_of, mapped
-from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values
+from distbench.worker.models.blueprint import Blueprint, as_built, blueprint
+from distbench.worker.models.trees import mapped
+from distbench.worker.plans.batch import batch_of, loss_of
+from distbench.worker.plans.materialise import load_initial_values, place_attributes
 from distbench.worker.rank.device import random_states
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
@@ -86,6 +88,7 @@ def model_on_device(
     with torch.device(context.device):
         model: nn.Module = scenario.build_model()
     load_initial_values(model, context, built)
+    place_attributes(model, built, context.device)
     with torch.no_grad():
         for name, value in (values or {}).items():
             model.get_parameter(name).copy_(value)
@@ -215,7 +218,7 @@ def _gradient_differences(
     model: nn.Module, reference: Reference, context: RankContext, scale: float
 ) -> dict[str, Difference]:
     found = {}
-    held = as_built(model, reference.built.names)
+    held = as_built(model, reference.built)
     # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
     for name in reference.built.parameters:
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)

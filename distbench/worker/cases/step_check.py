@@ -15,7 +15,7 @@ from distbench.spec.devices import is_accelerator
 from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
-from distbench.worker.plans.materialise import Blueprint
+from distbench.worker.models.blueprint import Blueprint
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
@@ -196,18 +196,18 @@ class StepCheck:
         return None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found)])
 
     def _allowance(self, reference: Reference) -> Allowance:
-        model, fsdp = reference.built.model, self._scenario.plan.fsdp
+        model, units = reference.built.model, self._step.units
         named = self._scenario.tolerance
         if named is not None:
             return Allowance(named, named, "the scenario's tolerance", True, None, self._step.gradient_scale)
-        lowest = lowest_precision(model, fsdp)
+        lowest = lowest_precision(model, units)
         of_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
             because = f"as {FORCED}=1 rounds every product to TF32"
             return Allowance(
                 LOW_PRECISION_TOLERANCE, LOW_PRECISION_TOLERANCE, because, False, None, self._step.gradient_scale
             )
-        reduction = reduction_rounding(model, fsdp, self._context)
+        reduction = reduction_rounding(model, units, self._step.num_data_parallel)
         because = f"as for every {dtype_name(lowest)} step"
         return Allowance(TOLERANCE, of_loss, because, False, None, self._step.gradient_scale, reduction)
 
@@ -216,13 +216,13 @@ class StepCheck:
         rounding, why_not = None, None
         if self._context.rank == 0:
             try:
-                rounding = measured_rounding(self._scenario, self._context, reference)
+                rounding = measured_rounding(self._scenario, self._context, reference, self._step.units)
             except Exception as error:
                 why_not = one_line(error)
         rounding, why_not = self._context.gather((rounding, why_not))[0]
         if rounding is not None or allowance.is_named:
             return replace(allowance, rounding=rounding)
-        lowest = lowest_precision(reference.built.model, self._scenario.plan.fsdp)
+        lowest = lowest_precision(reference.built.model, self._step.units)
         tolerance = TOLERANCE if lowest == torch.float32 else LOW_PRECISION_TOLERANCE
         because = f"{allowance.because}, as rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)

@@ -9,7 +9,8 @@ import torch
 from distbench.spec import Scenario
 from distbench.spec.devices import DEVICES
 from distbench.worker.inference.model_output import cache_of, output_of, tensors_in
-from distbench.worker.plans.materialise import Blueprint, materialise
+from distbench.worker.models.blueprint import Blueprint
+from distbench.worker.plans.materialise import materialise
 from distbench.worker.plans.training_step import Stamp, TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import storages_of

@@ -37,6 +37,8 @@ from distbench.worker.torch_internals.labels import (
     finished_parameter,
     labelled_communication,
     next_autograd_position,
+    sum_then_divide,
+    unit_policies,
 )
 from distbench.worker.torch_internals.mesh_facts import (
     BACKEND_OPS,

@@ -1,4 +1,4 @@
-"""Who issues communication now: FSDP for which module, or DTensor for which redistribution."""
+"""FSDP2's units, and who issues communication now: FSDP for which of them, or DTensor for which redistribution."""
 
 import contextlib
 import sys
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from distbench.worker.torch_internals.probe import replaced, require
 
@@ -171,3 +172,31 @@ def finished_parameter() -> torch.Tensor | None:
     node: Any = torch._C._current_autograd_node()
     found: torch.Tensor | None = getattr(node, "variable", None)
     return found
+
+
+def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
+    """Each module that `fully_shard` took as a unit, or `replicate` of its kind, to its mixed precision policy."""
+    return {module: state._mp_policy for module, state in _units(model)}
+
+
+def sum_then_divide(model: nn.Module) -> None:
+    """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: a reduction that
+    divides by any other number than the group's size only NCCL has.
+
+    What scatters nothing torch has divided already; it would do so twice.
+    """
+    for _, state in _units(model):
+        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+            factor = getattr(group, "gradient_divide_factor", None)
+            if factor is not None and getattr(group.mesh_info, "shard_mesh_size", 1) not in (1, factor):
+                group.force_sum_reduction_for_comms = True
+
+
+def _units(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+    from torch.distributed.fsdp import FSDPModule
+
+    found = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if found:
+        require("units of FSDP2")
+    for module in found:
+        yield module, module._get_fsdp_state()
