@@ -148,8 +148,10 @@ def cast_floats(given: Any, dtype: torch.dtype | None) -> Any:
 def _dropout_of(model: nn.Module) -> str:
     """The first module that drops in train mode; a name for whatever else draws where there is none."""
     for name, module in model.named_modules():
-        rate = getattr(module, "p", None) if "Dropout" in type(module).__name__ else getattr(module, "dropout", None)
-        if module.training and isinstance(rate, float) and rate > 0:
+        is_dropout = "Dropout" in type(module).__name__
+        known = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
+        rate = next((rate for rate in known.values() if isinstance(rate, float) and rate > 0), None)
+        if module.training and rate is not None:
             return f"{name} ({type(module).__name__}, {rate:g})"
     return "the model"
 
@@ -179,6 +181,7 @@ class Differences:
     output: Difference | None = None
     random: str | None = None
     batch_statistics: str | None = None
+    expected_loss: float = 0.0
 
 
 def compare(
@@ -211,6 +214,7 @@ def compare(
         None if output is None else _largest_of([one[2] for one in gathered]),
         random,
         _batch_statistics_of(reference.built.model),
+        expected_loss,
     )
 
 

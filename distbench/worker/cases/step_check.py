@@ -16,10 +16,12 @@ from distbench.worker.cases.reference import Difference, Differences, Reference,
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
 from distbench.worker.models.blueprint import Blueprint
+from distbench.worker.plans.batch import IGNORED
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
+from distbench.worker.torch_internals import divide_factors
 
 # Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
 TOLERANCE = 1e-5
@@ -229,6 +231,8 @@ class StepCheck:
 
     def _likely_causes(self, found: Differences) -> list[str]:
         causes = []
+        if not math.isfinite(found.expected_loss):
+            causes.append(f"one device's own loss is {found.expected_loss}: look at the model's sizes and at its batch")
         if found.random is not None:
             causes.append(
                 f"the likely cause: {found.random} draws random numbers, other ones on each rank; return model.eval() "
@@ -239,6 +243,18 @@ class StepCheck:
             causes.append(
                 f"the likely cause: {found.batch_statistics} takes its statistics over one of {num_parts} parts "
                 "of the batch; return model.eval() from build_model, or use a norm that sees one sample at a time"
+            )
+        if (labels := self._step.batch.ignored_unevenly(num_parts)) is not None:
+            causes.append(
+                f"the likely cause: the {num_parts} parts of {labels} have unequal numbers of {IGNORED}, which cross "
+                "entropy leaves out, so the mean of their losses is not the loss of all; sum, and divide by a constant"
+            )
+        scenario, ranks = self._scenario, self._step.num_data_parallel
+        odd = sorted(divide_factors(self._step.model) - {ranks})
+        if odd and scenario.parallelize is not None and scenario.gradient_divide_factor is None:
+            causes.append(
+                f"the likely cause: parallelize has gradients divided by {odd[0]:g}, and {ranks} ranks have data; say "
+                f"gradient_divide_factor={odd[0]:g} where that is meant"
             )
         return causes
 

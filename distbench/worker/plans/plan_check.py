@@ -167,4 +167,4 @@ def _sparse_gradients(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             kind = f"{name or 'the root'} ({type(module).__name__})"
-            yield f"{kind} has sparse gradients, which FSDP2 does not reduce and the check does not compare; use sparse=False"
+            yield f"{kind} has sparse gradients, which FSDP2 does not reduce and no check compares; use sparse=False"

@@ -34,6 +34,7 @@ from distbench.worker.torch_internals.labels import (
     Labels,
     Message,
     autograd_position,
+    divide_factors,
     finished_parameter,
     labelled_communication,
     next_autograd_position,

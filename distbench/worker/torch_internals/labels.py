@@ -185,11 +185,22 @@ def sum_then_divide(model: nn.Module) -> None:
 
     What scatters nothing torch has divided already; it would do so twice.
     """
+    for group in _parameter_groups(model):
+        size, factor = getattr(group.mesh_info, "shard_mesh_size", 1), group.gradient_divide_factor
+        if factor is not None and size not in (1, factor):
+            group.force_sum_reduction_for_comms = True
+
+
+def divide_factors(model: nn.Module) -> set[float]:
+    """What the units of FSDP2 have gradients divided by, where somebody said so."""
+    factors = (group.gradient_divide_factor for group in _parameter_groups(model))
+    return {float(factor) for factor in factors if factor is not None}
+
+
+def _parameter_groups(model: nn.Module) -> Iterator[Any]:
     for _, state in _units(model):
-        for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
-            factor = getattr(group, "gradient_divide_factor", None)
-            if factor is not None and getattr(group.mesh_info, "shard_mesh_size", 1) not in (1, factor):
-                group.force_sum_reduction_for_comms = True
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 has one
+        yield from (group for group in groups if group is not None)
 
 
 def _units(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
