@@ -17,10 +17,12 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.reference import model_on_device
+from distbench.worker.cases.reference import model_on_device, reference_of
+from distbench.worker.cases.rounding import measured_rounding
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.children.plan_problems import answer_of
 from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.likely_causes import of_loss
 from distbench.worker.plans.batch import Batch, batch_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
@@ -362,7 +364,50 @@ def test_likely_causes_are_named(context: RankContext) -> None:
     assert wrong is not None
     assert "the 2 parts of 1 have unequal numbers of -100" in wrong
     assert "divided by 3, and 2 ranks have data; say gradient_divide_factor=3" in wrong
-    assert Batch((torch.ones(4), torch.ones(4).long())).ignored_unevenly(2) is None
+
+
+def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
+    (said,) = of_loss(2.5, 10.0, 4)
+    assert said == "the loss is a sum over the batch, of which there are 4 parts; return a mean"
+    assert not [*of_loss(2.6, 10.0, 4), *of_loss(10.0, 10.0, 1), *of_loss(None, 10.0, 4), *of_loss(0.0, 0.0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes another 0 each time"),
+        (
+            {"loss": None, "call": lambda model, b: F.cross_entropy(model(b[0].mul_(2)), b[1])},
+            "a step changes 0 of its",
+        ),
+        ({"loss": lambda output, labels: output.sum() * float("nan")}, "one device's own loss is nan"),
+    ],
+)
+def test_what_a_batch_or_loss_is_to_blame_for_is_named(context: RankContext, given: dict[str, Any], says: str) -> None:
+    scenario = Scenario(**{**GIVEN, "plan": SHARDED, **given})
+    step = TrainingStep(scenario, context)
+    step(no_stamp)
+    assert f"the likely cause: {says}" in str(StepCheck(step, scenario, context)())
+
+
+def test_what_autocast_computes_in_says_how_far_off_a_step_may_be(context: RankContext) -> None:
+    def cast(model: Any, given: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(given[0]).float(), given[1])
+
+    scenario = Scenario(**{**GIVEN, "loss": None}, call=cast)
+    reference = reference_of(scenario, context)
+    assert reference.computed_in == torch.bfloat16
+    rounding = measured_rounding(scenario, context, reference)
+    assert rounding.by == "moving each parameter by one unit in bf16's last place" and rounding.loss > 1e-4
+
+
+def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give a style of it"), (3, "3 is a int; give a")):
+        (said,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
+        assert f"TP pattern '0': {says}" in said
 
 
 @pytest.mark.parametrize("given", [{"gradient_divide_factor": 0.0}, {"tolerance": -1.0}])

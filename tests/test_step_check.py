@@ -18,6 +18,7 @@ from distbench.worker.cases.rounding import Rounding, measured_rounding, reducti
 from distbench.worker.cases.step import step_cases
 from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
 from distbench.worker.models.blueprint import blueprint
+from distbench.worker.plans.batch import batch_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
 
@@ -168,12 +169,13 @@ def test_what_cannot_be_compared_is_wrong_and_said() -> None:
 class FakeStep:
     """A parallel step that is one device's, its loss off by `off`."""
 
-    unshards_output, gradient_scale = False, 1.0
+    unshards_output, gradient_scale, num_data_parallel = False, 1.0, 2
+    units: list[Any] = []  # noqa: RUF012
 
     def __init__(self, scenario: Scenario, off: float = 0.0) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
         self.model, self.off, self.kept_outputs = nn.Identity(), off, None
-        self.scenario = scenario
+        self.batch = batch_of(scenario)
 
     def restart(self) -> None:
         """Nothing to do."""

@@ -4,8 +4,9 @@ Rank 0 alone computes it. Gradients leave its device as backward finishes them, 
 so that no other rank ever holds more than one of them.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,15 +18,14 @@ from torch import nn
 from distbench.spec import Scenario
 from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.models.blueprint import Blueprint, as_built, blueprint
-from distbench.worker.models.trees import mapped
+from distbench.worker.models.likely_causes import batch_statistics_of, dropout_of
+from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.plans.batch import batch_of, loss_of
 from distbench.worker.plans.materialise import load_initial_values, place_attributes
 from distbench.worker.rank.device import random_states
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
 
-# torch has no public name for what these have in common.
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 Collect = Callable[[str, torch.Tensor], None]
 
 
@@ -40,6 +40,7 @@ class Reference:
     output: torch.Tensor | None = None  # of the global batch, where it is one tensor
     random: str | None = None  # who draws random numbers in train mode, if anybody
     values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
+    computed_in: torch.dtype = torch.float32  # the least precise of what its modules put out, under autocast say
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,30 @@ def reference_of(
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
     model = model_on_device(scenario, context, built, values)
-    step = run_step(scenario, context, model, collect if with_gradients else None)
-    random = _dropout_of(model) if step.is_random else None
-    return Reference(shapes, built, step.loss, gradients, step.output, random, values)
+    with _least_precise(model) as seen:
+        step = run_step(scenario, context, model, collect if with_gradients else None)
+    random = dropout_of(model) if step.is_random else None
+    return Reference(shapes, built, step.loss, gradients, step.output, random, values, max(seen, key=_eps))
+
+
+@contextlib.contextmanager
+def _least_precise(model: nn.Module) -> Iterator[set[torch.dtype]]:
+    """The floating dtypes of what a model's modules put out meanwhile, and f32."""
+    seen = {torch.float32}
+
+    def note(_: nn.Module, given: Any, output: Any) -> None:
+        seen.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def model_on_device(
@@ -145,24 +167,6 @@ def cast_floats(given: Any, dtype: torch.dtype | None) -> Any:
     return given.to(dtype) if is_cast else given
 
 
-def _dropout_of(model: nn.Module) -> str:
-    """The first module that drops in train mode; a name for whatever else draws where there is none."""
-    for name, module in model.named_modules():
-        is_dropout = "Dropout" in type(module).__name__
-        known = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
-        rate = next((rate for rate in known.values() if isinstance(rate, float) and rate > 0), None)
-        if module.training and rate is not None:
-            return f"{name} ({type(module).__name__}, {rate:g})"
-    return "the model"
-
-
-def _batch_statistics_of(model: nn.Module) -> str | None:
-    for name, module in model.named_modules():
-        if isinstance(module, BATCH_NORMS) and module.training:
-            return f"{name} ({type(module).__name__})"
-    return None
-
-
 @dataclass(frozen=True)
 class Difference:
     """The largest absolute difference (inf: nothing to compare), and the largest absolute value of what should be."""
@@ -213,7 +217,7 @@ def compare(
         },
         None if output is None else _largest_of([one[2] for one in gathered]),
         random,
-        _batch_statistics_of(reference.built.model),
+        batch_statistics_of(reference.built.model),
         expected_loss,
     )
 

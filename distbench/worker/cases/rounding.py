@@ -40,9 +40,10 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     """Rank 0 computes the step once more, rounded otherwise; of `reference` only the differences are left.
 
     A model of less than f32 is computed in f32; one under a mixed precision policy in what the policy says; any other
-    with each parameter moved by one unit in its last place. That takes the memory and the time of the reference, and
-    runs where the reference runs; f32 against f64 tells the same (tests/test_step_check.py). Two halves of the batch
-    against the whole were seen to tell up to fifty times too little: each sample is rounded alike in both.
+    with each parameter moved by one unit in its last place, or in that of what it computes in, under autocast say. That
+    takes the memory and the time of the reference, and runs where the reference runs; f32 against f64 tells the same
+    (tests/test_step_check.py). Two halves of the batch against the whole were seen to tell up to fifty times too
+    little: each sample is rounded alike in both.
 
     Args:
         units: FSDP's, with their policies (`TrainingStep.units`).
@@ -51,7 +52,7 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
         Exception: whatever the model raises in another precision.
     """
     model = model_on_device(scenario, context, reference.built, reference.values)
-    by, dtype = _round_otherwise(model, units)
+    by, dtype = _round_otherwise(model, units, reference.computed_in)
     left = reference.gradients
 
     def subtract(name: str, finished: torch.Tensor) -> None:
@@ -63,10 +64,11 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     return Rounding(by, abs(step.loss - reference.loss), {name: largest(one) for name, one in left.items()}, apart)
 
 
-def lowest_precision(model: nn.Module, units: Units) -> torch.dtype:
-    """The least precise dtype of a model's parameters and of what the policies of its units name; f32 at best."""
+def lowest_precision(model: nn.Module, units: Units, computed_in: torch.dtype = F32) -> torch.dtype:
+    """The least precise dtype of a model's parameters, of what the policies of its units name, and of what one device
+    was seen to compute in (`Reference.computed_in`); f32 at best."""
     named = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
-    return _lowest([_held(model), *named])
+    return _lowest([_held(model), computed_in, *named])
 
 
 def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
@@ -88,7 +90,7 @@ def _lowest(dtypes: list[torch.dtype | None]) -> torch.dtype:
     return max([F32, *(one for one in dtypes if one is not None)], key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _round_otherwise(model: nn.Module, units: Units) -> tuple[str, torch.dtype | None]:
+def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -> tuple[str, torch.dtype | None]:
     """Change a model with its values; how, and what a batch's floats are to be cast to."""
     held = _held(model)
     if held != F32:
@@ -102,9 +104,10 @@ def _round_otherwise(model: nn.Module, units: Units) -> tuple[str, torch.dtype |
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 signs = torch.randint(2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
-                unit = torch.finfo(parameter.dtype).eps
+                unit = max(torch.finfo(one).eps for one in (parameter.dtype, computed_in))
                 parameter.addcmul_(parameter, signs.to(parameter.device, parameter.dtype), value=unit)
-    return "moving each parameter by one unit in its last place", None
+    of = "its" if computed_in == F32 else f"{dtype_name(computed_in)}'s"
+    return f"moving each parameter by one unit in {of} last place", None
 
 
 def _apply_policies(model: nn.Module, units: Units) -> None:

@@ -16,7 +16,9 @@ from distbench.worker.cases.reference import Difference, Differences, Reference,
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
 from distbench.worker.models.blueprint import Blueprint
-from distbench.worker.plans.batch import IGNORED
+from distbench.worker.models.likely_causes import of_batches, of_factors, of_labels, of_loss, of_model
+from distbench.worker.models.trees import tensors_of
+from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
@@ -171,6 +173,7 @@ class StepCheck:
         self._scenario = scenario
         self._context = context
         self.counters: dict[str, Any] = {}
+        self._computed_in = torch.float32
 
     def __call__(self) -> str | None:
         """What is wrong with the step, as a sentence; None where nothing is."""
@@ -181,9 +184,11 @@ class StepCheck:
         step, context = self._step, self._context
         is_full = context.check == "full"
         step.restart()
+        values = step.own_values()  # before a backward that steps an optimizer in its hooks
         loss, output = _run(step, is_full)
         has_gradients = is_full and not isinstance(step, ForwardStep)
-        reference = reference_of(self._scenario, context, has_gradients, step.own_values(), self._built)
+        reference = reference_of(self._scenario, context, has_gradients, values, self._built)
+        self._computed_in = context.gather(reference.computed_in)[0]
         scale = step.gradient_scale if has_gradients else None
         found = compare(step.model, loss, reference, context, scale, output)
         allowance = self._allowance(reference)
@@ -202,8 +207,8 @@ class StepCheck:
         named = self._scenario.tolerance
         if named is not None:
             return Allowance(named, named, "the scenario's tolerance", True, None, self._step.gradient_scale)
-        lowest = lowest_precision(model, units)
-        of_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
+        lowest = lowest_precision(model, units, self._computed_in)
+        for_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
             because = f"as {FORCED}=1 rounds every product to TF32"
             return Allowance(
@@ -211,7 +216,7 @@ class StepCheck:
             )
         reduction = reduction_rounding(model, units, self._step.num_data_parallel)
         because = f"as for every {dtype_name(lowest)} step"
-        return Allowance(TOLERANCE, of_loss, because, False, None, self._step.gradient_scale, reduction)
+        return Allowance(TOLERANCE, for_loss, because, False, None, self._step.gradient_scale, reduction)
 
     def _measured(self, allowance: Allowance, reference: Reference) -> Allowance:
         """With the rounding of one device, or without where that cannot be measured."""
@@ -224,39 +229,25 @@ class StepCheck:
         rounding, why_not = self._context.gather((rounding, why_not))[0]
         if rounding is not None or allowance.is_named:
             return replace(allowance, rounding=rounding)
-        lowest = lowest_precision(reference.built.model, self._step.units)
+        lowest = lowest_precision(reference.built.model, self._step.units, self._computed_in)
         tolerance = TOLERANCE if lowest == torch.float32 else LOW_PRECISION_TOLERANCE
         because = f"{allowance.because}, as rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
     def _likely_causes(self, found: Differences) -> list[str]:
-        causes = []
-        if not math.isfinite(found.expected_loss):
-            causes.append(f"one device's own loss is {found.expected_loss}: look at the model's sizes and at its batch")
-        if found.random is not None:
-            causes.append(
-                f"the likely cause: {found.random} draws random numbers, other ones on each rank; return model.eval() "
-                "from build_model, or drop with p=0"
-            )
-        num_parts = self._context.index(BATCH_DIMS)[1] * self._scenario.plan.microbatches
-        if found.batch_statistics is not None and num_parts > 1:
-            causes.append(
-                f"the likely cause: {found.batch_statistics} takes its statistics over one of {num_parts} parts "
-                "of the batch; return model.eval() from build_model, or use a norm that sees one sample at a time"
-            )
-        if (labels := self._step.batch.ignored_unevenly(num_parts)) is not None:
-            causes.append(
-                f"the likely cause: the {num_parts} parts of {labels} have unequal numbers of {IGNORED}, which cross "
-                "entropy leaves out, so the mean of their losses is not the loss of all; sum, and divide by a constant"
-            )
-        scenario, ranks = self._scenario, self._step.num_data_parallel
-        odd = sorted(divide_factors(self._step.model) - {ranks})
-        if odd and scenario.parallelize is not None and scenario.gradient_divide_factor is None:
-            causes.append(
-                f"the likely cause: parallelize has gradients divided by {odd[0]:g}, and {ranks} ranks have data; say "
-                f"gradient_divide_factor={odd[0]:g} where that is meant"
-            )
-        return causes
+        step, scenario = self._step, self._scenario
+        num_parts = self._context.index(BATCH_DIMS)[1] * scenario.plan.microbatches
+        made, again = batch_of(scenario), batch_of(scenario)
+        named = dict(tensors_of(made.tree))
+        is_unsaid = scenario.parallelize is not None and scenario.gradient_divide_factor is None
+        causes = [
+            *of_model(found.random, found.batch_statistics, num_parts),
+            *of_loss(found.mean_loss, found.expected_loss, num_parts),
+            *of_labels({name: (named[name], at) for name, at in made.split_dims.items()}, num_parts),
+            *of_batches(step.batch.tree, made.tree, again.tree),
+            *of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
+        ]
+        return [f"the likely cause: {cause}" for cause in causes]
 
 
 def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:

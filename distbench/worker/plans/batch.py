@@ -14,8 +14,6 @@ from distbench.worker.redistribute.expected_shards import chunk_of
 
 # Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
 Dims = int | Mapping[str, int | None]
-# A label that F.cross_entropy leaves out, unless it is told another one.
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -84,16 +82,6 @@ class Batch:
         whole = [name for name in named if name not in split]
         told = f"{_listed(split)} split over data parallel ranks and {_listed(whole)} not"
         return f"; of the batch {told}: say batch_dims where that is wrong"
-
-    def ignored_unevenly(self, num_parts: int) -> str | None:
-        """The first tensor of labels whose parts have unequal numbers of those that torch's cross entropy ignores."""
-        named = dict(tensors_of(self.tree))
-        for name, tensor_dim in self.split_dims.items():
-            if named[name].dtype == torch.int64:
-                parts = (named[name] == IGNORED).chunk(num_parts, tensor_dim)
-                if len({int(part.sum()) for part in parts}) > 1:
-                    return name
-        return None
 
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
         """Likewise over context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""

@@ -153,7 +153,9 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; use a multiple of {chunks}"
+            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other"
+            works = f"use a multiple of {chunks}{unbalanced}"
+            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
