@@ -41,6 +41,7 @@ class Reference:
     random: str | None = None  # who draws random numbers in train mode, if anybody
     values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
     computed_in: torch.dtype = torch.float32  # the least precise of what its modules put out, under autocast say
+    batch: Any = None  # the global one
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ def reference_of(
         # A part that recomputes its forward by a backward of its own adds to a parameter several times.
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
-    model = model_on_device(scenario, context, built, values)
+    model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
     with _least_precise(model) as seen:
-        step = run_step(scenario, context, model, collect if with_gradients else None)
+        step = run_step(scenario, context, model, batch, collect if with_gradients else None)
     random = dropout_of(model) if step.is_random else None
-    return Reference(shapes, built, step.loss, gradients, step.output, random, values, max(seen, key=_eps))
+    return Reference(shapes, built, step.loss, gradients, step.output, random, values, max(seen, key=_eps), batch)
 
 
 @contextlib.contextmanager
@@ -121,19 +122,21 @@ def run_step(
     scenario: Scenario,
     context: RankContext,
     model: nn.Module,
+    batch: Any,
     collect: Collect | None,
     dtype: torch.dtype | None = None,
 ) -> OneStep:
     """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
 
-    With a `dtype` the batch's floats are cast. A forward-only scenario gives its output, and 0 for the loss.
+    It is given a copy of the batch, its floats cast to `dtype` where there is one. A forward-only scenario gives its
+    output, and 0 for the loss.
     """
     collect = None if scenario.inference else collect
     if collect is not None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(_hand_over, collect, name))
-    batch = mapped(batch_of(scenario).tree, lambda _, tensor: cast_floats(tensor.to(context.device), dtype))
+    batch = mapped(batch, lambda _, tensor: cast_floats(tensor.to(context.device, copy=True), dtype))
     before = random_states(context.device)
     outputs: list[torch.Tensor] = []
 

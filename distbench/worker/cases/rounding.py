@@ -59,7 +59,7 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
         if name in left:
             left[name] -= finished
 
-    step = run_step(scenario, context, model, subtract if left else None, dtype)
+    step = run_step(scenario, context, model, reference.batch, subtract if left else None, dtype)
     apart = 0.0 if step.output is None or reference.output is None else largest(step.output - reference.output)
     return Rounding(by, abs(step.loss - reference.loss), {name: largest(one) for name, one in left.items()}, apart)
 

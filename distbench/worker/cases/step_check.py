@@ -16,7 +16,7 @@ from distbench.worker.cases.reference import Difference, Differences, Reference,
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
 from distbench.worker.models.blueprint import Blueprint
-from distbench.worker.models.likely_causes import of_batches, of_factors, of_labels, of_loss, of_model
+from distbench.worker.models.likely_causes import fingerprint, of_batches, of_factors, of_labels, of_loss, of_model
 from distbench.worker.models.trees import tensors_of
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.training_step import TrainingStep
@@ -244,7 +244,7 @@ class StepCheck:
             *of_model(found.random, found.batch_statistics, num_parts),
             *of_loss(found.mean_loss, found.expected_loss, num_parts),
             *of_labels({name: (named[name], at) for name, at in made.split_dims.items()}, num_parts),
-            *of_batches(step.batch.tree, made.tree, again.tree),
+            *of_batches(step.batch.tree, made.tree, again.tree, self._context.gather(fingerprint(made.tree))),
             *of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
         ]
         return [f"the likely cause: {cause}" for cause in causes]

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from distbench.spec import UserError
 from distbench.spec.errors import nearest
-from distbench.worker.models.trees import tensors_of
+from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import blamed, place_of
 
@@ -118,7 +118,12 @@ def _built_on_meta(build_model: Callable[[], Any]) -> Any:
                     model = build_model()
             except Exception:
                 raise error from None
-    return model.to("meta") if isinstance(model, nn.Module) else model
+    if isinstance(model, nn.Module):
+        for module in model.to("meta").modules():
+            for attribute, value in list(vars(module).items()):
+                if attribute not in OWN_ATTRIBUTES and _tensors(value):
+                    setattr(module, attribute, mapped(value, lambda _, one: one.to("meta")))
+    return model
 
 
 def _with_values(

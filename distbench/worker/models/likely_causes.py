@@ -1,7 +1,8 @@
 """Why a step may come out otherwise than on one device, where its model, its batch or its loss is why: in sentences."""
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +54,24 @@ def of_labels(labels: Mapping[str, tuple[torch.Tensor, int]], num_parts: int) ->
             return
 
 
-def of_batches(used: Any, made: Any, made_again: Any) -> Iterator[str]:
-    """Of the batch that a step had, and two that were made since."""
+def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
+    """Of the batch that a step had, two that were made since, and each rank's `fingerprint` of one."""
+    odd = next((rank for rank, one in enumerate(prints) if one != prints[0]), None)
     if (name := _differing(made, made_again)) is not None:
         yield f"make_batch makes another {name} each time, and so on each rank; draw it from a generator with a seed"
+    elif odd is not None:
+        yield f"make_batch makes another batch on rank {odd} than on rank 0; make the global batch, alike on every rank"
     elif (name := _differing(used, made)) is not None:
         yield f"a step changes {name} of its batch in place, which the next one is given; change a copy"
+
+
+def fingerprint(tree: Any) -> str:
+    """Equal where all tensors of a batch are."""
+    found = hashlib.sha256()
+    for name, tensor in tensors_of(tree):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:

@@ -83,12 +83,17 @@ def place_attributes(model: nn.Module, built: Blueprint, device: torch.device, v
     Args:
         model: the one that was built, changed or not, or another one that the same function built.
     """
+
+    def placed(_: str, one: torch.Tensor) -> torch.Tensor:
+        if isinstance(one, nn.Parameter):
+            return one
+        return one.to(device) if values else torch.empty_like(one, device=device)
+
     own, by_name = set(model.modules()), dict(model.named_modules())
     for (name, attribute), value in built.attributes.items():
         module = built.modules[name] if built.modules[name] in own else by_name.get(name)
         if module is not None:
-            placed = mapped(value, lambda _, one: one.to(device) if values else torch.empty_like(one, device=device))
-            setattr(module, attribute, placed)
+            setattr(module, attribute, mapped(value, placed))
 
 
 def _fill(tensor: Any, full: torch.Tensor) -> None:
