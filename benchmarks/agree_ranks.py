@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from benchmarks.agree_models import models
 from benchmarks.agree_plans import Mesh, plans
 from benchmarks.bench_models import EXAMPLES, FILES
 from distbench.launch import Request, jobs_of
@@ -35,7 +36,7 @@ TIMEOUT = datetime.timedelta(seconds=30)
 
 def subjects() -> Iterator[tuple[str, Mesh, Scenario]]:
     """(name, mesh, scenario): every variant of the shipped scenarios that has a step, and of the examples of the docs,
-    where what they need is installed; then plans of others."""
+    where what they need is installed; then plans, and models, of others."""
     names = [entry.name for entry in list_entries() if not LEFT_OUT & set(entry.tags)]
     names += [str(EXAMPLES / name) for name, package in FILES.items() if importlib.util.find_spec(package)]
     for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None):
@@ -47,6 +48,7 @@ def subjects() -> Iterator[tuple[str, Mesh, Scenario]]:
             if scenario.build_model is not None and variant.get("compile_backend") != "inductor":
                 yield variant_label(job, variant), dict(job.mesh), scenario
     yield from plans()
+    yield from models()
 
 
 def checked() -> Iterator[dict[str, Any]]:

@@ -20,8 +20,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import step_cases
 from distbench.worker.children.fake_step import rehearse
-from distbench.worker.plans.batch import Batch, loss_of, mapped, tensors_of
-from distbench.worker.plans.materialise import blueprint, load_initial_values
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.trees import mapped, tensors_of
+from distbench.worker.plans.batch import Batch, loss_of
+from distbench.worker.plans.materialise import load_initial_values
 from distbench.worker.plans.patterns import own_units
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
@@ -284,15 +286,15 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
         ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
         ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as an array of numpy; give tensors"),
-        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one sample or more"),
+        ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one or more"),
         ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
         ({"optimizer": lambda parameters: 3}, "the optimizer cannot run: AttributeError: 'int' object has no"),
-        ({"make_batch": lambda: {"x": 3}}, "make_batch gives a dict without a tensor that can be split"),
+        ({"make_batch": lambda: {"x": 3}}, " gives a dict without a tensor that can be split over ranks"),
         ({"make_batch": lambda: raises(nn.Identity(), 0)}, f"make_batch raises RuntimeError: no such layer ({HERE}:"),
         ({"build_model": lambda: 3}, f"build_model ({HERE}:"),
         ({"num_tokens": lambda batch: batch["ids"]}, f"num_tokens raises KeyError: 'ids' ({HERE}:"),
         ({"num_tokens": 0}, "num_tokens is 0; give the tokens of a global batch"),
-        ({"batch_dims": {"x": 1}, "make_batch": lambda: {"x": torch.ones(4, 3)}}, "a batch of 3 cannot be split"),
+        ({"batch_dims": {"x": 1}, "make_batch": lambda: {"x": torch.ones(4, 3)}}, f"a batch of 3 ({HERE}:"),
     ],
 )
 def test_bad_input_is_one_sentence_with_file_and_line(

@@ -12,7 +12,8 @@ from torch import nn
 
 from distbench.spec import Scenario
 from distbench.worker.cases.reference import compare, reference_of
-from distbench.worker.plans.materialise import blueprint, load_initial_values
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.plans.materialise import load_initial_values
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
 

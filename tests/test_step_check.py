@@ -16,8 +16,10 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario
 from distbench.worker.cases.reference import Difference, Differences, reference_of
 from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
 from distbench.worker.cases.step import step_cases
-from distbench.worker.cases.step_check import Allowance, Finding, StepCheck, lost_in_compiled_code
-from distbench.worker.plans.materialise import blueprint
+from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.likely_causes import of_compiled
+from distbench.worker.plans.batch import batch_of
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import fake_ranks
 
@@ -72,7 +74,9 @@ def rounding_of(scenario: Scenario, context: RankContext) -> tuple[Rounding, dic
     """As measured, and the size of each gradient."""
     reference = reference_of(scenario, context)
     sizes = {name: float(one.abs().max()) for name, one in reference.gradients.items()}
-    return measured_rounding(scenario, context, reference), sizes
+    fsdp = scenario.plan.fsdp
+    units = [("", fsdp.mixed_precision)] if fsdp is not None and fsdp.mixed_precision is not None else []
+    return measured_rounding(scenario, context, reference, units), sizes
 
 
 def test_f32s_rounding_is_what_f64_says_it_is(context: RankContext) -> None:
@@ -110,11 +114,11 @@ def test_sums_over_more_ranks_cost_more(context: RankContext) -> None:
     model = blueprint(Keys, 1).model
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     in_f32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    assert reduction_rounding(model, None, context) == 0
+    assert reduction_rounding(model, [], 2) == 0
     # Half a unit in bf16's last place, 2**-8, times the root of two ranks.
     expected = 2**-8 * math.sqrt(2)
-    assert reduction_rounding(model, FsdpPlan(mixed_precision=policy), context) == pytest.approx(expected)
-    assert reduction_rounding(model, FsdpPlan(mixed_precision=in_f32), context) < 1e-6
+    assert reduction_rounding(model, [("", policy)], 2) == pytest.approx(expected)
+    assert reduction_rounding(model, [("", in_f32)], 2) < 1e-6
 
 
 def test_a_gradient_that_is_nothing_is_held_against_the_largest() -> None:
@@ -166,12 +170,13 @@ def test_what_cannot_be_compared_is_wrong_and_said() -> None:
 class FakeStep:
     """A parallel step that is one device's, its loss off by `off`."""
 
-    unshards_output, gradient_scale = False, 1.0
+    unshards_output, gradient_scale, num_data_parallel = False, 1.0, 2
+    units: list[Any] = []  # noqa: RUF012
 
     def __init__(self, scenario: Scenario, off: float = 0.0) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
         self.model, self.off, self.kept_outputs = nn.Identity(), off, None
-        self.scenario = scenario
+        self.batch = batch_of(scenario)
 
     def restart(self) -> None:
         """Nothing to do."""
@@ -222,15 +227,13 @@ def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
     assert says in told if says else "cause" not in told
 
 
-@pytest.mark.parametrize(("apart", "is_told"), [(1.0, True), (math.inf, True), (0.1, False)])
+@pytest.mark.parametrize(("error", "is_told"), [(1.0, True), (math.inf, True), (0.1, False)])
 def test_a_gradient_that_compiled_code_may_have_dropped_is_told_where_a_module_is_compiled(
-    apart: float, is_told: bool
+    error: float, is_told: bool
 ) -> None:
-    model, found = nn.Sequential(nn.Linear(2, 2)), Differences(1.0, RIGHT, {"0.weight": Difference(apart, 1.0)})
-    assert lost_in_compiled_code(model, found) is None
-    model[0].compile(backend="eager")
-    told = lost_in_compiled_code(model, found)
-    assert (told is not None and "the likely cause: 0 is compiled, and torch 2.13" in told) == is_told
+    assert not list(of_compiled(None, error))
+    told = list(of_compiled("0", error))
+    assert [one.startswith("0 is compiled, and torch 2.13 drops") for one in told] == [True] * is_told
 
 
 def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(context: RankContext) -> None:

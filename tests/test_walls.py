@@ -73,22 +73,27 @@ MAY_IMPORT = {
     "worker.children": {
         *("spec", "planning", "simulate", "worker.session", "worker.changed_plan", "worker.cases", "worker.tracing"),
         *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
-        *("worker.inference", "worker.plan_code"),
+        *("worker.inference", "worker.plan_code", "worker.models"),
     },
     "worker.cases": {
         *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
         *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.inference", "worker.pipelines"),
+        "worker.models",
         "worker.torch_internals",
     },
     "worker.dtensor_operators": {
         *("spec", "runs", "worker.redistribute", "worker.rank", "worker.tracing", "worker.torch_internals"),
     },
-    "worker.inference": {"spec", "worker.plans", "worker.rank", "worker.torch_internals"},
+    "worker.inference": {"spec", "worker.models", "worker.plans", "worker.rank", "worker.torch_internals"},
+    "worker.models": {"spec", "worker.rank"},
     "worker.links": {"spec", "runs", "worker.rank"},
     "worker.tracing": {
         *("spec", "runs", "compare", "worker.plans", "worker.pipelines", "worker.rank", "worker.torch_internals"),
+        "worker.models",
     },
-    "worker.plans": {"spec", "worker.pipelines", "worker.redistribute", "worker.rank", "worker.torch_internals"},
+    "worker.plans": {
+        *("spec", "worker.models", "worker.pipelines", "worker.redistribute", "worker.rank", "worker.torch_internals"),
+    },
     "worker.pipelines": {"spec", "compare", "worker.rank", "worker.torch_internals"},
     "worker.redistribute": {
         "spec",
@@ -101,6 +106,7 @@ MAY_IMPORT = {
     },
     "worker.simulated": {
         *("spec", "simulate", "worker.cases", "worker.inference", "worker.plans", "worker.rank", "worker.tracing"),
+        "worker.models",
         "worker.torch_internals",
     },
     "worker.rank": {"spec", "runs", "compare", "costmodel"},

@@ -208,6 +208,10 @@ class Scenario(Declared):
         if hasattr(self.build_model, "named_parameters") and not isinstance(self.build_model, type):
             what = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
             raise TypeError(f"{what}; give a function that makes one, which is called under the meta device")
+        if self.gradient_divide_factor is not None and not self.gradient_divide_factor > 0:
+            raise TypeError(f"Scenario.gradient_divide_factor is {self.gradient_divide_factor}; give a number above 0")
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
             raise TypeError("Scenario has both call and loss; call makes the loss too, so drop one of them")
 

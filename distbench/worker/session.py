@@ -75,13 +75,19 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         for caution in (*join_logs(job, context.hosts, context.gather), *ranks.cautions):
             progress.tell("caution", text=caution)
         with stopwatch.on("set-up"):
-            found = all_cases(job, function, context)
+            agreement = Agreement(ranks.store, context.rank, context.hosts)
+            try:
+                found = all_cases(job, function, context)
+            except UserError as error:
+                raise agreement.user_error(error) from error
             case_specs = chosen_cases(job, found)
-            ids = digest(repr([one.case.id for one in case_specs]))
-            require_same([{"the list of cases": one} for one in context.gather(ids)], context.hosts)
+            alike = {
+                "the list of cases": digest(repr([one.case.id for one in case_specs])),
+                "the model or batch": digest(repr([one.case.params for one in case_specs])),
+            }
+            require_same(context.gather(alike), context.hosts)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids))
-            agreement = Agreement(ranks.store, context.rank, context.hosts)
             rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):

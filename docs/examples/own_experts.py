@@ -110,7 +110,6 @@ def spread_and_shard(model, mesh):
     for layer in model.layers:
         fully_shard(layer.experts, mesh=mesh["dp_shard"])
         layer.experts.set_gradient_divide_factor(mesh.size())
-        layer.experts.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
         fully_shard(layer, mesh=everyone)
     fully_shard(model, mesh=everyone)
 

@@ -4,8 +4,9 @@ Rank 0 alone computes it. Gradients leave its device as backward finishes them, 
 so that no other rank ever holds more than one of them.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,14 +17,15 @@ from torch import nn
 
 from distbench.spec import Scenario
 from distbench.worker.inference import cache_of, forward_alone, output_of
-from distbench.worker.plans.batch import batch_of, loss_of, mapped
-from distbench.worker.plans.materialise import Blueprint, as_built, blueprint, load_initial_values
+from distbench.worker.models.blueprint import Blueprint, as_built, blueprint
+from distbench.worker.models.likely_causes import batch_statistics_of, dropout_of
+from distbench.worker.models.trees import mapped, tensors_of
+from distbench.worker.plans.batch import batch_of, loss_of
+from distbench.worker.plans.materialise import load_initial_values, place_attributes
 from distbench.worker.rank.device import random_states
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
 
-# torch has no public name for what these have in common.
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 Collect = Callable[[str, torch.Tensor], None]
 
 
@@ -38,6 +40,8 @@ class Reference:
     output: torch.Tensor | None = None  # of the global batch, where it is one tensor
     random: str | None = None  # who draws random numbers in train mode, if anybody
     values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
+    computed_in: torch.dtype = torch.float32  # the least precise of what its modules put out, under autocast say
+    batch: Any = None  # the global one
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,31 @@ def reference_of(
         # A part that recomputes its forward by a backward of its own adds to a parameter several times.
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
-    model = model_on_device(scenario, context, built, values)
-    step = run_step(scenario, context, model, collect if with_gradients else None)
-    random = _dropout_of(model) if step.is_random else None
-    return Reference(shapes, built, step.loss, gradients, step.output, random, values)
+    model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
+    with _least_precise(model) as seen:
+        step = run_step(scenario, context, model, batch, collect if with_gradients else None)
+    random = dropout_of(model) if step.is_random else None
+    return Reference(shapes, built, step.loss, gradients, step.output, random, values, max(seen, key=_eps), batch)
+
+
+@contextlib.contextmanager
+def _least_precise(model: nn.Module) -> Iterator[set[torch.dtype]]:
+    """The floating dtypes of what a model's modules put out meanwhile, and f32."""
+    seen = {torch.float32}
+
+    def note(_: nn.Module, given: Any, output: Any) -> None:
+        seen.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def model_on_device(
@@ -86,6 +111,7 @@ def model_on_device(
     with torch.device(context.device):
         model: nn.Module = scenario.build_model()
     load_initial_values(model, context, built)
+    place_attributes(model, built, context.device)
     with torch.no_grad():
         for name, value in (values or {}).items():
             model.get_parameter(name).copy_(value)
@@ -96,19 +122,21 @@ def run_step(
     scenario: Scenario,
     context: RankContext,
     model: nn.Module,
+    batch: Any,
     collect: Collect | None,
     dtype: torch.dtype | None = None,
 ) -> OneStep:
     """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
 
-    With a `dtype` the batch's floats are cast. A forward-only scenario gives its output, and 0 for the loss.
+    It is given a copy of the batch, its floats cast to `dtype` where there is one. A forward-only scenario gives its
+    output, and 0 for the loss.
     """
     collect = None if scenario.inference else collect
     if collect is not None:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(_hand_over, collect, name))
-    batch = mapped(batch_of(scenario).tree, lambda _, tensor: cast_floats(tensor.to(context.device), dtype))
+    batch = mapped(batch, lambda _, tensor: cast_floats(tensor.to(context.device, copy=True), dtype))
     before = random_states(context.device)
     outputs: list[torch.Tensor] = []
 
@@ -142,22 +170,6 @@ def cast_floats(given: Any, dtype: torch.dtype | None) -> Any:
     return given.to(dtype) if is_cast else given
 
 
-def _dropout_of(model: nn.Module) -> str:
-    """The first module that drops in train mode; a name for whatever else draws where there is none."""
-    for name, module in model.named_modules():
-        rate = getattr(module, "p", None) if "Dropout" in type(module).__name__ else getattr(module, "dropout", None)
-        if module.training and isinstance(rate, float) and rate > 0:
-            return f"{name} ({type(module).__name__}, {rate:g})"
-    return "the model"
-
-
-def _batch_statistics_of(model: nn.Module) -> str | None:
-    for name, module in model.named_modules():
-        if isinstance(module, BATCH_NORMS) and module.training:
-            return f"{name} ({type(module).__name__})"
-    return None
-
-
 @dataclass(frozen=True)
 class Difference:
     """The largest absolute difference (inf: nothing to compare), and the largest absolute value of what should be."""
@@ -176,6 +188,7 @@ class Differences:
     output: Difference | None = None
     random: str | None = None
     batch_statistics: str | None = None
+    expected_loss: float = 0.0
 
 
 def compare(
@@ -207,7 +220,8 @@ def compare(
         },
         None if output is None else _largest_of([one[2] for one in gathered]),
         random,
-        _batch_statistics_of(reference.built.model),
+        batch_statistics_of(reference.built.model),
+        expected_loss,
     )
 
 
@@ -215,7 +229,7 @@ def _gradient_differences(
     model: nn.Module, reference: Reference, context: RankContext, scale: float
 ) -> dict[str, Difference]:
     found = {}
-    held = as_built(model, reference.built.names)
+    held = as_built(model, reference.built)
     # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
     for name in reference.built.parameters:
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)

@@ -3,6 +3,7 @@ alone."""
 
 import contextlib
 import hashlib
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +18,10 @@ from distbench.spec.devices import is_accelerator
 from distbench.spec.errors import PLAN_PROBLEMS
 from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.inference import ForwardStep, step_of
+from distbench.worker.models.blueprint import Blueprint, blueprint
+from distbench.worker.models.trees import tensors_of
 from distbench.worker.pipelines.idle import idle_counters
-from distbench.worker.plans.batch import Batch, batch_of, tensors_of
-from distbench.worker.plans.materialise import Blueprint, blueprint
+from distbench.worker.plans.batch import Batch, batch_of
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.device import empty_allocator
 from distbench.worker.rank.dtypes import dtype_name, shape_text
@@ -77,9 +79,14 @@ def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
     if callable(given):
         with blamed("num_tokens", given):
             given = given(batch.tree)
-    if given is not None and not (type(given) is int and given > 0):
+    if given is None:
+        return None
+    number = 0
+    with contextlib.suppress(TypeError):
+        number = operator.index(given)  # of numpy and torch, too
+    if number < 1:
         raise UserError(f"{label}: num_tokens is {given!r}; give the tokens of a global batch, 1 or more")
-    return given
+    return number
 
 
 def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:

@@ -15,21 +15,22 @@ from distbench.spec.devices import is_accelerator
 from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
-from distbench.worker.plans.materialise import Blueprint
+from distbench.worker.models import likely_causes
+from distbench.worker.models.blueprint import Blueprint
+from distbench.worker.models.trees import tensors_of
+from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import products_of_f32
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-from distbench.worker.torch_internals import is_compiled
+from distbench.worker.torch_internals import divide_factors, is_compiled
 
 # Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
 TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
 # Right plans came to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
-# A gradient that never came is off by its own size.
-LOST = 0.99
 # Read by the libraries themselves, so that nothing in this process takes it back.
 FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(torch.float32).eps
@@ -191,6 +192,7 @@ class StepCheck:
         self._scenario = scenario
         self._context = context
         self.counters: dict[str, Any] = {}
+        self._computed_in = torch.float32
 
     def __call__(self) -> str | None:
         """What is wrong with the step, as a sentence; None where nothing is."""
@@ -201,9 +203,11 @@ class StepCheck:
         step, context = self._step, self._context
         is_full = context.check == "full"
         step.restart()
+        values = step.own_values()  # before a backward that steps an optimizer in its hooks
         loss, output = _run(step, is_full)
         has_gradients = is_full and not isinstance(step, ForwardStep)
-        reference = reference_of(self._scenario, context, has_gradients, step.own_values(), self._built)
+        reference = reference_of(self._scenario, context, has_gradients, values, self._built)
+        self._computed_in = context.gather(reference.computed_in)[0]
         scale = step.gradient_scale if has_gradients else None
         found = compare(step.model, loss, reference, context, scale, output)
         allowance = self._allowance(reference)
@@ -218,65 +222,55 @@ class StepCheck:
         return None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found)])
 
     def _allowance(self, reference: Reference) -> Allowance:
-        model, fsdp = reference.built.model, self._scenario.plan.fsdp
+        model, units = reference.built.model, self._step.units
         named = self._scenario.tolerance
         if named is not None:
             return Allowance(named, named, "the scenario's tolerance", True, None, self._step.gradient_scale)
-        lowest = lowest_precision(model, fsdp)
-        of_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
+        lowest = lowest_precision(model, units, self._computed_in)
+        for_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
             because = f"as {FORCED}=1 rounds every product to TF32"
             return Allowance(
                 LOW_PRECISION_TOLERANCE, LOW_PRECISION_TOLERANCE, because, False, None, self._step.gradient_scale
             )
-        reduction = reduction_rounding(model, fsdp, self._context)
+        reduction = reduction_rounding(model, units, self._step.num_data_parallel)
         because = f"as for every {dtype_name(lowest)} step"
-        return Allowance(TOLERANCE, of_loss, because, False, None, self._step.gradient_scale, reduction)
+        return Allowance(TOLERANCE, for_loss, because, False, None, self._step.gradient_scale, reduction)
 
     def _measured(self, allowance: Allowance, reference: Reference) -> Allowance:
         """With the rounding of one device, or without where that cannot be measured."""
         rounding, why_not = None, None
         if self._context.rank == 0:
             try:
-                rounding = measured_rounding(self._scenario, self._context, reference)
+                rounding = measured_rounding(self._scenario, self._context, reference, self._step.units)
             except Exception as error:
                 why_not = one_line(error)
         rounding, why_not = self._context.gather((rounding, why_not))[0]
         if rounding is not None or allowance.is_named:
             return replace(allowance, rounding=rounding)
-        lowest = lowest_precision(reference.built.model, self._scenario.plan.fsdp)
+        lowest = lowest_precision(reference.built.model, self._step.units, self._computed_in)
         tolerance = TOLERANCE if lowest == torch.float32 else LOW_PRECISION_TOLERANCE
         because = f"{allowance.because}, as rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
     def _likely_causes(self, found: Differences) -> list[str]:
-        causes = []
-        if found.random is not None:
-            causes.append(
-                f"the likely cause: {found.random} draws random numbers, other ones on each rank; return model.eval() "
-                "from build_model, or drop with p=0"
-            )
-        num_parts = self._context.index(BATCH_DIMS)[1] * self._scenario.plan.microbatches
-        if found.batch_statistics is not None and num_parts > 1:
-            causes.append(
-                f"the likely cause: {found.batch_statistics} takes its statistics over one of {num_parts} parts "
-                "of the batch; return model.eval() from build_model, or use a norm that sees one sample at a time"
-            )
-        if cause := lost_in_compiled_code(self._step.model, found):
-            causes.append(cause)
-        return causes
-
-
-def lost_in_compiled_code(model: torch.nn.Module, found: Differences) -> str | None:
-    """The likely cause of a gradient that is missing, or nothing, in a model that its own function compiles."""
-    compiled = next((name for name, module in model.named_modules() if is_compiled(module)), None)
-    if compiled is None or not any(one.size and one.apart >= LOST * one.size for one in found.gradients.values()):
-        return None
-    return (
-        f"the likely cause: {compiled or 'the model'} is compiled, and torch 2.13 drops the gradient of what a "
-        "collective of tensor parallel still has to fill when compiled code is given it (pytorch PR 191113); compile "
-        "by ParallelPlan(compile=CompilePlan(...)), which waits for it first"
-    )
+        step, scenario = self._step, self._scenario
+        num_parts = self._context.index(BATCH_DIMS)[1] * scenario.plan.microbatches
+        made, again = batch_of(scenario), batch_of(scenario)
+        named = dict(tensors_of(made.tree))
+        is_unsaid = scenario.parallelize is not None and scenario.gradient_divide_factor is None
+        compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
+        errors = [one.apart / one.size for one in found.gradients.values() if one.size]
+        prints = self._context.gather(likely_causes.fingerprint(made.tree))
+        causes = [
+            *likely_causes.of_model(found.random, found.batch_statistics, num_parts),
+            *likely_causes.of_loss(found.mean_loss, found.expected_loss, num_parts),
+            *likely_causes.of_labels({name: (named[name], at) for name, at in made.split_dims.items()}, num_parts),
+            *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, prints),
+            *likely_causes.of_compiled(compiled, max(errors, default=0)),
+            *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
+        ]
+        return [f"the likely cause: {cause}" for cause in causes]
 
 
 def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:

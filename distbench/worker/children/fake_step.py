@@ -1,6 +1,7 @@
 """One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where."""
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,9 +13,10 @@ from torch import nn
 from distbench.spec import DdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.step import parameter_bytes
 from distbench.worker.inference import step_of
-from distbench.worker.plans.batch import tensors_of
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.trees import tensors_of
 from distbench.worker.plans.checkpoint_compile import require_fusable
-from distbench.worker.plans.materialise import blueprint
+from distbench.worker.plans.materialise import place_attributes
 from distbench.worker.plans.patterns import matching_modules, styles_by_module
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name, shape_text
@@ -24,6 +26,8 @@ from distbench.worker.torch_internals import NeedsValues, ShapesOnly, Skipped, U
 
 # A model of no more parameters that fails on shapes alone is run again with values: it may need them.
 MAX_REPEATED = 20_000_000
+# One of no more, in parameters and in what its batch holds, is run with values whatever shapes tell.
+SMALL = 2_000_000
 TOO_LARGE = "and the model is too large to be tried with values"
 
 
@@ -54,10 +58,11 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
         missing = str(reason)
     assert scenario.build_model is not None
 
-    def without_memory(model: nn.Module, context: RankContext, *_: object) -> None:
+    def without_memory(model: nn.Module, context: RankContext, built: Any, *_: object) -> None:
         if shapes is not None:
             with shapes.on():
                 model.to_empty(device=context.device)
+                place_attributes(model, built, context.device, values=False)
 
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
@@ -81,10 +86,31 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     problems, why_not = _tried(step, shapes.on, scenario.plan.ddp)
     if problems or why_not:
         if num_parameters <= MAX_REPEATED:
-            problems, why_not = _tried(step_of(plain, context), contextlib.nullcontext, scenario.plan.ddp)
+            problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
         else:
             problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
+    elif _is_small(step, num_parameters):
+        problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
+        # What ranks should have received is not there to be an index.
+        problems = tuple(problem for problem in problems if not re.search("IndexError|out of (range|bounds)", problem))
     return Rehearsal(problems, why_not, parameter_bytes(step.model))
+
+
+def _is_small(step: TrainingStep, num_parameters: int) -> bool:
+    """Whether a step on this machine's CPU takes no time: kernels refuse what shapes do not tell (dtypes, say)."""
+    numel = sum(tensor.numel() for _, tensor in tensors_of(step.batch.tree))
+    is_here = step.microbatches and all(one.device.type == "cpu" for _, one in tensors_of(step.microbatches[0]))
+    return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
+
+
+def _tried_with_values(
+    scenario: Scenario, context: RankContext, ddp: DdpPlan | None
+) -> tuple[tuple[str, ...], str | None]:
+    try:
+        step = step_of(scenario, context)
+    except UserError as error:
+        return (str(error),), None
+    return _tried(step, contextlib.nullcontext, ddp)
 
 
 def _tried(
@@ -110,8 +136,7 @@ def _tried(
     except (Unsupported, UserError) as error:
         return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
-        whole = _split_in_part(step)
-        return (f"{tracker.where()} cannot run: {one_line_and_place(error)}{whole}",), None
+        return (f"{tracker.where()} cannot run: {one_line_and_place(error)}{step.batch.guessed()}",), None
     return tuple(tracker.problems), None
 
 
@@ -127,17 +152,6 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
     others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     what = f"parameter {lacking[0]}{others} gets no gradient, and DDP waits for it"
     return [f"{what}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
-
-
-def _split_in_part(step: TrainingStep) -> str:
-    """Which tensors of the batch ranks have a part of, where not all are alike: the guess may be wrong."""
-    named = [name for name, tensor in tensors_of(step.batch.tree) if tensor.ndim]
-    split = step.batch.split_dims
-    if step.batch.dims is not None or len(split) == len(named) or not any(named):
-        return ""
-    whole = [name for name in named if name not in split]
-    told = f"of the batch {', '.join(split)} is split over data parallel ranks and {', '.join(whole)} is not"
-    return f"; {told}: say batch_dims where that is wrong"
 
 
 class _ForwardTracker:

@@ -16,11 +16,11 @@ from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
 from distbench.spec.pipeline_plan import SCHEDULES
 from distbench.spec.plan_knobs import mesh_of
-from distbench.worker.cases.step import NEEDS_A_BATCH
+from distbench.worker.cases.step import NEEDS_A_BATCH, step_case
 from distbench.worker.children.answer import answer_jobs, rank_of
 from distbench.worker.children.fake_step import rehearse
+from distbench.worker.models.blueprint import blueprint
 from distbench.worker.plans.batch import batch_of
-from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import RankContext
@@ -94,10 +94,11 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
     if scenario.make_batch is None:
         return {"problems": [NEEDS_A_BATCH]}
-    model = blueprint(scenario.build_model, context.seed, with_values=False).model
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    if found := problems(model, batch_of(scenario), scenario.step_plan, context):
+    built, batch = blueprint(scenario.build_model, context.seed, with_values=False), batch_of(scenario)
+    num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    if found := problems(built.model, batch, scenario.step_plan, context):
         return {"problems": found}
+    step_case(scenario, "the scenario", built, batch)
     try:
         tried = rehearse(scenario, context)
     except Skipped as reason:

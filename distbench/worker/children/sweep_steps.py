@@ -30,9 +30,9 @@ from distbench.simulate.recording_file import save_recordings
 from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import MESH_DIMS
 from distbench.worker.changed_plan import checkpointable, compilable, mesh_dims_of, sharding_dims_of
+from distbench.worker.models.blueprint import blueprint
 from distbench.worker.plan_code import plan_code
 from distbench.worker.plans.batch import batch_of
-from distbench.worker.plans.materialise import blueprint
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.parent_death import die_with_parent

@@ -10,10 +10,12 @@ import torch
 from distbench.spec import Scenario, UserError
 from distbench.spec.devices import DEVICES
 from distbench.worker.inference.model_output import cache_of, output_of, tensors_in
-from distbench.worker.plans.batch import tensors_of
-from distbench.worker.plans.materialise import Blueprint, materialise
+from distbench.worker.models.blueprint import Blueprint
+from distbench.worker.models.trees import tensors_of
+from distbench.worker.plans.materialise import materialise
+from distbench.worker.plans.parallelize import shards_sequence
 from distbench.worker.plans.patterns import styles_by_module
-from distbench.worker.plans.training_step import Stamp, TrainingStep, shards_sequence
+from distbench.worker.plans.training_step import Stamp, TrainingStep
 from distbench.worker.rank.dtypes import shape_text
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import storages_of, whole_sequence

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from distbench.spec import Scenario, UserError
-from distbench.worker.plans.batch import kind_of, tensors_of
+from distbench.worker.models.trees import kind_of, tensors_of
 from distbench.worker.rank.failure import place_of
 
 LOGITS = "logits"  # as models of transformers call them

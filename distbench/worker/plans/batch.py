@@ -1,15 +1,14 @@
 """The global batch of a scenario, whatever it is made of: which of its tensors are split, and a rank's part of it."""
 
-import copy
-import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from distbench.spec import CpPlan, Scenario, UserError
+from distbench.worker.models.trees import kind_of, leaves_of, mapped, tensors_of
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.redistribute.expected_shards import chunk_of
 
@@ -25,11 +24,18 @@ class Batch:
         tree: what `make_batch` returned.
         dims: what the scenario says of tensor dims that are the batch; None for what follows from the first tensor.
         sequence_dims: likewise of those that are the sequence.
+        place: of the function that made it, `file:line`, for sentences.
     """
 
     tree: Any
     dims: Dims | None = None
     sequence_dims: Dims | None = None
+    place: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Who made it, and where that is written."""
+        return f"make_batch ({self.place})" if self.place else "make_batch"
 
     @property
     def first(self) -> torch.Tensor:
@@ -41,8 +47,8 @@ class Batch:
         found = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
         if found is None:
             raise UserError(
-                f"make_batch gives {kind_of(self.tree)} without a tensor that can be split over ranks; return tensors "
-                "of the global batch, batch first, in a dict, list, tuple or dataclass"
+                f"{self.origin} gives {kind_of(self.tree)} without a tensor that can be split over ranks; return "
+                "tensors of the global batch, batch first, in a dict, list, tuple or dataclass"
             )
         return found
 
@@ -66,6 +72,16 @@ class Batch:
             return self._said(self.dims, "batch_dims")
         length = self.first.shape[0]
         return {name: 0 for name, tensor in tensors_of(self.tree) if tensor.ndim and tensor.shape[0] == length}
+
+    def guessed(self) -> str:
+        """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
+        named = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
+        split = self.split_dims
+        if self.dims is not None or len(split) == len(named):
+            return ""
+        whole = [name for name in named if name not in split]
+        told = f"{_listed(split)} split over data parallel ranks and {_listed(whole)} not"
+        return f"; of the batch {told}: say batch_dims where that is wrong"
 
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
         """Likewise over context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
@@ -113,72 +129,24 @@ def batch_of(scenario: Scenario) -> Batch:
     """
     assert scenario.make_batch is not None
     with blamed("make_batch", scenario.make_batch):
-        batch = Batch(scenario.make_batch(), scenario.batch_dims, scenario.sequence_dims)
-    if array := next((name for name, leaf in leaves_of(batch.tree) if type(leaf).__module__ == "numpy"), None):
-        what = f"make_batch ({place_of(scenario.make_batch)}) gives {array or 'the batch'} as an array of numpy"
+        tree = scenario.make_batch()
+    batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
+    if array := next((name for name, leaf in leaves_of(tree) if _is_array(leaf)), None):
+        what = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
         raise UserError(f"{what}; give tensors: torch.from_numpy(...)")
     if not batch.length:
-        what = f"make_batch ({place_of(scenario.make_batch)}) gives a batch of no samples"
-        raise UserError(f"{what}; give one sample or more for each data parallel rank")
+        raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
     return batch
 
 
-def kind_of(tree: Any) -> str:
-    """What somebody returned, for a sentence."""
-    name = type(tree).__name__
-    return "None" if tree is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+def _is_array(leaf: Any) -> bool:
+    """An array of numpy; its scalars are numbers like any other."""
+    return type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0) > 0
 
 
-def tensors_of(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a batch with its name: keys, fields and positions joined by dots."""
-    return ((name, leaf) for name, leaf in leaves_of(tree, name) if isinstance(leaf, torch.Tensor))
-
-
-def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a batch that has no parts, with its name."""
-    parts = _parts(tree)
-    if not parts:
-        yield name, tree
-    for key, value in parts:
-        yield from leaves_of(value, f"{name}.{key}" if name else str(key))
-
-
-def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
-    """The same with each tensor changed; what holds no tensor is the same object."""
-    if isinstance(tree, torch.Tensor):
-        return change(name, tree)
-    parts = _parts(tree)
-    if not parts:
-        return tree
-    new = {key: mapped(value, change, f"{name}.{key}" if name else str(key)) for key, value in parts}
-    if isinstance(tree, Mapping):
-        return _with_items(tree, new)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(**new)
-    if isinstance(tree, list | tuple):
-        return type(tree)(new.values())
-    return dataclasses.replace(tree, **new)
-
-
-def _with_items(tree: Mapping[Any, Any], new: dict[Any, Any]) -> Mapping[Any, Any]:
-    """A dict of somebody's own class keeps what it has beside its items."""
-    if not isinstance(tree, MutableMapping):
-        return new
-    changed = copy.copy(tree)
-    changed.update(new)
-    return changed
-
-
-def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
-    if isinstance(tree, Mapping):
-        return list(tree.items())
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return list(zip(tree._fields, tree, strict=True))
-    if isinstance(tree, list | tuple):
-        return list(enumerate(tree))
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return [(field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree) if field.init]
-    return ()
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"{', '.join(listed)} {'are' if len(listed) > 1 else 'is'}"
 
 
 def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:

@@ -60,6 +60,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     if fsdp.shard_placement is not None and not isinstance(fsdp.shard_placement, LargestDim):
         yield from _placements(model, fsdp.shard_placement, plan, context, shards)
     yield from _tied_across_units(model, fsdp)
+    yield from _scalars(model, fsdp)
     yield from _own_mesh_dims(fsdp, context)
     yield from _small_parameters(fsdp)
     yield from _prefetch(fsdp)
@@ -199,6 +200,14 @@ def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
                 f"parameter {names[0]} is shared with {', '.join(names[1:])}, which belong to different FSDP units "
                 f"({wrapped}); wrap neither, or a module that holds both"
             )
+
+
+def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    named = {name: parameter for name, parameter in model.named_parameters() if not parameter.ndim}
+    left = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, named)}
+    for name in named:
+        if name not in left:
+            yield f"parameter {name} is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)"
 
 
 def _small_parameters(fsdp: FsdpPlan) -> Iterator[str]:

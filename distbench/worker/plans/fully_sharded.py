@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim
-from distbench.spec.devices import ANY_ACCELERATOR, device_of, is_accelerator, known_device
+from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.spec.parallel import matching
 from distbench.worker.plans.checkpoint_compile import require_fusable
 from distbench.worker.plans.materialise import owners_of
@@ -67,12 +67,10 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         apply(unit, **{option: value for option, value in given.items() if value is not None})
     _communicate_by(model, plan, context)
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
-    num_shards = context.index(plan.mesh_dims)[1]
-    size_of = {module: own_meshes[module].size() if module in own_meshes else num_shards for module in model.modules()}
     if plan.gradient_divide_factor is not None:
-        _divide_by(list(model.modules()), plan.gradient_divide_factor, context, size_of)
+        _divide_by(model.modules(), plan.gradient_divide_factor)
     elif own_meshes:
-        _divide_by(list(own_meshes), data_parallel_size(plan, context), context, size_of)
+        _divide_by(own_meshes, data_parallel_size(plan, context))
     return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
 
 
@@ -216,26 +214,12 @@ def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
             unit.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _divide_by(
-    modules: Sequence[nn.Module], factor: float, context: RankContext, num_shards: Mapping[nn.Module, int]
-) -> None:
+def _divide_by(modules: Iterable[nn.Module], factor: float) -> None:
     from torch.distributed.fsdp import FSDPModule
 
     for module in modules:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(factor)
-    # Where nothing is scattered torch has divided already, and would once more.
-    sum_then_divide([module for module in modules if num_shards[module] > 1], context)
-
-
-def sum_then_divide(modules: Iterable[nn.Module], context: RankContext) -> None:
-    """What FSDP needs to divide gradients by another factor than the group's size, where the backend has no reduction
-    that does so."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in () if known_device(device_of(context.backend)).scales_sums else modules:
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)
 
 
 def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """A plan onto a model: TP or a function of the user's own, then activation checkpointing, compile and FSDP; CP wraps
 each step (see training_step)."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from distbench.spec import ParallelPlan, UserError
-from distbench.worker.plans.batch import mapped, tensors_of
+from distbench.spec import CpPlan, ParallelPlan, UserError
+from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.plans.checkpoint_compile import compile_modules, recompute_modules
 from distbench.worker.plans.fully_sharded import Sharded, replicate, shard_fully
 from distbench.worker.plans.materialise import owners_of
@@ -23,7 +24,7 @@ from distbench.worker.plans.patterns import (
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
-from distbench.worker.torch_internals import flatten_mesh
+from distbench.worker.torch_internals import context_parallel, flatten_mesh, whole_sequence
 
 
 def parallelize(
@@ -216,3 +217,49 @@ def _own_part(context: RankContext, _: str, tensor: Any) -> Any:
     if not tensor.ndim:
         raise UserError("spmd_mesh computes the loss from outputs, and the model returns a number; give loss")
     return tensor.redistribute(placements=_by_batch(context)).to_local()
+
+
+def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
+    """Whether a plan shards the sequence on this mesh."""
+    return plan is not None and context.size(plan.mesh_dim) > 1
+
+
+def sequence_sharded(
+    model: nn.Module, plan: CpPlan, context: RankContext, batch: Sequence[tuple[torch.Tensor, int]]
+) -> contextlib.AbstractContextManager[None]:
+    """The context of forward, loss and backward; the batch's tensors, each with its tensor dim that is the sequence,
+    and the model's buffers are sharded in place.
+
+    Buffers are whole again afterwards, the batch (copies of this rank's part of it) is not.
+    """
+    buffers = dict(model.named_buffers())
+    tensors = [tensor for tensor, _ in batch]
+    return context_parallel(
+        context.mesh[plan.mesh_dim],
+        [*tensors, *(buffers[name] for name in plan.buffers)],
+        [*(tensor_dim for _, tensor_dim in batch), *plan.buffers.values()],
+        plan.rotate,
+        plan.balances,
+        not_restored=tensors,
+        kernel=plan.kernel,
+    )
+
+
+def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
+    """Have the model's output gathered along the sequence, in its original order, each time it has run.
+
+    A hook, so that what it communicates belongs to the model's root. Returns whether the plan asks for it and the
+    sequence is sharded on this mesh; else nothing is done.
+    """
+    if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
+        return False
+    mesh, seq_dim = context.mesh[plan.mesh_dim], plan.seq_dim
+
+    def unshard(_: nn.Module, given: Any, output: Any) -> torch.Tensor:
+        if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
+            kind = type(output).__name__
+            raise UserError(f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave it out")
+        return whole_sequence(output, mesh, seq_dim)
+
+    model.register_forward_hook(unshard)
+    return True

@@ -115,6 +115,7 @@ def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
         UserError: there is no style of that name.
     """
     if not isinstance(given, str):
+        _require_style(given, pattern)
         return given
     kinds = {base for module in model.modules() for base in type(module).__mro__}
     if any(is_from_transformers(kind) for kind in kinds):
@@ -127,6 +128,16 @@ def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
     if given not in known:
         raise UserError(f"TP pattern {pattern!r}: there is no style {given!r} for this model ({nearest(given, known)})")
     return known[given]
+
+
+def _require_style(given: Any, pattern: str) -> None:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    if isinstance(given, type) and issubclass(given, ParallelStyle):
+        raise UserError(f"TP pattern {pattern!r}: {given.__name__} is a class; give a style of it, {given.__name__}()")
+    if not isinstance(given, ParallelStyle) and not is_of_transformers(given):
+        kind = type(given).__name__
+        raise UserError(f"TP pattern {pattern!r}: {given!r} is a {kind}; give a ParallelStyle, or the name of one")
 
 
 def _torch_styles() -> dict[str, Callable[[], Any]]:

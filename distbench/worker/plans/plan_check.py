@@ -9,8 +9,9 @@ from distbench.spec import ParallelPlan, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.parallel import ATTENTION_KERNELS, ROTATIONS, matching
+from distbench.worker.models.trees import tensors_of
 from distbench.worker.pipelines.pipeline_check import pipeline_problems
-from distbench.worker.plans.batch import Batch, tensors_of
+from distbench.worker.plans.batch import Batch
 from distbench.worker.plans.checkpoint_compile import known_backends
 from distbench.worker.plans.divisibility import Undivided, grouped, undivided
 from distbench.worker.plans.fsdp_check import ddp_problems, expert_problems, fsdp_problems
@@ -43,6 +44,7 @@ def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: R
             *_undividable_batch(batch, plan, context),
             *_context_parallel(model, batch, plan, context),
             *_unknown_backend(plan),
+            *_sparse_gradients(model),
             *pipeline_problems(model, plan, context),
         ]
     )
@@ -109,12 +111,19 @@ def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
 def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     dims = [name for name in context.mesh_dims if name in BATCH_DIMS]
     _, num_parts = context.index(BATCH_DIMS)
-    length = batch.length
-    if length % num_parts:
-        yield undivided(f"a batch of {length} cannot be split", length, dims, context)
-    elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
-        share = f"a batch of {length // num_parts} a rank"
-        yield f"{share} cannot be split into {plan.microbatches} micro-batches; use a divisor of {length // num_parts}"
+    tensors = dict(tensors_of(batch.tree))
+    lengths: dict[int, str] = {}
+    for name, tensor_dim in batch.split_dims.items():
+        lengths.setdefault(tensors[name].shape[tensor_dim], name)
+    for length, name in lengths.items():
+        which = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
+        what = f"a batch of {length} ({which})" if which else f"a batch of {length}"
+        if length % num_parts:
+            yield f"{undivided(f'{what} cannot be split', length, dims, context)}{batch.guessed()}"
+        elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
+            share = length // num_parts
+            into = f"{plan.microbatches} micro-batches; use a divisor of {share}"
+            yield f"a batch of {share} a rank cannot be split into {into}"
 
 
 def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -144,8 +153,9 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
-            instead = "leave cp out of what has one token" if length == 1 else f"use a multiple of {chunks}"
-            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {instead}"
+            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other"
+            works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out of what has one token"
+            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 
 
 def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
@@ -153,3 +163,10 @@ def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
         yield "async_tp is inductor's overlap of what tp communicates; give a TP plan and backend='inductor'"
     if plan.compile is not None and plan.compile.backend not in known_backends():
         yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"
+
+
+def _sparse_gradients(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            kind = f"{name or 'the root'} ({type(module).__name__})"
+            yield f"{kind} has sparse gradients, which FSDP2 does not reduce and no check compares; use sparse=False"

@@ -8,80 +8,28 @@ import torch
 from torch import nn
 
 from distbench.spec import CpPlan, Scenario, UserError
+from distbench.spec.devices import device_of, known_device
+from distbench.worker.models.blueprint import Blueprint, as_built, blueprint, require_as_built
+from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
 from distbench.worker.pipelines.stage_modules import LocalStages
-from distbench.worker.plans.batch import batch_of, loss_of, mapped, tensors_of
+from distbench.worker.plans.batch import batch_of, loss_of
 from distbench.worker.plans.checkpoint_compile import fused
 from distbench.worker.plans.fully_sharded import (
     Sharded,
     average_whole_gradients,
     data_parallel_size,
-    sum_then_divide,
 )
-from distbench.worker.plans.materialise import (
-    Blueprint,
-    as_built,
-    blueprint,
-    load_initial_values,
-    local_part,
-    materialise,
-    require_as_built,
-)
-from distbench.worker.plans.parallelize import parallelize
-from distbench.worker.rank.failure import blamed, place_of
+from distbench.worker.plans.materialise import load_initial_values, local_part, materialise
+from distbench.worker.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
+from distbench.worker.rank.failure import blamed, one_line, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.rank.sharded_state import load_state, saved_state
-from distbench.worker.torch_internals import context_parallel, hooked_parameters, reduced_in_buckets, whole_sequence
+from distbench.worker.torch_internals import hooked_parameters, reduced_in_buckets, sum_then_divide, unit_policies
 
 STATE_PHASES = ("save", "load")
 SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
 Stamp = Callable[[], None]
-
-
-def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
-    """Whether a plan shards the sequence on this mesh."""
-    return plan is not None and context.size(plan.mesh_dim) > 1
-
-
-def sequence_sharded(
-    model: nn.Module, plan: CpPlan, context: RankContext, batch: Sequence[tuple[torch.Tensor, int]]
-) -> contextlib.AbstractContextManager[None]:
-    """The context of forward, loss and backward; the batch's tensors, each with its tensor dim that is the sequence,
-    and the model's buffers are sharded in place.
-
-    Buffers are whole again afterwards, the batch (copies of this rank's part of it) is not.
-    """
-    buffers = dict(model.named_buffers())
-    tensors = [tensor for tensor, _ in batch]
-    return context_parallel(
-        context.mesh[plan.mesh_dim],
-        [*tensors, *(buffers[name] for name in plan.buffers)],
-        [*(tensor_dim for _, tensor_dim in batch), *plan.buffers.values()],
-        plan.rotate,
-        plan.balances,
-        not_restored=tensors,
-        kernel=plan.kernel,
-    )
-
-
-def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
-    """Have the model's output gathered along the sequence, in its original order, each time it has run.
-
-    A hook, so that what it communicates belongs to the model's root. Returns whether the plan asks for it and the
-    sequence is sharded on this mesh; else nothing is done.
-    """
-    if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
-        return False
-    mesh, seq_dim = context.mesh[plan.mesh_dim], plan.seq_dim
-
-    def unshard(_: nn.Module, given: Any, output: Any) -> torch.Tensor:
-        if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
-            kind = type(output).__name__
-            raise UserError(f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave it out")
-        return whole_sequence(output, mesh, seq_dim)
-
-    model.register_forward_hook(unshard)
-    return True
 
 
 class TrainingStep:
@@ -100,18 +48,17 @@ class TrainingStep:
         self.built = built = built or blueprint(scenario.build_model, context.seed)
         self.batch = batch_of(scenario)
         self.model, self.sharded, stages = self._laid_out()
-        if scenario.gradient_divide_factor is not None:
-            sum_then_divide(self.model.modules(), context)
         own = f" ({place_of(scenario.parallelize)})" if scenario.parallelize else ""
         require_as_built(self.model, built, own)
         hooked = hooked_parameters(self.model)
-        offloaded = plan.fsdp is not None and plan.fsdp.offload is not None
-        give_memory(self.model, context, built, torch.device("cpu") if offloaded else None)
+        self._give_memory(give_memory, own)
         if lost := sorted(hooked - hooked_parameters(self.model)):
             what = f"parallelize{own} gives parameter {lost[0]} a hook, which is lost when the model gets memory"
             raise UserError(f"{what}; set it in after_materialize=fn, fn(model, mesh)")
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
+        if not known_device(device_of(context.backend)).scales_sums:
+            sum_then_divide(self.model)
         self.pipeline = self._pipelined(stages)
         self.has_buckets = reduced_in_buckets(self.model, plan.ddp is not None and plan.ddp.fuse is not None)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
@@ -123,6 +70,19 @@ class TrainingStep:
         turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
         self.phases += STATE_PHASES if plan.state_dict else ()
+
+    def _give_memory(self, give_memory: Callable[..., None], own: str) -> None:
+        offloaded = self.plan.fsdp is not None and self.plan.fsdp.offload is not None
+        device = torch.device("cpu") if offloaded else None
+        try:
+            give_memory(self.model, self._context, self.built, device)
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            if not own:
+                raise
+            what = f"the model that parallelize{own} makes cannot be given memory: {one_line(error)}"
+            raise UserError(
+                f"{what}; leave parameters to fully_shard and the styles, and memory to distbench"
+            ) from error
 
     def _laid_out(self) -> tuple[nn.Module, Sharded, list[LocalStage]]:
         """The parallel model without memory; of a pipeline its stages on this rank, each under the rest of the plan."""
@@ -247,15 +207,28 @@ class TrainingStep:
         return 2 if self.has_buckets else 1
 
     @property
+    def units(self) -> list[tuple[str, Any]]:
+        """FSDP's units, by the plan or by a function of the user's own: the name that each had when the model was
+        built, and its mixed precision policy; the deepest first, the root last."""
+        names = {id(module): name for name, module in self.built.modules.items()}
+        policies, modules = unit_policies(self.model), self.model.named_modules()
+        own = [(names.get(id(module), name), policies[module]) for name, module in modules if module in policies]
+        return sorted(own, key=lambda unit: -unit[0].count(".") if unit[0] else 1)
+
+    @property
+    def num_data_parallel(self) -> int:
+        """Ranks over which gradients are summed, and by whose number they are divided unless something else is said."""
+        if self.plan.fsdp is not None and self._scenario.gradient_divide_factor is None:
+            return data_parallel_size(self.plan.fsdp, self._context)
+        cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
+        return self._context.index((*BATCH_DIMS, *cp))[1]
+
+    @property
     def gradient_scale(self) -> float:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
         fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
-        if own is not None:
-            cp = self.plan.cp.mesh_dim if self.plan.cp is not None else "cp"
-            return self._context.index((*BATCH_DIMS, cp))[1] / own
-        if fsdp is None or fsdp.gradient_divide_factor is None:
-            return 1.0
-        return data_parallel_size(fsdp, self._context) / fsdp.gradient_divide_factor
+        factor = own if own is not None or fsdp is None else fsdp.gradient_divide_factor
+        return 1.0 if factor is None else self.num_data_parallel / factor
 
     def __call__(self, stamp: Stamp) -> None:
         """One whole step, gradients cleared at its end."""
@@ -292,7 +265,7 @@ class TrainingStep:
         if not self._own:
             return None
         found = {}
-        for name, parameter in as_built(self.model, self.built.names).items():
+        for name, parameter in as_built(self.model, self.built).items():
             given: Any = parameter.detach()
             whole = given.full_tensor() if hasattr(given, "full_tensor") else given
             if self._context.rank == 0:

@@ -6,7 +6,8 @@ import torch
 
 from distbench.simulate.recording import Touched
 from distbench.spec.parallel import ULYSSES
-from distbench.worker.plans.training_step import TrainingStep, shards_sequence
+from distbench.worker.plans.parallelize import shards_sequence
+from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import is_strided_shard
 

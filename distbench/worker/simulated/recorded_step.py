@@ -13,9 +13,11 @@ from distbench.simulate.recording_file import MAX_RANKS
 from distbench.spec import Scenario, UserError
 from distbench.worker.cases.step import step_case
 from distbench.worker.inference import step_of
-from distbench.worker.plans.batch import batch_of, tensors_of
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.trees import tensors_of
+from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.checkpoint_compile import fused_modules
-from distbench.worker.plans.materialise import allocate, blueprint
+from distbench.worker.plans.materialise import allocate, place_attributes
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.failure import one_line_and_place, raised_at
@@ -124,7 +126,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         torch=torch.__version__,
         num_parameters=num_parameters,
         batch_size=batch.length,
-        num_tokens=scenario.num_tokens(batch.tree) if callable(scenario.num_tokens) else scenario.num_tokens,
+        num_tokens=case.params.get("num_tokens"),
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),
         compiled=compiled,
@@ -159,8 +161,9 @@ def _built(
 ) -> TrainingStep:
     """The step on tensors without values, its plan applied before they have memory on the simulated device."""
 
-    def give_memory(model: nn.Module, context: RankContext, _: object, device: torch.device | None) -> None:
+    def give_memory(model: nn.Module, context: RankContext, built: Any, device: torch.device | None) -> None:
         allocate(model, context, device)
+        place_attributes(model, built, context.device, values=False)
 
     with shapes.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
         return step_of(scenario, context, built, give_memory)

@@ -41,11 +41,14 @@ from distbench.worker.torch_internals.labels import (
     Labels,
     Message,
     autograd_position,
+    divide_factors,
     finished_parameter,
     forget_step,
     labelled_communication,
     messages_of_stages,
     next_autograd_position,
+    sum_then_divide,
+    unit_policies,
     vote_on_fake_group,
 )
 from distbench.worker.torch_internals.mesh_facts import (

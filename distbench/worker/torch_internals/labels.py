@@ -1,4 +1,5 @@
-"""Who issues communication now: FSDP for which module, DTensor for which redistribution, or a stage of a pipeline."""
+"""FSDP2's units, and who issues communication now: FSDP for which of them, DTensor for which redistribution, or a stage
+of a pipeline."""
 
 import contextlib
 import sys
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from distbench.worker.torch_internals.collective_mode import CollectiveCall
 from distbench.worker.torch_internals.probe import replaced, require
@@ -220,3 +222,42 @@ def _message(op: dist.P2POp) -> CollectiveCall:
     kind, name = ("send", "c10d.send") if op.op is dist.isend else ("recv", "c10d.recv_")
     ranks = tuple(dist.get_process_group_ranks(op.group))
     return CollectiveCall(kind, name, ranks, op.tensor.dtype, op.tensor.numel(), op.peer, id(op.tensor))
+
+
+def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
+    """Each module that `fully_shard` took as a unit, or `replicate` of its kind, to its mixed precision policy."""
+    return {module: state._mp_policy for module, state in _units(model)}
+
+
+def sum_then_divide(model: nn.Module) -> None:
+    """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: a reduction that
+    divides by any other number than the group's size only NCCL has.
+
+    What scatters nothing torch has divided already; it would do so twice.
+    """
+    for group in _parameter_groups(model):
+        size, factor = getattr(group.mesh_info, "shard_mesh_size", 1), group.gradient_divide_factor
+        if factor is not None and size not in (1, factor):
+            group.force_sum_reduction_for_comms = True
+
+
+def divide_factors(model: nn.Module) -> set[float]:
+    """What the units of FSDP2 have gradients divided by, where somebody said so."""
+    factors = (group.gradient_divide_factor for group in _parameter_groups(model))
+    return {float(factor) for factor in factors if factor is not None}
+
+
+def _parameter_groups(model: nn.Module) -> Iterator[Any]:
+    for _, state in _units(model):
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 has one
+        yield from (group for group in groups if group is not None)
+
+
+def _units(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+    from torch.distributed.fsdp import FSDPModule
+
+    found = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if found:
+        require("units of FSDP2")
+    for module in found:
+        yield module, module._get_fsdp_state()

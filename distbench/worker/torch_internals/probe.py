@@ -125,6 +125,8 @@ NEEDED = (
     ("process groups that forward", C10D, "_world.pg_map"),
     ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
     ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
+    ("units of FSDP2", "torch.distributed.fsdp", "FSDPModule._get_fsdp_state"),
+    ("units of FSDP2", "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState.init(mp_policy)"),
     ("communication labels", FSDP_PARAM, "FSDPParam._get_grad_inner_tensor"),
     ("communication labels", "torch.distributed.tensor._api", f"{LOCAL})"),
     ("communication labels", "torch.distributed.tensor._dispatch", f"{LOCAL})"),

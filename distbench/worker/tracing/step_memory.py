@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from distbench.spec.devices import known_device
 from distbench.spec.pipeline_plan import SCHEDULES
-from distbench.worker.plans.batch import tensors_of
+from distbench.worker.models.trees import tensors_of
 from distbench.worker.plans.training_step import SCHEDULE, TrainingStep
 from distbench.worker.rank.device import allocator_peak
 from distbench.worker.rank.failure import one_line

@@ -1,0 +1,1 @@
+"""A model as it was built, and tensors in nested containers."""

@@ -1,0 +1,120 @@
+"""Why a step may come out otherwise than on one device, where its model, its batch or its loss is why: in sentences."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.worker.models.trees import tensors_of
+
+# A label that F.cross_entropy leaves out, unless it is told another one.
+IGNORED = -100
+# torch has no public name for what these have in common.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# Relative, to tell a sum over ranks from what is merely wrong.
+CLOSE = 1e-3
+# A gradient that never came is off by its own size.
+LOST = 0.99
+
+
+def of_model(random: str | None, batch_statistics: str | None, num_parts: int) -> Iterator[str]:
+    """Who draws random numbers, and who takes statistics over a batch of which ranks, or micro-batches, have parts."""
+    if random is not None:
+        yield (
+            f"{random} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
+            "with p=0"
+        )
+    if batch_statistics is not None and num_parts > 1:
+        yield (
+            f"{batch_statistics} takes its statistics over one of {num_parts} parts of the batch; return model.eval() "
+            "from build_model, or use a norm that sees one sample at a time"
+        )
+
+
+def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str]:
+    """Of the mean of all parts' losses, and that of one device."""
+    if not math.isfinite(expected):
+        yield f"one device's own loss is {expected}; look at the model's sizes and at its batch"
+    elif loss is not None and num_parts > 1 and expected and abs(loss * num_parts / expected - 1) < CLOSE:
+        yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
+
+
+def of_labels(labels: Mapping[str, tuple[torch.Tensor, int]], num_parts: int) -> Iterator[str]:
+    """Of the tensors that are split, and the tensor dim of each: the first whose parts leave out unequal numbers of
+    labels."""
+    for name, (tensor, tensor_dim) in labels.items():
+        if tensor.dtype != torch.int64:
+            continue
+        if len({int((part == IGNORED).sum()) for part in tensor.chunk(num_parts, tensor_dim)}) > 1:
+            yield (
+                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy leaves out: "
+                "the mean of their losses is not the loss of all; sum, and divide by a constant"
+            )
+            return
+
+
+def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
+    """Of the batch that a step had, two that were made since, and each rank's `fingerprint` of one."""
+    odd = next((rank for rank, one in enumerate(prints) if one != prints[0]), None)
+    if (name := _differing(made, made_again)) is not None:
+        yield f"make_batch makes another {name} each time, and so on each rank; draw it from a generator with a seed"
+    elif odd is not None:
+        yield f"make_batch makes another batch on rank {odd} than on rank 0; make the global batch, alike on every rank"
+    elif (name := _differing(used, made)) is not None:
+        yield f"a step changes {name} of its batch in place, which the next one is given; change a copy"
+
+
+def fingerprint(tree: Any) -> str:
+    """Equal where all tensors of a batch are."""
+    found = hashlib.sha256()
+    for name, tensor in tensors_of(tree):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
+    """Of what a function of the user's own has gradients divided by, where the scenario does not say so."""
+    if odd := sorted(factors - {num_ranks}):
+        what = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
+        yield f"{what}; say gradient_divide_factor={odd[0]:g} where that is meant"
+
+
+def of_compiled(module: str | None, error: float) -> Iterator[str]:
+    """Of a module that the user's own code compiles, and the largest relative error of a gradient."""
+    if module is not None and error >= LOST:
+        yield (
+            f"{module or 'the model'} is compiled, and torch 2.13 drops the gradient of what a collective of tensor "
+            "parallel still has to fill when compiled code is given it (pytorch PR 191113); compile by "
+            "ParallelPlan(compile=CompilePlan(...)), which waits for it first"
+        )
+
+
+def _differing(tree: Any, other: Any) -> str | None:
+    others = dict(tensors_of(other))
+    for name, tensor in tensors_of(tree):
+        if name not in others or not torch.equal(tensor.cpu(), others[name].cpu()):
+            return name or "tensor"
+    return None
+
+
+def dropout_of(model: nn.Module) -> str:
+    """The first module that drops in train mode; a name for whatever else draws where there is none."""
+    for name, module in model.named_modules():
+        is_dropout = "Dropout" in type(module).__name__
+        known = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
+        rate = next((rate for rate in known.values() if isinstance(rate, float) and rate > 0), None)
+        if module.training and rate is not None:
+            return f"{name} ({type(module).__name__}, {rate:g})"
+    return "the model"
+
+
+def batch_statistics_of(model: nn.Module) -> str | None:
+    """The first module that takes statistics over its batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, BATCH_NORMS) and module.training:
+            return f"{name} ({type(module).__name__})"
+    return None

@@ -1,0 +1,157 @@
+"""Batches as people have them, containers of any class among them; and what of a batch or loss makes a step `wrong`."""
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator, MutableMapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
+
+from distbench.spec import Scenario
+from distbench.worker.cases.step_check import StepCheck
+from distbench.worker.models.likely_causes import fingerprint, of_batches, of_loss
+from distbench.worker.plans.batch import Batch, batch_of
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.measure import no_stamp
+from distbench.worker.rank.rank_context import RankContext
+
+HERE = __file__
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def context() -> Iterator[RankContext]:
+    yield from on({"dp_shard": 2})
+
+
+class Stored(MutableMapping[str, Any]):
+    """A copy shares the dict that has its items."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Output(OrderedDict[str, Any]):
+    """As transformers' outputs."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("no update")
+
+
+class OfPair(namedtuple("OfPair", "x y")):
+    def __new__(cls, pair: Any) -> "OfPair":
+        return super().__new__(cls, *pair)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Would scale twice if it were made anew, and asks for what it does not keep."""
+
+    given: dataclasses.InitVar[torch.Tensor]
+    x: torch.Tensor = dataclasses.field(init=False)
+    count: int = 3
+
+    def __post_init__(self, given: torch.Tensor) -> None:
+        object.__setattr__(self, "x", given / 2)
+
+
+def test_a_batch_of_somebodys_own_class_is_copied_and_not_made_anew() -> None:
+    x, y = torch.arange(8.0), torch.ones(8)
+    for given in (Stored({"x": x, "y": y}), Output(x=x, y=y)):
+        part = Batch(given).part(1, 2, CPU)
+        assert type(part) is type(given) and part["x"].tolist() == [4, 5, 6, 7] and len(given["x"]) == 8
+    pair = Batch(OfPair((x, y))).part(1, 2, CPU)
+    assert type(pair) is OfPair and pair.x.tolist() == [4, 5, 6, 7]
+    scaled = Batch(Scaled(x)).part(1, 2, CPU)
+    assert scaled.x.tolist() == [2, 2.5, 3, 3.5] and scaled.count == 3
+    size = torch.Size([2, 3])
+    assert Batch({"x": x, "size": size, "n": np.int64(3)}).part(0, 2, CPU)["size"] is size
+    assert batch_of(Scenario(make_batch=lambda: {"x": x, "n": np.int64(3)})).length == 8
+
+
+def test_what_ranks_do_not_divide_is_said_with_file_line_and_the_tensor(context: RankContext) -> None:
+    (said,) = problems_of(context, make_batch=lambda: (torch.ones(3, 4), torch.ones(3).long()))
+    assert said.startswith(f"a batch of 3 ({HERE}:") and "over mesh dim 'dp_shard' of size 2" in said
+    named = {"at": torch.ones(1, 4), "x": torch.ones(4, 4)}
+    (said,) = problems_of(context, make_batch=lambda: named, loss=None, call=lambda model, b: model(b["x"]).sum())
+    assert said.endswith(
+        "of the batch at is split over data parallel ranks and x is not: say batch_dims where that is wrong"
+    )
+    uneven = {"x": torch.ones(4, 4), "table": torch.ones(3, 4)}
+    (said,) = problems_of(
+        context, make_batch=lambda: uneven, batch_dims=0, loss=None, call=lambda model, b: model(b["x"]).sum()
+    )
+    assert said.startswith(f"a batch of 3 (table, {HERE}:")
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(np.int64(8), 8), (torch.tensor(8), 8), ("many", None), (0, None)])
+def test_tokens_are_counted_by_any_whole_number_and_check_says_what_is_none(
+    context: RankContext, given: Any, tokens: int | None
+) -> None:
+    said = problems_or_error(context, num_tokens=lambda _: given)
+    assert (said == "") == (tokens is not None) and ("give the tokens of a global batch" in said) == (tokens is None)
+
+
+def test_likely_causes_are_named(context: RankContext) -> None:
+    def masked() -> Any:
+        x, y = batch()
+        return x, y.masked_fill(torch.arange(4) < 1, -100)
+
+    own = partial(shards, factor=3.0)
+    scenario = Scenario(**{**GIVEN, "make_batch": masked}, parallelize=lambda model, mesh: own(model, mesh))
+    wrong = StepCheck(TrainingStep(scenario, context), scenario, context)()
+    assert wrong is not None
+    assert "the 2 parts of 1 have unequal numbers of -100" in wrong
+    assert "divided by 3, and 2 ranks have data; say gradient_divide_factor=3" in wrong
+
+
+def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
+    (said,) = of_loss(2.5, 10.0, 4)
+    assert said == "the loss is a sum over the batch, of which there are 4 parts; return a mean"
+    assert not [*of_loss(2.6, 10.0, 4), *of_loss(10.0, 10.0, 1), *of_loss(None, 10.0, 4), *of_loss(0.0, 0.0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes another 0 each time"),
+        (
+            {"loss": None, "call": lambda model, b: F.cross_entropy(model(b[0].mul_(2)), b[1])},
+            "a step changes 0 of its",
+        ),
+        ({"loss": lambda output, labels: output.sum() * float("nan")}, "one device's own loss is nan"),
+    ],
+)
+def test_what_a_batch_or_loss_is_to_blame_for_is_named(context: RankContext, given: dict[str, Any], says: str) -> None:
+    scenario = Scenario(**{**GIVEN, "plan": SHARDED, **given})
+    step = TrainingStep(scenario, context)
+    step(no_stamp)
+    assert f"the likely cause: {says}" in str(StepCheck(step, scenario, context)())
+
+
+def test_ranks_whose_batches_differ_are_told() -> None:
+    x, y = torch.ones(2), torch.zeros(2)
+    prints = [fingerprint({"x": one}) for one in (x, x, y)]
+    (said,) = of_batches({"x": x}, {"x": x}, {"x": x}, prints)
+    assert said.startswith("make_batch makes another batch on rank 2 than on rank 0")
+    assert not [*of_batches({"x": x}, {"x": x}, {"x": x}, prints[:2])]

@@ -1,0 +1,241 @@
+"""Models as people have them: tensors that are no buffers, values made of parameters, and what a parallelize function
+asks of FSDP2; on a fake group."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from any_model import GIVEN, SHARDED, batch, net, on, problems_of, shards
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.worker.cases.reference import model_on_device, reference_of
+from distbench.worker.cases.rounding import measured_rounding
+from distbench.worker.children.plan_problems import answer_of
+from distbench.worker.models.blueprint import blueprint
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.measure import no_stamp
+from distbench.worker.rank.rank_context import RankContext
+
+HERE = __file__
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def context() -> Iterator[RankContext]:
+    yield from on({"dp_shard": 2})
+
+
+# Models
+
+
+class OwnTensors(nn.Module):
+    """Tensors that are no buffers, a buffer on its parameter's device, and one that is made of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.scale = torch.linspace(0.5, 1.5, 4)
+        self.tables = {"shift": [torch.full((4,), 0.25)]}
+        self.register_buffer("mask", torch.ones(4, device=self.layer.weight.device))
+        self.register_buffer("mean", self.layer.weight.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * self.scale.to(x.device) * self.mask + self.tables["shift"][0]) + self.mean.sum()
+
+
+def test_a_model_of_tensors_that_are_no_parameters_runs_as_it_is(context: RankContext) -> None:
+    scenario = Scenario(**{**GIVEN, "build_model": OwnTensors, "plan": SHARDED})
+    assert answer_of(scenario, context)["problems"] == []
+    step = TrainingStep(scenario, context)
+    step(no_stamp)
+    one = model_on_device(scenario, context, blueprint(OwnTensors, context.seed))
+    for model in (step.model, one):
+        assert model.scale.tolist() == pytest.approx([0.5, 0.8333333, 1.1666667, 1.5])
+        assert model.tables["shift"][0].tolist() == [0.25] * 4 and model.mask.tolist() == [1.0] * 4
+    assert torch.equal(step.model.mean, one.mean) and float(one.mean.abs().sum()) > 0
+
+
+def test_values_made_of_a_large_model_s_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distbench.worker.models.blueprint.MOST_DRAWN", 9)
+    with pytest.raises(UserError, match="makes mask of parameters, which have no values in a model of 10"):
+        blueprint(OwnTensors, 1)
+
+
+def test_sparse_gradients_are_refused_by_name(context: RankContext) -> None:
+    (said,) = problems_of(context, build_model=lambda: nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True)))
+    assert said.startswith("0 (EmbeddingBag) has sparse gradients")
+
+
+def test_a_scalar_parameter_is_named_with_what_to_do(context: RankContext) -> None:
+    class Scaled(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.scale
+
+    (said,) = problems_of(context, build_model=Scaled)
+    assert said.endswith("parameter scale is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)")
+    assert problems_of(context, build_model=Scaled, plan=ParallelPlan(fsdp=FsdpPlan(whole=("scale",)))) == []
+
+
+def test_mixed_dtypes_are_refused_before_ranks_do(context: RankContext) -> None:
+    """On shapes alone a norm takes any dtype; the CPU's kernel does not."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(4).to(torch.bfloat16), nn.Linear(4, 2))
+
+    (said,) = problems_of(context, build_model=build, plan=ParallelPlan(), parallelize=lambda model, mesh: None)
+    assert said.startswith("0, given f32[2,4], cannot run: RuntimeError: mixed dtype")
+
+
+# Functions of one's own
+
+
+@pytest.mark.parametrize("sizes", [{"dp_replicate": 2, "dp_shard": 1}, {"dp_shard": 1, "tp": 2}])
+def test_what_scatters_nothing_is_divided_once(sizes: dict[str, int]) -> None:
+    """Gradients of units without shards came out divided by the factor twice, and so the step as `wrong`. The fake
+    group's sum over two replicas is this rank's own gradient."""
+    mesh_dims = ("dp_replicate", "dp_shard") if "tp" not in sizes else ("dp_shard",)
+
+    def own(model: nn.Module, mesh: Any) -> None:
+        shards(model, mesh[mesh_dims], 4.0)
+
+    for context in on(sizes):
+        step = TrainingStep(Scenario(**GIVEN, parallelize=own, gradient_divide_factor=4.0), context)
+        step.forward_backward()
+        model = model_on_device(Scenario(**GIVEN), context, blueprint(net, context.seed))
+        part = slice(0, 2) if "tp" not in sizes else slice(None)
+        x, y = batch()
+        F.cross_entropy(model(x[part]), y[part]).backward()
+        for ours, theirs in zip(step.model.parameters(), model.parameters(), strict=True):
+            assert torch.allclose(ours.grad.to_local() * 4, theirs.grad, atol=1e-6)
+
+
+class Ops:
+    """A reduce-scatter that notes how it reduces."""
+
+    def __init__(self) -> None:
+        self.ops: list[Any] = []
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, **_: Any) -> None:
+        self.ops.append(op)
+        output_tensor.copy_(input_tensor[: output_tensor.numel()])
+
+
+def test_only_what_is_divided_by_a_number_of_its_own_is_summed_first(context: RankContext) -> None:
+    """Said or unsaid: only NCCL has a sum that divides, and an average stays one."""
+    noted = Ops()
+
+    def own(model: nn.Module, mesh: Any) -> None:
+        shards(model, mesh)
+        model[0].set_gradient_divide_factor(3.0)
+        for one in (model[0], model):
+            one.set_custom_reduce_scatter(noted)
+
+    TrainingStep(Scenario(**GIVEN, parallelize=own), context).forward_backward()
+    assert noted.ops == [dist.ReduceOp.AVG, dist.ReduceOp.SUM]
+
+
+def test_a_function_s_own_policies_say_how_far_off_a_step_may_be(context: RankContext) -> None:
+    """bf16 of a function's own was judged as f32, and so came out as `wrong`."""
+    bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+
+    def own(model: nn.Module, mesh: Any) -> nn.Module:
+        shards(model, mesh, mp_policy=bf16)
+        return nn.Sequential(model)
+
+    step = TrainingStep(Scenario(**GIVEN, parallelize=own), context)
+    assert step.units == [("0", bf16), ("", bf16)]
+
+
+def freezes(model: nn.Module, mesh: Any) -> None:
+    model[0].requires_grad_(False)
+
+
+def casts(model: nn.Module, mesh: Any) -> None:
+    model.to(torch.bfloat16)
+
+
+def adds_without_value(model: nn.Module, mesh: Any) -> None:
+    model.register_buffer("steps", torch.zeros(3, device="meta"))
+
+
+def gives_up(model: nn.Module, mesh: Any) -> nn.Module:
+    return nn.Identity()
+
+
+def replaces(model: nn.Module, mesh: Any) -> None:
+    shards(model, mesh)
+    model[1].bias = nn.Parameter(torch.empty(2, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (freezes, "parameter 0.weight is frozen in the parallel model and not frozen where build_model made it"),
+        (casts, "parameter 0.weight is of bf16 in the parallel model and f32 where build_model made it"),
+        (adds_without_value, "has a buffer 'steps' that build_model did not make and that has no values"),
+        (gives_up, f"the parallel model ({HERE}:"),
+        (replaces, f"the model that parallelize ({HERE}:"),
+    ],
+)
+def test_what_a_function_may_not_do_is_one_sentence(context: RankContext, own: Callable[..., Any], says: str) -> None:
+    (said,) = problems_of(context, plan=ParallelPlan(), parallelize=own)
+    assert says in said
+
+
+def test_a_buffer_that_a_function_adds_keeps_its_values(context: RankContext) -> None:
+    def own(model: nn.Module, mesh: Any) -> None:
+        shards(model, mesh)
+        model.register_buffer("steps", torch.arange(3))
+
+    assert TrainingStep(Scenario(**GIVEN, parallelize=own), context).model.steps.tolist() == [0, 1, 2]
+
+
+def test_a_renamed_module_keeps_its_values(context: RankContext) -> None:
+    """Names and order changed, so that a place among the others says nothing."""
+
+    def own(model: nn.Module, mesh: Any) -> nn.Module:
+        return nn.ModuleDict({"last": model[1], "first": model[0]})
+
+    step = TrainingStep(Scenario(**GIVEN, parallelize=own), context)
+    one = model_on_device(Scenario(**GIVEN), context, blueprint(net, context.seed))
+    assert torch.equal(step.model.first.weight, one[0].weight) and torch.equal(step.model.last.bias, one[1].bias)
+
+
+def test_what_autocast_computes_in_says_how_far_off_a_step_may_be(context: RankContext) -> None:
+    def cast(model: Any, given: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(given[0]).float(), given[1])
+
+    scenario = Scenario(**{**GIVEN, "loss": None}, call=cast)
+    reference = reference_of(scenario, context)
+    assert reference.computed_in == torch.bfloat16
+    rounding = measured_rounding(scenario, context, reference)
+    assert rounding.by == "moving each parameter by one unit in bf16's last place" and rounding.loss > 1e-4
+
+
+def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give a style of it"), (3, "3 is a int; give a")):
+        (said,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
+        assert f"TP pattern '0': {says}" in said
+
+
+@pytest.mark.parametrize("given", [{"gradient_divide_factor": 0.0}, {"tolerance": -1.0}])
+def test_numbers_that_mean_nothing_are_refused_where_they_are_said(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"Scenario.{next(iter(given))} is"):
+        replace(Scenario(**GIVEN), **given)
