@@ -134,10 +134,10 @@ def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes another 0 each time"),
+        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes another tensor 0 each time"),
         (
             {"loss": None, "call": lambda model, b: F.cross_entropy(model(b[0].mul_(2)), b[1])},
-            "a step changes 0 of its",
+            "a step changes tensor 0 of its",
         ),
         ({"loss": lambda output, labels: output.sum() * float("nan")}, "one device's own loss is nan"),
     ],

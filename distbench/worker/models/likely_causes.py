@@ -97,7 +97,7 @@ def _differing(tree: Any, other: Any) -> str | None:
     others = dict(tensors_of(other))
     for name, tensor in tensors_of(tree):
         if name not in others or not torch.equal(tensor.cpu(), others[name].cpu()):
-            return name or "tensor"
+            return f"tensor {name}".strip()
     return None
 
 
