@@ -74,7 +74,7 @@ def rank_0(mesh: Any) -> RankContext:
         ),
         ({"plan": ParallelPlan(fsdp=FsdpPlan(reshard_each_microbatch=False))}, "has plan.fsdp.reshard_each_microbatch"),
         ({"plan": ParallelPlan(fsdp=FsdpPlan(prefetch_backward=1))}, "has plan.fsdp.prefetch_backward"),
-        ({"plan": ParallelPlan(cp=CpPlan())}, "leave plan.cp out"),
+        ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, r"CpPlan\(seq_dim=0\) is no sequence"),
         ({"make_cache": lambda model, batch: {}}, r"needs call\(model, batch, cache\)"),
     ],
 )
@@ -171,6 +171,35 @@ def test_a_token_is_not_split_over_the_sequence(shipped: Any) -> None:
         declared(shipped, phase="sideways")
     with pytest.raises(UserError, match="leaves no room in a cache of 8; use 1 to 7"):
         shipped.llama_inference(prompt=8, cache_length=8)
+
+
+def test_a_prompt_under_context_parallel_is_gathered_for_the_check_alone(shipped: Any) -> None:
+    with fake_ranks({"cp": 2}) as mesh:
+        scenario, context = declared(shipped, rotate="allgather"), rank_0(mesh)
+        step = step_of(scenario, context)
+        assert isinstance(step, ForwardStep)
+        assert step.forward().shape == (2, 4, 1000) and step.whole_output().shape == (2, 8, 1000)
+        rows = communications_of(step, step.phases, step.plan, context, step.model)
+        # K and V of each layer, half of 8 positions of 2 samples, gathered; the logits are not.
+        assert [(row.phase, row.kind, row.mesh_dim, row.owner) for row in rows] == [
+            ("forward", "all_gather", "cp", f"layers.{layer}.attention") for layer in range(2)
+        ]
+        assert step.cache_bytes == CACHE_BYTES  # the cache has room for 16 positions, whoever has them
+
+
+def test_a_token_that_ranks_cannot_share_is_refused_on_those_without_it(shipped: Any) -> None:
+    decode = declared(shipped, phase="decode")
+    over_tp = replace(decode, plan=ParallelPlan(tp=shipped.TP_PLAN))
+    with fake_ranks({"tp": 2}, rank=1) as mesh:
+        step = step_of(over_tp, replace(rank_0(mesh), rank=1))
+        with pytest.raises(UserError, match=r"attention_norm is given \[2,0,32\].*; leave sequence parallel out"):
+            step(no_stamp)
+    ring = CpPlan(load_balance=False, buffers={"rotations": 0})
+    over_cp = replace(decode, plan=ParallelPlan(cp=ring), sequence_dims={"prompt": 1})
+    with fake_ranks({"cp": 2}) as mesh:
+        step = step_of(over_cp, rank_0(mesh))
+        with pytest.raises(UserError, match="as in a decode step over a cache; leave cp out"):
+            step(no_stamp)
 
 
 # What is shown
