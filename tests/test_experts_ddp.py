@@ -12,7 +12,7 @@ from conftest import ROOT
 from processes import Children
 from torch import nn
 
-from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.plans.batch import Batch
 from distbench.worker.plans.checkpoint_compile import why_not
 from distbench.worker.plans.plan_check import problems
@@ -156,6 +156,7 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
         (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
         (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is no size of a bucket"),
+        (ParallelPlan(ddp=DdpPlan(fuse="concat"), cp=CpPlan()), "and that of context parallel is not in time"),
         (ParallelPlan(ddp=DdpPlan(fuse="concat", static_graph=True)), "static_graph of DDP are of its reducer in C++"),
         (
             ParallelPlan(ddp=DdpPlan(fuse="concat"), checkpoint=("layers.*",)),
