@@ -11,15 +11,24 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from gate_runs import case as gate_case
+from gate_runs import launches, records, taking_turns, write
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from distbench.compare.intervals import MIN_FOR_PERCENTILE, summarise
+from distbench.compare.options import Options
+from distbench.gate.compare_sides import gate
+from distbench.gate.comparison_text import text
+from distbench.gate.side_by_side import side_by_side
+from distbench.gate.side_by_side_text import blocks_of
+from distbench.history.series import OF_LATENCIES, series_of
+from distbench.render.terminal import text_of
 from distbench.report.latencies import latency_lines, tables
 from distbench.report.latency_plots import latency_figures
 from distbench.report.steps import tables as step_tables
 from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run
+from distbench.runs.run_file import Run, read_run
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.reference import compare, reference_of
 from distbench.worker.cases.step import step_cases
@@ -246,6 +255,38 @@ def test_the_table_has_percentiles_with_what_stands_behind_them_throughput_and_t
         "p90",
         "p99",
     ]
+
+
+def latencies(folder: Path, tail: float, start: float) -> Path:
+    """Launches of a forward pass of 10 ms, every 25th of which takes `tail` times as long."""
+    for index in range(6):
+        level = 0.01 * (1 + 0.002 * (index % 3))
+        samples = [level * (tail if number % 25 == 0 else 1 + number / 1e5) for number in range(100)]
+        lines = records(f"{folder.name}-{index}", start + 100 * index, {"step/prefill": gate_case(samples)})
+        lines[1]["case"] |= {"kind": "step", "params": {"variant": "prefill", "mode": "inference"}}
+        write(folder / f"{index}.jsonl", lines)
+    return folder
+
+
+def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path) -> None:
+    folders = latencies(tmp_path / "even", 1.0, 1000.0), latencies(tmp_path / "tail", 1.9, 1050.0)
+    gated = gate(*map(launches, folders), Options())
+    # 4 % of passes that take 1.9 times as long: a mean 3.6 % slower, less than the tolerance, and not a word of p99.
+    assert [case.verdict for case in gated.cases] == ["pass"]
+    assert "fast end (p10, the 10th percentile) are compared, and not its tail" in text(gated)
+    runs = [[read_run(path) for path in sorted(folder.glob("*.jsonl"))] for folder in folders]
+    several = side_by_side(*runs, ("even", "tail"), Options())
+    single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())
+    assert "and not its tail" in text_of(blocks_of(several)) and "a tail (p90, p99) is not" in text_of(
+        blocks_of(single)
+    )
+    (series,), notes = series_of(launches(folders[0]), "*")
+    assert len(series.points) == 6 and notes == [f"{series.scenario}: {OF_LATENCIES}"]
+
+
+def test_of_training_steps_no_tail_is_spoken_of(tmp_path: Path) -> None:
+    gated = gate(*map(launches, taking_turns(tmp_path, 0.01, 0.01)), Options())
+    assert "tail" not in text(gated)
 
 
 def test_too_few_samples_and_means_of_several_passes_tell_no_tail() -> None:
