@@ -3,15 +3,18 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import ROOT
+from processes import Children
 from torch import nn
 
-from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario
+from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.plans.batch import Batch
+from distbench.worker.plans.checkpoint_compile import why_not
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
@@ -86,6 +89,38 @@ def test_buckets_are_counted_anew_in_each_micro_batch_unless_only_the_last_one_a
     assert [row.owner for row in rows_of(last, {"dp_replicate": 2})] == ["DDP bucket 0"]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
+def test_fused_gradients_are_reduced_in_buckets_and_each_parameter_gets_its_own_back(children: Children) -> None:
+    if reason := why_not("inductor", torch.device("cpu")):
+        pytest.skip(reason)
+    plan = ParallelPlan(ddp=DdpPlan(fuse="concat", bucket_cap_mb=0.5))
+    with fake_ranks({"dp_replicate": 2}) as mesh:
+        context = rank_0(mesh)
+        scenario = Scenario(build_model=Layers, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
+        step = TrainingStep(scenario, context)
+        try:
+            step(no_stamp)
+            rows = communications_of(step, step.phases, plan, context, step.model)
+            step.forward_backward()
+        finally:
+            torch.compiler.reset()
+    # torch closes the first bucket at 1 MiB, here with the norm and four layers of 256 KiB, the next one at 512 KiB.
+    assert [(row.owner, row.payload_bytes) for row in rows] == [
+        ("DDP bucket 0", 4 * 256 * 256 * 4 + 2 * 256 * 4),
+        ("DDP bucket 1", 2 * 256 * 256 * 4),
+    ]
+    assert {(row.source, row.kind, row.phase, row.mesh_dim) for row in rows} == {
+        ("ddp", "all_reduce", "backward", "dp_replicate")
+    }
+    alone = Layers()
+    alone.load_state_dict(step.model.state_dict())
+    (given, target), parameters = step.microbatches[0], dict(step.model.named_parameters())
+    nn.functional.mse_loss(alone(given), target).backward()
+    for name, parameter in alone.named_parameters():
+        # Nobody adds to it, so that a mean over two ranks is half of what one has.
+        torch.testing.assert_close(parameters[name].grad, parameter.grad / 2, rtol=1e-4, atol=1e-7)
+
+
 def test_whole_parameters_are_averaged_one_by_one_and_ignored_ones_not_at_all() -> None:
     whole = rows_of(ParallelPlan(fsdp=FsdpPlan(whole=("norm.*",))), {"dp_shard": 2})
     assert [(row.owner, row.payload_bytes) for row in whole if row.kind == "all_reduce"] == [("norm", 1024)] * 2
@@ -121,6 +156,12 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
         (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
         (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is no size of a bucket"),
+        (ParallelPlan(ddp=DdpPlan(fuse="concat"), cp=CpPlan()), "and that of context parallel is not in time"),
+        (ParallelPlan(ddp=DdpPlan(fuse="concat", static_graph=True)), "static_graph of DDP are of its reducer in C++"),
+        (
+            ParallelPlan(ddp=DdpPlan(fuse="concat"), checkpoint=("layers.*",)),
+            "layers.* computes its forward again outside of that; compile it too (CompilePlan)",
+        ),
         (ParallelPlan(ddp=DdpPlan(ignored=("nrm",))), "DDP's ignored pattern 'nrm' matches no module (nearest: norm"),
         (ParallelPlan(ddp=DdpPlan(), ep={"norm": object()}), "expert parallel works on mesh dim 'ep', the mesh has"),
         (ParallelPlan(fsdp=FsdpPlan(whole=("nrm.*",))), "FSDP's whole pattern 'nrm.*' matches no parameter"),
@@ -191,6 +232,42 @@ def test_experts_must_not_be_sharded_over_ranks_with_other_tokens(over: str) -> 
     with fake_ranks({"dp_shard": 2, "ep": 2}) as mesh:
         (found,) = problems(Layers().to("meta"), Batch(batch()), plan, rank_0(mesh))
     assert f"ep_tp_dim={over!r} shards each expert over a mesh dim whose ranks have different tokens" in found
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_whole_experts_on_ranks_of_tp_exchange_tokens_over_all_of_them(mixture: Any) -> None:
+    make = load_scenario(ROOT / "scenarios" / "moe.py", "moe_tp")
+    sizes = {"dim": 32, "hidden": 64, "num_layers": 1, "num_experts": 4, "batch": 2, "sequence": 16}
+    with fake_ranks({"dp_shard": 1, "ep": 2, "tp": 2}) as mesh:
+        context = rank_0(mesh)
+        step = TrainingStep(make(**sizes, capacity=1.0, expert_tp=False), context)
+        step(no_stamp)
+        rows = communications_of(step, step.phases, step.plan, context, step.model)
+    local = {name: list(parameter.to_local().shape) for name, parameter in step.model.named_parameters()}
+    experts = "layers.0.feed_forward.experts"
+    # One of four experts, with all of its hidden size.
+    assert local[f"{experts}.w1"] == [1, 64, 32] and local[f"{experts}.w2"] == [1, 32, 64]
+    exchanged = [row for row in rows if row.kind == "all_to_all"]
+    assert len(exchanged) == 4 and {(row.source, row.mesh_dim, row.owner) for row in exchanged} == {
+        ("ep", "epxtp", experts)
+    }
+    # A sample of 16 tokens with 2 choices each is on both ranks of tp: each sends half, 16 rows of 32 numbers.
+    assert {row.payload_bytes for row in exchanged} == {16 * 32 * 4}
+
+
+def test_what_ranks_of_tp_share_is_every_choice_once(mixture: Any) -> None:
+    counts = torch.tensor([3, 0, 4])
+    rows = torch.arange(7.0)[:, None]
+    shared = []
+    for rank in range(2):
+        mesh = SimpleNamespace(get_local_rank=lambda rank=rank: rank, size=lambda: 2)
+        module = SimpleNamespace(sharers=mesh)
+        own, of_experts = mixture.ExpertParallel()._own_share(module, rows, counts)
+        shared.append((own.flatten().tolist(), of_experts.tolist()))
+    assert shared == [([0, 2, 4, 6], [2, 0, 2]), ([1, 3, 5], [1, 0, 2])]
+    uneven = SimpleNamespace(sharers=mesh, w1=torch.ones(3, 1, 1))
+    with pytest.raises(UserError, match="2 places for tokens of an expert cannot be shared by 2 ranks"):
+        mixture.ExpertParallel()._own_share(uneven, rows, None)
 
 
 def by_hand(layer: Any, x: torch.Tensor, take: Any) -> torch.Tensor:

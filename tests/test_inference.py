@@ -11,15 +11,24 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from gate_runs import case as gate_case
+from gate_runs import launches, records, taking_turns, write
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from distbench.compare.intervals import MIN_FOR_PERCENTILE, summarise
+from distbench.compare.options import Options
+from distbench.gate.compare_sides import gate
+from distbench.gate.comparison_text import text
+from distbench.gate.side_by_side import side_by_side
+from distbench.gate.side_by_side_text import blocks_of
+from distbench.history.series import OF_LATENCIES, series_of
+from distbench.render.terminal import text_of
 from distbench.report.latencies import latency_lines, tables
 from distbench.report.latency_plots import latency_figures
 from distbench.report.steps import tables as step_tables
 from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run
+from distbench.runs.run_file import Run, read_run
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.reference import compare, reference_of
 from distbench.worker.cases.step import step_cases
@@ -74,7 +83,7 @@ def rank_0(mesh: Any) -> RankContext:
         ),
         ({"plan": ParallelPlan(fsdp=FsdpPlan(reshard_each_microbatch=False))}, "has plan.fsdp.reshard_each_microbatch"),
         ({"plan": ParallelPlan(fsdp=FsdpPlan(prefetch_backward=1))}, "has plan.fsdp.prefetch_backward"),
-        ({"plan": ParallelPlan(cp=CpPlan())}, "leave plan.cp out"),
+        ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, r"CpPlan\(seq_dim=0\) is no sequence"),
         ({"make_cache": lambda model, batch: {}}, r"needs call\(model, batch, cache\)"),
     ],
 )
@@ -173,6 +182,35 @@ def test_a_token_is_not_split_over_the_sequence(shipped: Any) -> None:
         shipped.llama_inference(prompt=8, cache_length=8)
 
 
+def test_a_prompt_under_context_parallel_is_gathered_for_the_check_alone(shipped: Any) -> None:
+    with fake_ranks({"cp": 2}) as mesh:
+        scenario, context = declared(shipped, rotate="allgather"), rank_0(mesh)
+        step = step_of(scenario, context)
+        assert isinstance(step, ForwardStep)
+        assert step.forward().shape == (2, 4, 1000) and step.whole_output().shape == (2, 8, 1000)
+        rows = communications_of(step, step.phases, step.plan, context, step.model)
+        # K and V of each layer, half of 8 positions of 2 samples, gathered; the logits are not.
+        assert [(row.phase, row.kind, row.mesh_dim, row.owner) for row in rows] == [
+            ("forward", "all_gather", "cp", f"layers.{layer}.attention") for layer in range(2)
+        ]
+        assert step.cache_bytes == CACHE_BYTES  # the cache has room for 16 positions, whoever has them
+
+
+def test_a_token_that_ranks_cannot_share_is_refused_on_those_without_it(shipped: Any) -> None:
+    decode = declared(shipped, phase="decode")
+    over_tp = replace(decode, plan=ParallelPlan(tp=shipped.TP_PLAN))
+    with fake_ranks({"tp": 2}, rank=1) as mesh:
+        step = step_of(over_tp, replace(rank_0(mesh), rank=1))
+        with pytest.raises(UserError, match=r"attention_norm is given \[2,0,32\].*; leave sequence parallel out"):
+            step(no_stamp)
+    ring = CpPlan(load_balance=False, buffers={"rotations": 0})
+    over_cp = replace(decode, plan=ParallelPlan(cp=ring), sequence_dims={"prompt": 1})
+    with fake_ranks({"cp": 2}) as mesh:
+        step = step_of(over_cp, rank_0(mesh))
+        with pytest.raises(UserError, match="as in a decode step over a cache; leave cp out"):
+            step(no_stamp)
+
+
 # What is shown
 
 
@@ -217,6 +255,38 @@ def test_the_table_has_percentiles_with_what_stands_behind_them_throughput_and_t
         "p90",
         "p99",
     ]
+
+
+def latencies(folder: Path, tail: float, start: float) -> Path:
+    """Launches of a forward pass of 10 ms, every 25th of which takes `tail` times as long."""
+    for index in range(6):
+        level = 0.01 * (1 + 0.002 * (index % 3))
+        samples = [level * (tail if number % 25 == 0 else 1 + number / 1e5) for number in range(100)]
+        lines = records(f"{folder.name}-{index}", start + 100 * index, {"step/prefill": gate_case(samples)})
+        lines[1]["case"] |= {"kind": "step", "params": {"variant": "prefill", "mode": "inference"}}
+        write(folder / f"{index}.jsonl", lines)
+    return folder
+
+
+def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path) -> None:
+    folders = latencies(tmp_path / "even", 1.0, 1000.0), latencies(tmp_path / "tail", 1.9, 1050.0)
+    gated = gate(*map(launches, folders), Options())
+    # 4 % of passes that take 1.9 times as long: a mean 3.6 % slower, less than the tolerance, and not a word of p99.
+    assert [case.verdict for case in gated.cases] == ["pass"]
+    assert "fast end (p10, the 10th percentile) are compared, and not its tail" in text(gated)
+    runs = [[read_run(path) for path in sorted(folder.glob("*.jsonl"))] for folder in folders]
+    several = side_by_side(*runs, ("even", "tail"), Options())
+    single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())
+    assert "and not its tail" in text_of(blocks_of(several)) and "a tail (p90, p99) is not" in text_of(
+        blocks_of(single)
+    )
+    (series,), notes = series_of(launches(folders[0]), "*")
+    assert len(series.points) == 6 and notes == [f"{series.scenario}: {OF_LATENCIES}"]
+
+
+def test_of_training_steps_no_tail_is_spoken_of(tmp_path: Path) -> None:
+    gated = gate(*map(launches, taking_turns(tmp_path, 0.01, 0.01)), Options())
+    assert "tail" not in text(gated)
 
 
 def test_too_few_samples_and_means_of_several_passes_tell_no_tail() -> None:

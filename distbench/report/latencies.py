@@ -9,7 +9,6 @@ from distbench.compare.verdicts import WITHIN_NOISE
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumn, TableColumns, capped, table_of
 from distbench.report.steps import (
-    FORWARD_ONLY,
     MAX_ROWS,
     RESERVED,
     about_memory,
@@ -19,6 +18,7 @@ from distbench.report.steps import (
     steps_of,
 )
 from distbench.runs.frame import Row, records_of
+from distbench.runs.launches import FORWARD_ONLY
 from distbench.runs.run_file import AGAIN
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from distbench.render.units import (
 from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
 from distbench.report.contents import Contents
 from distbench.report.latency_plots import latency_figures
-from distbench.report.steps import FORWARD_ONLY, steps_of
+from distbench.report.steps import steps_of
 from distbench.runs.frame import PHASES, Row, records_of
+from distbench.runs.launches import FORWARD_ONLY
 from distbench.spec.planner_names import BASELINE
 from distbench.traces.bubbles import SCHEDULE
 from distbench.traces.records import traces_of

@@ -9,12 +9,12 @@ from distbench.compare.verdicts import WITHIN_NOISE
 from distbench.render import units
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.runs.frame import PASSES, Row, measured_of, records_of
+from distbench.runs.launches import FORWARD_ONLY
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS = 40
-FORWARD_ONLY = "inference"  # the mode of rows without backward
 
 
 def speedup_text(row: Row) -> str:

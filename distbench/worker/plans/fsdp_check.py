@@ -104,6 +104,10 @@ def _fused(model: nn.Module, plan: ParallelPlan, ddp: DdpPlan) -> Iterator[str]:
     dtypes = {dtype_name(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
     if len(dtypes) > 1:
         yield f"torch fuses gradients of one dtype, the model's are {', '.join(sorted(dtypes))}; leave fuse out"
+    if plan.cp is not None:
+        # Tried for 100 s with the ring on a fake process group.
+        what = "has backward compiled, and that of context parallel is not in time"
+        yield f"fuse={ddp.fuse!r} {what}; leave one of them out"
     compiled = matching_modules(plan.compile.modules if plan.compile else (), model)
     for name in matching_modules(plan.checkpoint, model):
         if not any(outer in ("", name) or name.startswith(f"{outer}.") for outer in compiled):
