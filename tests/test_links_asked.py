@@ -73,6 +73,15 @@ def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
     assert said in err and bool(err) == bool(said)
 
 
+def test_a_slow_rank_is_named_with_its_device() -> None:
+    run = made_up(1, {5: 2.0})
+    for case in run.cases:
+        if case["case"]["params"]["op"] == "matmul":
+            case["case"]["params"]["devices"] = [f"cuda:{rank % 4}" for rank in range(8)]
+    found = judged(run)
+    assert found and found.lines[0].startswith("SLOW: rank 5 (cuda:1 on b) takes ")
+
+
 def test_an_earlier_run_of_other_hosts_is_said() -> None:
     now, then = made_up(1, {}), made_up(2, {}, [*["a"] * 4, *["c"] * 4])
     assert list(link_hosts_note(now, made_up(3, {}))) == []
@@ -83,7 +92,7 @@ def test_an_earlier_run_of_other_hosts_is_said() -> None:
 @pytest.mark.parametrize(
     "value", [None, "x", -1, [], [[]], [[0]], [["a", "b"]], [[0, 99]], [[-1, 1]], {}, 1e300, [None] * 8]
 )
-@pytest.mark.parametrize("name", ["pairs", "hosts", "ranks", "size_bytes", "level", "op"])
+@pytest.mark.parametrize("name", ["pairs", "hosts", "devices", "ranks", "size_bytes", "level", "op"])
 def test_a_case_that_is_damaged_is_left_out(name: str, value: Any) -> None:
     run = made_up(1, {})
     for case in run.cases[::3]:
