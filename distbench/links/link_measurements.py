@@ -43,7 +43,7 @@ class LinkRun:
     Args:
         hosts: each rank's host, in rank order.
         alike: what was measured.
-        devices: each rank's accelerator, such as cuda:3; empty for CPUs, and for runs that do not say.
+        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
     """
 
     hosts: tuple[str, ...]
