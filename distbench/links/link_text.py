@@ -32,7 +32,7 @@ SLOW_IN = {
 
 
 def name_of(one: Outlier, links: LinkRun) -> str:
-    """`rank 5 (on b)`, with its accelerator where it has one, `host b`, `link 2-7 (on a and b)`; hosts only where there are several."""
+    """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `link 2-7 (on a and b)`."""
     if one.kind == HOST:
         return f"host {one.host}"
     where = [f"on {one.host}"] if len(set(links.hosts)) > 1 else []
