@@ -63,7 +63,7 @@ def test_a_master_port_that_is_taken_is_a_sentence(ranks: Ranks, tmp_path: Path)
         port = str(taken.getsockname()[1])
         variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         done = ranks.cli("run", TINY, "--mesh", "tp=1", "--out", tmp_path, **variables)
-    assert done.returncode == 2 and f"cannot meet at MASTER_ADDR:MASTER_PORT = 127.0.0.1:{port}" in done.stderr
+    assert done.returncode == 2 and f"ranks cannot meet at 127.0.0.1:{port}: port {port} of" in done.stderr
 
 
 def test_a_disk_that_fills_up_with_the_logs_keeps_its_cases_and_a_footer(ranks: Ranks, tmp_path: Path) -> None:

@@ -13,21 +13,23 @@ TAG = "links"
 ONLY_LINKS = "--fail-on-outlier and --against are for links, and none {}; run scenario links"
 
 
-def require_links(targets: Sequence[str], asked: Mapping[str, Any], jobs: Sequence[Job] = ()) -> None:
+def require_links(targets: Sequence[str], asked: Mapping[str, Any]) -> int | None:
     """Refuse, before anything is measured, what cannot be held against anything.
 
     Args:
         targets: the scenarios as they were given.
         asked: the command's parameters.
-        jobs: what they became, where they are measured here.
+
+    Returns:
+        How many ranks the earlier run had, None where none is given.
 
     Raises:
-        UserError: none of the scenarios, all of which are shipped, is of links; or the earlier run cannot be read,
-            measured none, or those of another number of ranks.
+        UserError: none of the scenarios, all of which are shipped, is of links; or the earlier run cannot be read, or
+            measured none.
     """
     earlier: Path | None = asked["against"]
     if not (earlier or asked["fail_on_outlier"]):
-        return
+        return None
     from distbench.links import link_run_of
     from distbench.runs.run_file import read_run
     from distbench.spec import find
@@ -38,14 +40,27 @@ def require_links(targets: Sequence[str], asked: Mapping[str, Any], jobs: Sequen
     if entries and not any(TAG in one.tags or one.file.parent != scenario_folder() for one in entries):
         raise UserError(ONLY_LINKS.format("would be measured"))
     if earlier is None:
-        return
+        return None
     links = link_run_of(read_run(earlier))
     if links is None:
         raise UserError(f"--against {earlier}: it measured no links; give a run file of scenario links")
+    return len(links.hosts)
+
+
+def require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
+    """Refuse an earlier run of another number of ranks.
+
+    Args:
+        num_ranks: what `require_links` returned.
+        jobs: what will be measured.
+
+    Raises:
+        UserError: no job has as many.
+    """
     sizes = sorted({mesh_size(job.mesh) for job in jobs})
-    if sizes and len(links.hosts) not in sizes:
-        what = f"it has {count_text(len(links.hosts), 'rank')}, this run {', '.join(map(str, sizes))}"
-        raise UserError(f"--against {earlier}: {what}; give a run with the same ranks on each host, or another --mesh")
+    if num_ranks is not None and num_ranks not in sizes:
+        what = f"--against: the earlier run has {count_text(num_ranks, 'rank')}, this one {', '.join(map(str, sizes))}"
+        raise UserError(f"{what}; give a run with the same ranks on each host, or another --mesh")
 
 
 def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:

@@ -10,7 +10,7 @@ from distbench.commands import STARTED_AT
 from distbench.commands.completion import scenario_names
 from distbench.commands.finite import MONTH_S, FiniteRange
 from distbench.commands.first_screen import confirm_ranks, show_summary, told
-from distbench.commands.links_asked import links_code, require_links
+from distbench.commands.links_asked import links_code, require_as_many, require_links
 from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_options, run_on_nodes
 from distbench.commands.say import say, say_lines
 from distbench.commands.say_once import say_once
@@ -116,10 +116,11 @@ def run(
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh is not None else None
     where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
+    num_ranks_before = require_links(scenarios, asked)
     if where["nodes"] or where["launcher"] or where["only_print"]:
-        require_links(scenarios, asked)
         sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
     jobs = _asked_jobs(scenarios, parsed, joined, asked)
+    require_as_many(num_ranks_before, jobs)
     if dry_run:
         from distbench.dry_run import lines_of
 
@@ -142,9 +143,8 @@ def _asked_jobs(
     """The jobs that the command line asks for; what is to be said of one is said."""
     from distbench.launch import Request, jobs_of
 
-    of_links = {name: asked.pop(name) for name in OF_LINKS}
+    asked = {name: value for name, value in asked.items() if name not in OF_LINKS}
     jobs = jobs_of(Request(targets=scenarios, mesh=mesh, started_at=STARTED_AT, **asked), joined)
-    require_links(scenarios, of_links, jobs)
     click.get_current_context().meta[RUN_FILES] = [job.run_file for job in jobs]
     for job in jobs:
         if job.note and _is_first(joined):

@@ -80,7 +80,9 @@ def require_own(address: str) -> None:
     try:
         server = socket.create_server(("", int(port)), family=_family(), dualstack_ipv6=socket.has_dualstack_ipv6())
     except OSError as error:
-        what = f"ranks cannot meet at {address}: port {port} of this host cannot be had ({error.strerror or error})"
+        what = (
+            f"ranks cannot meet at {address}: port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
+        )
         raise UserError(f"{what}; give all ranks another MASTER_PORT (torchrun: --master-port)") from error
     with server:
         if _is_local(host):

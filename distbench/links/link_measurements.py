@@ -43,10 +43,12 @@ class LinkRun:
     Args:
         hosts: each rank's host, in rank order.
         alike: what was measured.
+        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
     """
 
     hosts: tuple[str, ...]
     alike: tuple[Alike, ...]
+    devices: tuple[str, ...] = ()
 
 
 def link_run_of(run: Run) -> LinkRun | None:
@@ -68,7 +70,9 @@ def link_run_of(run: Run) -> LinkRun | None:
         columns.sort(key=lambda column: column[0])
         times_s = np.column_stack([column for _, column in columns])
         alike.append(Alike(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
-    return LinkRun(hosts, tuple(alike)) if alike else None
+    told = [params["devices"] for params, _ in whole if isinstance(params.get("devices"), list)]
+    devices = tuple(map(str, told[0])) if told and len(told[0]) == len(hosts) else ()
+    return LinkRun(hosts, tuple(alike), devices) if alike else None
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
@@ -91,7 +95,7 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
             alike.append(replace(one, times_s=one.times_s / center_s))
     if not alike:
         raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
-    return LinkRun(links.hosts, tuple(alike))
+    return LinkRun(links.hosts, tuple(alike), links.devices)
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
@@ -127,6 +131,7 @@ def _columns(
     if params.get("op") == "matmul":
         ranks = _sets_of([params.get("ranks")], num_ranks)
         return [((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in itertools.chain(*ranks)]
+    together: list[Ranks]
     if params.get("op") == "send_recv":
         quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
         together = [pair for pair in _sets_of(params.get("pairs"), num_ranks) if len(pair) == 2]

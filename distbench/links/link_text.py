@@ -32,12 +32,14 @@ SLOW_IN = {
 
 
 def name_of(one: Outlier, links: LinkRun) -> str:
-    """`rank 5 (on b)`, `host b`, `link 2-7 (a and b)`; hosts only where there are several."""
-    where = f" (on {one.host})" if len(set(links.hosts)) > 1 else ""
+    """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `link 2-7 (on a and b)`."""
     if one.kind == HOST:
         return f"host {one.host}"
+    where = [f"on {one.host}"] if len(set(links.hosts)) > 1 else []
+    if one.kind == RANK and links.devices:
+        where.insert(0, links.devices[one.ranks[0]])
     ranks = "-".join(map(str, one.ranks)) if one.kind in (RANK, LINK) else ",".join(map(str, one.ranks))
-    return f"{one.kind} {ranks}{where}"
+    return f"{one.kind} {ranks}" + (f" ({' '.join(where)})" if where else "")
 
 
 class Judged(NamedTuple):

@@ -103,8 +103,17 @@ def computing_cases(
     """One for each turn of ranks that compute at the same time."""
     turns = compute_turns(hosts, _at_once(hosts, context))
     bursts = Bursts(size, burst_s, turns)
+    own = is_accelerator(context.device.type)
+    devices = {"devices": context.gather(str(context.device))} if own else {}
     for number, ranks in enumerate(turns):
-        params = {"op": "matmul", "dtype": "f32", "shape": [size] * 3, "ranks": list(ranks), "hosts": list(hosts)}
+        params = {
+            "op": "matmul",
+            "dtype": "f32",
+            "shape": [size] * 3,
+            "ranks": list(ranks),
+            "hosts": list(hosts),
+            **devices,
+        }
         which = "all" if len(turns) == 1 else f"rank{ranks[0]}" if len(ranks) == 1 else f"turn{number}"
         case = Case(f"links/f32[{size},{size}]/matmul/{which}", "links", params)
         opener = partial(_opened_turn, ranks, bursts, context)

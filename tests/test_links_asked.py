@@ -1,0 +1,104 @@
+"""`run links --fail-on-outlier` and `--against`: what is refused, what is said, and damaged run files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from test_links import made_up
+
+from distbench.cli import main
+from distbench.commands.links_asked import links_code
+from distbench.links.link_text import judged, link_hosts_note, link_tables
+from distbench.runs.run_file import Run
+
+DAMAGE: tuple[Any, ...] = (None, "x", -1, [], [[]], [[0]], [["a", "b"]], [[0, 99]], [[-1, 1]], {}, 1e300, [None] * 8)
+
+
+def saved(run: Run, path: Path) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in (run.header, *(typed(one) for one in run.cases))))
+    return path
+
+
+def typed(case: dict[str, Any]) -> dict[str, Any]:
+    """A case as its first line in a file has it."""
+    return {
+        "type": "case",
+        **{name: value for name, value in case.items() if name != "ranks_by_pass"},
+        "samples_s": [1.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("scenario", "earlier", "said"),
+    [
+        ("links", made_up, "--against: the earlier run has 8 ranks, this one 4; give a run with the same ranks"),
+        ("tp_mlp", made_up, "none would be measured; run scenario links"),
+        ("links", None, "it measured no links; give a run file of scenario links"),
+    ],
+)
+def test_what_links_cannot_be_held_against_is_refused_before_measuring(
+    tmp_path: Path, known_host: Any, scenario: str, earlier: Any, said: str
+) -> None:
+    run = made_up(1, {})
+    file = saved(run if earlier else replace(run, cases=[]), tmp_path / "earlier.jsonl")
+    words = ["run", scenario, "--quick", "--mesh", "dp_shard=2,tp=2", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, [*words, "--against", str(file)])
+    assert done.exit_code == 2 and said in done.output and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("slow", "passes", "earlier", "code", "said"),
+    [
+        ({5: 2.0}, 16, None, 1, "distbench: links: SLOW: rank 5 (on b) takes "),
+        ({}, 16, None, 0, ""),
+        ({}, 3, None, 0, "distbench: links: 3 passes are too few"),
+        ({5: 2.0}, 16, {5: 2.0}, 1, "distbench: links: SLOW: rank 5"),
+        ({(2, 7): 3.0}, 16, {}, 1, "distbench: links: since earlier.jsonl: SLOW: link 2-7"),
+    ],
+)
+def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, slow: Any, passes: int, earlier: Any, code: int, said: str
+) -> None:
+    runs = {"now": made_up(1, slow, num_passes=passes), "earlier.jsonl": made_up(2, earlier or {})}
+    runs["earlier.jsonl"] = replace(runs["earlier.jsonl"], path=Path("earlier.jsonl"))
+    monkeypatch.setattr("distbench.runs.run_file.read_run", lambda path: runs[path.name])
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    jobs: list[Any] = [SimpleNamespace(run_file="now")]
+    assert links_code(jobs, None if earlier is None else Path("earlier.jsonl"), silent=True) == code
+    err = capsys.readouterr().err
+    assert said in err and bool(err) == bool(said)
+
+
+def test_a_slow_rank_is_named_with_its_device() -> None:
+    run = made_up(1, {5: 2.0})
+    for case in run.cases:
+        if case["case"]["params"]["op"] == "matmul":
+            case["case"]["params"]["devices"] = [f"cuda:{rank % 4}" for rank in range(8)]
+    found = judged(run)
+    assert found and found.lines[0].startswith("SLOW: rank 5 (cuda:1 on b) takes ")
+
+
+def test_an_earlier_run_of_other_hosts_is_said() -> None:
+    now, then = made_up(1, {}), made_up(2, {}, [*["a"] * 4, *["c"] * 4])
+    assert list(link_hosts_note(now, made_up(3, {}))) == []
+    (note,) = link_hosts_note(now, then)
+    assert note.startswith("caution: it was measured on hosts a, c, this run on hosts a, b")
+
+
+@pytest.mark.parametrize(
+    "value", [None, "x", -1, [], [[]], [[0]], [["a", "b"]], [[0, 99]], [[-1, 1]], {}, 1e300, [None] * 8]
+)
+@pytest.mark.parametrize("name", ["pairs", "hosts", "devices", "ranks", "size_bytes", "level", "op"])
+def test_a_case_that_is_damaged_is_left_out(name: str, value: Any) -> None:
+    run = made_up(1, {})
+    for case in run.cases[::3]:
+        case["case"]["params"] = {**case["case"]["params"], name: value}
+    run.cases[0]["case"] = {"id": "x", "kind": "links"}
+    run.cases[1]["ranks_by_pass"] = [None, [1.0]]
+    for judgement in (judged(run), judged(made_up(2, {}), run)):
+        assert judgement is None or judgement.lines
+    assert link_tables(run)
