@@ -113,8 +113,8 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
         raise ValueError(f"byte {error.start} is no UTF-8 text") from error
     except ValueError as error:  # what the hooks above refuse
         raise ValueError(str(error).partition(";")[0]) from error
-    zeros = data.translate(_DIGITS)
-    is_long = b"e00" in zeros or b"e+00" in zeros or _LONG in zeros
+    zeros = data.translate(_DIGITS, b"+")  # an exponent's sign says nothing
+    is_long = b"e00" in zeros or _LONG in zeros
     if is_long or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _require_sane(value)
     if b"\\u" in data:
