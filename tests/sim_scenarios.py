@@ -133,11 +133,16 @@ def of_steps(job: Job) -> dict[str, Any]:
                 with shapes.on(), other.on(), meshes_with_values():
                     yield
 
+            def timed(peak_stamp: Any) -> None:
+                def call(stamp: Any) -> None:
+                    step(lambda: (stamp(), peak_stamp()))
+
+                call.phases = step.phases  # type: ignore[attr-defined]
+                into.update(measured(call, context.device, on))
+
             ASKED.clear()
             left = seam.empty_allocator(context.device)
-            into |= measured(step, context.device, on)
-            with on():
-                into |= seam.allocator_peak(context.device, step, step.phases) | {"left": left}
+            into |= seam.allocator_peak(context.device, timed, step.phases) | {"left": left}
             into["asked"] = sorted(set(ASKED))
 
         recorded_step._run = run
