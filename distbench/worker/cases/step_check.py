@@ -229,10 +229,8 @@ class StepCheck:
         lowest = lowest_precision(model, units, self._computed_in)
         for_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
-            because = f"as {FORCED}=1 rounds every product to TF32"
-            return Allowance(
-                LOW_PRECISION_TOLERANCE, LOW_PRECISION_TOLERANCE, because, False, None, self._step.gradient_scale
-            )
+            because, low = f"as {FORCED}=1 rounds every product to TF32", LOW_PRECISION_TOLERANCE
+            return Allowance(low, low, because, False, None, self._step.gradient_scale)
         reduction = reduction_rounding(model, units, self._step.num_data_parallel)
         because = f"as for every {dtype_name(lowest)} step"
         return Allowance(TOLERANCE, for_loss, because, False, None, self._step.gradient_scale, reduction)

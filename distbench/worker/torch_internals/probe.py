@@ -69,6 +69,7 @@ PLANNER = "DTensorRedistributePlanner"
 PENDING = "results of functional collectives"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
+REPLICAS = "torch.distributed._composable.replicate_with_fsdp"
 FUSED = "DDP's buckets by compiled autograd"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
@@ -202,13 +203,11 @@ NEEDED = (
     (FUSED, "torch._dynamo.compiled_autograd", "_enable(compiler_fn, dynamic)"),
     (FUSED, "torch._dynamo.config", "optimize_ddp"),
     (FUSED, "torch._inductor", "compile(gm, example_inputs, options)"),
-    *((FUSED, "torch._inductor.config", f"_fuse_ddp_{what}") for what in ("communication", "communication_passes")),
-    (FUSED, "torch._inductor.config", "_fuse_ddp_bucket_size"),
-    (
-        "replicas by unit",
-        "torch.distributed._composable.replicate_with_fsdp",
-        "replicate(module, mesh, ignored_params)",
+    *(
+        (FUSED, "torch._inductor.config", f"_fuse_ddp_{what}")
+        for what in ["communication", "communication_passes", "bucket_size"]
     ),
+    ("replicas by unit", REPLICAS, "replicate(module, mesh, ignored_params)"),
     ("async TP", "torch.distributed._symmetric_memory", "enable_symm_mem_for_group(group_name)"),
     ("async TP", "torch._inductor.config", "_micro_pipeline_tp"),
     ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
