@@ -1,5 +1,6 @@
 """DDP's buckets, experts and FSDP's whole and ignored parameters: plain arithmetic, and one rank on a fake group."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,18 +90,44 @@ def test_buckets_are_counted_anew_in_each_micro_batch_unless_only_the_last_one_a
     assert [row.owner for row in rows_of(last, {"dp_replicate": 2})] == ["DDP bucket 0"]
 
 
+def fused_step(mesh: Any) -> TrainingStep:
+    plan = ParallelPlan(ddp=DdpPlan(fuse="concat", bucket_cap_mb=0.5))
+    scenario = Scenario(build_model=Layers, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
+    return TrainingStep(scenario, rank_0(mesh))
+
+
+def assert_means_of_two(step: TrainingStep) -> None:
+    """The gradients are what they are on one rank, halved: nobody adds to them."""
+    alone = Layers()
+    alone.load_state_dict(step.model.state_dict())
+    (given, target), parameters = step.microbatches[0], dict(step.model.named_parameters())
+    nn.functional.mse_loss(alone(given), target).backward()
+    for name, parameter in alone.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameters[name].grad, parameter.grad / 2, rtol=1e-4, atol=1e-7)
+
+
+def test_uncompiled_the_reducer_in_python_averages_each_gradient_by_itself() -> None:
+    with fake_ranks({"dp_replicate": 2}) as mesh, torch.compiler.set_stance("force_eager"):
+        step = fused_step(mesh)
+        step(no_stamp)
+        rows = communications_of(step, step.phases, step.plan, rank_0(mesh), step.model)
+        step.forward_backward()
+    assert {(row.source, row.kind, row.phase) for row in rows} == {("ddp", "all_reduce", "backward")}
+    assert sorted(row.payload_bytes for row in rows) == [1024, 1024, *[256 * 256 * 4] * 6]
+    assert_means_of_two(step)
+
+
+@pytest.mark.skipif("DISTBENCH_ALL_VARIANTS" not in os.environ, reason="inductor compiles for 5 s and more")
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
 def test_fused_gradients_are_reduced_in_buckets_and_each_parameter_gets_its_own_back(children: Children) -> None:
     if reason := why_not("inductor", torch.device("cpu")):
         pytest.skip(reason)
-    plan = ParallelPlan(ddp=DdpPlan(fuse="concat", bucket_cap_mb=0.5))
     with fake_ranks({"dp_replicate": 2}) as mesh:
-        context = rank_0(mesh)
-        scenario = Scenario(build_model=Layers, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
-        step = TrainingStep(scenario, context)
+        step = fused_step(mesh)
         try:
             step(no_stamp)
-            rows = communications_of(step, step.phases, plan, context, step.model)
+            rows = communications_of(step, step.phases, step.plan, rank_0(mesh), step.model)
             step.forward_backward()
         finally:
             torch.compiler.reset()
@@ -112,13 +139,7 @@ def test_fused_gradients_are_reduced_in_buckets_and_each_parameter_gets_its_own_
     assert {(row.source, row.kind, row.phase, row.mesh_dim) for row in rows} == {
         ("ddp", "all_reduce", "backward", "dp_replicate")
     }
-    alone = Layers()
-    alone.load_state_dict(step.model.state_dict())
-    (given, target), parameters = step.microbatches[0], dict(step.model.named_parameters())
-    nn.functional.mse_loss(alone(given), target).backward()
-    for name, parameter in alone.named_parameters():
-        # Nobody adds to it, so that a mean over two ranks is half of what one has.
-        torch.testing.assert_close(parameters[name].grad, parameter.grad / 2, rtol=1e-4, atol=1e-7)
+    assert_means_of_two(step)
 
 
 def test_whole_parameters_are_averaged_one_by_one_and_ignored_ones_not_at_all() -> None:
