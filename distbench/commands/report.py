@@ -1,14 +1,18 @@
 """`distbench report`: arguments to one call of `report.render`."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from distbench.commands.say import say
 from distbench.commands.width import width_option
 from distbench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from distbench.report.output import Rendered
 
 PATH = click.Path(path_type=Path)
 MAX_NAMED = 3
@@ -97,12 +101,22 @@ def report(
 
         shown = render_paths(runs, out, form, plots, page, chrome, by)
     else:
-        from distbench.report import render
-
-        shown = render(runs, out, form, plots, by, page, reproducers, full, command)
+        shown = _whole(runs, out, form, plots, by, page, reproducers, full, command)
     for sentence in shown.warnings:
         say(f"distbench: {sentence}", err=True)
     say(shown.text)
+
+
+def _whole(
+    runs: tuple[Path, ...], out: Path, form: str, plots: Path | None, by: tuple[str, ...], page: Path | None, *more: Any
+) -> "Rendered":
+    """The report on all of the runs; `more` are the other arguments of `render`."""
+    from distbench.report import render
+    from distbench.runs.run_file import no_garbage_collection
+
+    # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
+    with nullcontext() if plots or page else no_garbage_collection():
+        return render(runs, out, form, plots, by, page, *more)
 
 
 def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
