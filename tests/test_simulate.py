@@ -161,8 +161,8 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
     assert [recording.head.variant for recording in found] == ["fault=none"]
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
-    # Where the model asks for it: in the file that declares the scenario.
-    assert (".py:" in sentence) == (fault in ("item", "mask"))
+    # With where the model asks for it, or raises.
+    assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "loss"))
 
 
 def test_the_last_of_unbalanced_context_parallel_ranks_has_more_to_do() -> None:
