@@ -3,8 +3,11 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from conftest import DATA, ROOT
 from processes import Children
@@ -17,8 +20,10 @@ from distbench.simulate.collective_time import ranks_of
 from distbench.simulate.record_steps import Recorded, record_steps
 from distbench.simulate.recording import ATTENTION, MATMUL, Collective, EventWaited, Operator, Recording
 from distbench.simulate.recording_file import load_recording
-from distbench.spec import Job, UserError
-from distbench.worker.simulated.differing_ranks import differing_along, nested_ranks
+from distbench.spec import CpPlan, Job, ParallelPlan, UserError
+from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.simulated.differing_ranks import busier_ranks, differing_along, nested_ranks
 from distbench.worker.simulated.recorded_step import untested
 
 # The others are compared by benchmarks/bench_simulation.py.
@@ -156,6 +161,29 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
     assert [recording.head.variant for recording in found] == ["fault=none"]
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
+    # With where the model asks for it, or raises.
+    assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "loss"))
+
+
+def test_the_last_of_unbalanced_context_parallel_ranks_has_more_to_do() -> None:
+    ranks = SimpleNamespace(mesh=SimpleNamespace(mesh=torch.arange(4)), mesh_dims=("cp",), size=lambda name: 4)
+
+    def busier(**of_cp: Any) -> tuple[int, ...]:
+        step = SimpleNamespace(plan=ParallelPlan(cp=CpPlan(**of_cp)))
+        return busier_ranks(cast(TrainingStep, step), cast(RankContext, ranks))
+
+    assert busier(load_balance=False) == (3,) and busier() == () and busier(rotate="ulysses") == ()
+
+
+def test_a_disk_that_is_full_costs_nothing_of_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "run.jsonl")
+
+    monkeypatch.setattr("distbench.simulate.simulated_run.write_simulated_run", full)
+    asked = ["simulate", "--recording", str(DATA / "recording_v1.jsonl"), "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 2 and "run.jsonl cannot be written (No space left on device)" in done.output
+    assert "where the time goes" in done.output
 
 
 def test_an_error_under_another_torch_says_that_it_may_be_torch() -> None:

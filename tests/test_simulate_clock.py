@@ -258,6 +258,14 @@ def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
         load_recordings(tmp_path / "two.jsonl")
 
 
+def test_a_recording_that_was_cut_between_two_lines_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "step.jsonl"
+    save_recordings([run(HostWaited(0), HostWaited(0))], file)
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match=r"line 1: 2 of its 3 events are there: it was cut short; record the step anew"):
+        load_recordings(file)
+
+
 def test_a_recording_of_version_1_is_read() -> None:
     """As it was written before: rank 0 alone, and nothing of the case."""
     recording = load_recording(DATA / "recording_v1.jsonl")

@@ -68,7 +68,7 @@ def simulate(
     """
     from distbench.simulate.float8 import patterns_of
     from distbench.simulate.hardware.hardware_file import load_hardware
-    from distbench.simulate.recording_file import load_recordings
+    from distbench.simulate.recording_file import load_recordings, save_recordings
     from distbench.simulate.simulated_run import write_simulated_run
     from distbench.simulate.simulation import Simulation, steps_of
 
@@ -87,7 +87,6 @@ def simulate(
     else:
         found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
     simulations = Simulation.all_of(found, machine, expandable_segments, in_8)
-    run_file = write_simulated_run(simulations, out, environment, STARTED_AT, label)
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
     else:
@@ -95,6 +94,14 @@ def simulate(
         from distbench.simulate.simulation_text import blocks_of
 
         say(shown([block for ranks_of_step in steps_of(simulations) for block in blocks_of(ranks_of_step)], form))
+    # Said before it is written: a disk that is full must not cost what took minutes.
+    try:
+        if save is not None:
+            save_recordings(found, save)
+            say(f"recording: {save}", err=True)
+        run_file = write_simulated_run(simulations, out, environment, STARTED_AT, label)
+    except OSError as error:
+        raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
     say(f"run file: {run_file}", err=True)
 
 
@@ -121,7 +128,6 @@ def _recorded(
     """A scenario's variants, and what is known of where they were recorded."""
     from distbench.launch import Request, jobs_of
     from distbench.simulate.record_steps import record_steps
-    from distbench.simulate.recording_file import save_recordings
     from distbench.spec import parse_mesh
     from distbench.spec.mesh import mesh_size
 
@@ -141,7 +147,4 @@ def _recorded(
     ((found, left_out),) = record_steps(jobs, ranks=ranks)
     for label, reason in left_out.items():
         say(f"distbench: left out: {label}: {reason}", err=True)
-    if save is not None:
-        save_recordings(found, save)
-        say(f"recording: {save}", err=True)
     return found, jobs[0].environment

@@ -116,6 +116,7 @@ _HEAD: Kinds = {
     "num_tokens": or_none(SIZE),
     **dict.fromkeys(("phases", "compiled"), list_of(TEXT)),
     "rank": COUNT,
+    "num_events": COUNT,
     "case_id": TEXT,
     "params": RECORD,
     "pipeline": or_none(RECORD),
@@ -126,7 +127,19 @@ _PIPELINE: Kinds = {
     "least_idle_share": or_none(AMOUNT),
 }
 # Fields that older recordings lack, or that may be null.
-_OPTIONAL = ("num_tokens", "rank", "case_id", "params", "pipeline", "explicit", "op", "peer", "batch", "attention")
+_OPTIONAL = (
+    "num_events",
+    "num_tokens",
+    "rank",
+    "case_id",
+    "params",
+    "pipeline",
+    "explicit",
+    "op",
+    "peer",
+    "batch",
+    "attention",
+)
 
 
 def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
@@ -135,7 +148,8 @@ def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
 
 
 def _lines_of(recording: Recording) -> Iterator[str]:
-    yield json.dumps({"recording_version": VERSION, **asdict(recording.head)})
+    counted = {"recording_version": VERSION, "num_events": len(recording.events)}
+    yield json.dumps({**counted, **asdict(recording.head)})
     yield from (json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events)
 
 
@@ -146,18 +160,22 @@ def load_recordings(path: Path) -> list[Recording]:
         UserError: the file cannot be read, is no recording, or a line of it is damaged.
     """
     found: list[tuple[int, Head, list[Event]]] = []
+    counts: list[int | None] = []
     with opened(path, "recording") as file:
         for number, record in _lines(file, path):
             if found and "recording_version" not in record:
                 found[-1][2].append(_event(record, path, number))
                 continue
             found.append((number, _head(record, path, number), []))
+            counts.append(record.get("num_events"))
             if len(found) > MAX_RANKS:
                 raise _damaged(path, number, f"more than {MAX_RANKS} ranks")
     if not found:
         raise UserError(f"{path} {_NO_RECORDING}")
     first = found[0][1]
-    for number, head, events in found:
+    for (number, head, events), count in zip(found, counts, strict=True):
+        if count is not None and len(events) != count:
+            raise _damaged(path, number, f"{len(events):,} of its {count:,} events are there: it was cut short")
         if (head.scenario, head.variant, head.mesh) != (first.scenario, first.variant, first.mesh):
             raise _damaged(path, number, f"{head.label} is another step than {first.label}, a file holds one")
         _require_order(events, path, number + 1)
@@ -236,7 +254,7 @@ def _num_ranks(event: Collective) -> int:
 
 
 def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None:
-    """A block is freed once, after it was allocated, and there is a step."""
+    """A block is freed once, after it was allocated, and there is a step behind the one that sets things up."""
     alive: set[int] = set()
     for number, event in enumerate(events, start=first_line):
         if isinstance(event, Allocated):
@@ -247,7 +265,7 @@ def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None
             if event.block not in alive:
                 raise _damaged(path, number, f"block {event.block} is freed and not allocated")
             alive.remove(event.block)
-    if not any(isinstance(event, StepBegun) for event in events):
+    if not any(isinstance(event, StepBegun) and event.number > 1 for event in events):
         raise UserError(f"recording {path} has no step; record it anew")
 
 

@@ -92,10 +92,14 @@ def run_sweep(asked: AskedSweep, say: Say) -> tuple[Found, bool]:
     entry = asked.setup.entry
     if asked.setup.note:
         say(f"{entry.name}: {asked.setup.note}")
-    with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
-        if asked.hardware is not None:
-            return _predicted(asked, asked.hardware, recorder)
-        return _measured(asked, recorder)
+    try:
+        with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
+            if asked.hardware is not None:
+                return _predicted(asked, asked.hardware, recorder)
+            return _measured(asked, recorder)
+    except KeyboardInterrupt:
+        say(f"too early for a ranking; what was recorded and measured is in {asked.out}, and --resume goes on")
+        raise
 
 
 def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> tuple[Found, bool]:

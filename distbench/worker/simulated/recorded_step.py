@@ -109,8 +109,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
             _run(step, context, shapes, recorder)
             pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
         except Unsupported as error:
-            place = f" ({where})" if (where := raised_at(error)) else ""
-            raise UserError(f"it cannot be simulated, it {error}{place}") from error
+            # What torch's fake tensors raise is told of where they are switched off.
+            where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
+            raise UserError(f"it cannot be simulated, it {error}{f' ({where})' if where else ''}") from error
         except UserError as error:
             raise UserError(f"it cannot be simulated, it {error}") from error
         except Exception as error:
