@@ -43,7 +43,7 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         variants = [
             one for one in job.variants[SOME.get(job.scenario, slice(None))] if not SKIPPED.items() <= one.items()
         ]
-        variants += [PROMPT] if job.scenario == "llama_inference" else []
+        variants += [{**job.variants[0], **PROMPT}] if job.scenario == "llama_inference" else []
         # Of the redistributions those to three of the nine targets.
         chosen = '"->S(0)"' if job.scenario == "redistribute" else ""
         jobs.append(replace(job, settings=settings, variants=variants, chosen=chosen))
