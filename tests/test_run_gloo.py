@@ -43,7 +43,7 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         variants = [
             one for one in job.variants[SOME.get(job.scenario, slice(None))] if not SKIPPED.items() <= one.items()
         ]
-        variants += [PROMPT] if job.scenario == "llama_inference" else []
+        variants += [{**job.variants[0], **PROMPT}] if job.scenario == "llama_inference" else []
         # Of the redistributions those to three of the nine targets.
         chosen = '"->S(0)"' if job.scenario == "redistribute" else ""
         jobs.append(replace(job, settings=settings, variants=variants, chosen=chosen))
@@ -123,7 +123,7 @@ def test_a_forward_pass_has_the_logits_of_one_device_and_a_cache(shipped: dict[s
         counters = record["counters"]
         assert set(record["phases_s"]) == {"forward"} and counters["output_rel_error"] <= 1e-5
         # K and V of 2 layers for 4 samples, one of 4 heads (two where tp has two ranks), 128 positions of 16 numbers.
-        heads = 2 if "cp2xtp2" in record["case"]["id"] else 1
+        heads = 2 if "cp" in record["mesh_dim"] else 1
         assert counters["cache_bytes"] == counters["peak_by_kind"]["cache"] == 2 * 2 * 4 * heads * 128 * 16 * 4
         assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
 
