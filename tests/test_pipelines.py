@@ -17,7 +17,7 @@ from distbench.spec.pipeline_plan import SCHEDULES, layers_of_stages
 from distbench.traces.bubbles import bubble_shares, bubbles_text
 from distbench.traces.costs import doubts
 from distbench.traces.records import Trace, rows_of
-from distbench.worker.children.plan_problems import problems_of_last_stage
+from distbench.worker.children.plan_problems import answer_on
 from distbench.worker.pipelines.stage_modules import activations_of, check_split, stage_of
 from distbench.worker.plans.batch import Batch
 from distbench.worker.plans.patterns import matching_modules
@@ -223,11 +223,11 @@ def test_a_loss_that_fails_on_the_last_stage_alone_is_found_before_ranks_start()
     plan = ParallelPlan(pipeline=PipelinePlan("gpipe"), microbatches=2)
     right = Scenario(build_model=Residual, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
     wrong = replace(right, loss=lambda output, targets: nn.functional.mse_loss(output, targets[:, :3]))
-    sizes = {"pp": 2, "tp": 2}
+    sizes = {"pp": 2}
     job: Any = SimpleNamespace(device="cpu", settings=SimpleNamespace(seed=1))
-    assert not problems_of_last_stage(right, sizes, job)
-    (found,) = problems_of_last_stage(wrong, sizes, job)
-    assert found.startswith("on rank 2: ") and "3" in found
+    assert not answer_on(sizes, right, job)["problems"]
+    (found,) = answer_on(sizes, wrong, job)["problems"]
+    assert found.startswith("on rank 1: ") and "3" in found
 
 
 def test_a_pipeline_needs_a_loss_of_outputs_and_targets() -> None:

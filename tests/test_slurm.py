@@ -243,4 +243,4 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
     for (code, said), sentence in zip(ended, commands, strict=False):
         assert code in (1, 2) and sentence in said.splitlines()[-1] and "Traceback" not in said
     assert "--launcher-args" in ended[0][1]
-    assert not cluster.ask("squeue", "-h")
+    assert not cluster.ask("squeue", "-h", "--states", "PENDING,RUNNING")

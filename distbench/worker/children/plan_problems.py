@@ -48,7 +48,7 @@ def _of_variant(
     """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
     try:
         scenario = declared(function, variant)
-        answer = _answer_on(mesh_of(variant, job.mesh), scenario, job)
+        answer = answer_on(mesh_of(variant, job.mesh), scenario, job)
         step_fails = answer.pop("step_fails", False)
         if found := answer["problems"]:
             may_fit = step_fails or all("mesh dim" in problem for problem in found)
@@ -60,7 +60,9 @@ def _of_variant(
         return {"problems": [f"the scenario raises {one_line(error)}"]}
 
 
-def _answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
+def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
+    """What `answers` says of a variant, without a mesh that works, on a mesh of that shape: rank 0's answer, and what
+    keeps other ranks from a step."""
     with fake_ranks(shape) as mesh:
         answer = answer_of(scenario, rank_of(mesh, job, job.device))
     if "parameter_bytes" not in answer:
@@ -119,7 +121,7 @@ def _mesh_that_works(
     for other in [*worked, *smaller_meshes(job.mesh)]:
         if time.process_time() > until:
             break
-        if not _answer_on(other, scenario, job)["problems"]:
+        if not answer_on(other, scenario, job)["problems"]:
             worked[:] = [other]
             return other
     return None

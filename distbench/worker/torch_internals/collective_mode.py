@@ -84,6 +84,10 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
 
 
 class _Mode(TorchDispatchMode):
+    # Compiled code has some (random numbers' state round an operator, for one), and none of those that it runs as such
+    # communicates.
+    supports_higher_order_operators = True
+
     def __init__(self, handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...]) -> None:
         super().__init__()
         self._handle, self._own_dispatch = handle, (torch.distributed.tensor.DTensor, *own_dispatch)
@@ -97,6 +101,8 @@ class _Mode(TorchDispatchMode):
         # Their own dispatch first, then what it issues comes back here with plain tensors.
         if any(issubclass(kind, self._own_dispatch) for kind in types):
             return NotImplemented
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **(kwargs or {}))
         return self._handle(func, args, kwargs or {})
 
 
