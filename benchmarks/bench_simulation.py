@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.claims import Claim, Row
+from benchmarks.simulated_collectives import collectives_that_differ
 from distbench.launch import Request, jobs_of
-from distbench.signature import counted, load
 from distbench.simulate.collective_time import is_rotation
 from distbench.simulate.float8 import in_float8
 from distbench.simulate.hardware.hardware_file import load_hardware
-from distbench.simulate.record_steps import record_steps
 from distbench.simulate.recording import Recording
 from distbench.simulate.recording_file import load_recording
 from distbench.simulate.simulation import Simulation
@@ -38,9 +37,6 @@ from distbench.spec import parse_mesh
 ROOT = Path(__file__).parent.parent
 GIB = 1 << 30
 MACHINE = "h100_96gb"
-# Where a CPU's signature has an all-gather for DTensor's all-to-all, or nothing communicates, there is nothing to hold.
-WITHOUT_STEPS = {"collectives", "redistribute"}
-CPU_ONLY_PATHS = {"shard_params"}
 
 
 class Published(NamedTuple):
@@ -271,26 +267,6 @@ def all_recorded(step: Recorded, folder: Path) -> tuple[float, float, list[Recor
     _, _, used = os.wait4(child.pid, 0)
     found = [load_recording(Path(answer["file"])) for answer in answers]
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, found
-
-
-def collectives_that_differ() -> int:
-    """Over every variant of every shipped scenario that has a signature of steps."""
-    names = sorted(path.stem for path in (ROOT / "signatures").glob("*.signature"))
-    names = [name for name in names if name not in WITHOUT_STEPS | CPU_ONLY_PATHS]
-    jobs = jobs_of(Request(tuple(names), device="cpu", quick=True, full_mesh=True), None)
-    differing = compared = 0
-    for name, (found, left_out) in zip([job.scenario for job in jobs], record_steps(jobs), strict=True):
-        cases = load(ROOT / "signatures" / f"{name}.signature").cases
-        theirs = {case.rpartition(name)[2].removeprefix("/"): paths for case, paths in cases.items()}
-        for recording in found:
-            ours = counted([one._asdict() for one in recording.collectives])
-            other = theirs[recording.head.variant]
-            differing += sum(ours.get(path, 0) != other.get(path, 0) for path in {*ours, *other})
-            compared += len(other)
-        for label, reason in left_out.items():
-            print(f"  left out: {label}: {reason}", file=sys.stderr)
-    print(f"  {compared} paths of {len(names)} scenarios compared", file=sys.stderr)
-    return differing if compared else 1
 
 
 if __name__ == "__main__":

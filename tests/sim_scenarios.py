@@ -27,7 +27,14 @@ from distbench.worker.session import all_cases, load_scenario, variant_label
 from distbench.worker.simulated import recorded_step
 from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, SimEvent, SimModule
-from distbench.worker.torch_internals import ShapesOnly, fake_ranks, meshes_with_values, simulated_device
+from distbench.worker.torch_internals import (
+    NeedsValues,
+    ShapesOnly,
+    Skipped,
+    fake_ranks,
+    meshes_with_values,
+    simulated_device,
+)
 from distbench.worker.tracing import attribution
 from distbench.worker.tracing.attribution import communications_of
 
@@ -187,8 +194,12 @@ def of_cases(job: Job, every: int) -> dict[str, Any]:
         cases = all_cases(job, function, context)
         for case_spec in cases if job.scenario == "collectives" else some_of(cases, every):
             with contextlib.ExitStack() as opened:
-                with on():
-                    opened_case = opened.enter_context(case_spec.open())
+                try:
+                    with on():
+                        opened_case = opened.enter_context(case_spec.open())
+                except (NeedsValues, Skipped) as error:
+                    found[case_spec.case.id] = {"left_out": str(error)}
+                    continue
                 facts = measured(opened_case.call, device, on, opened_case.starts_on)
                 with on():
                     rows = communications_of(opened_case.call, opened_case.phases, ParallelPlan(), context)
