@@ -220,7 +220,7 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
 WITHOUT_EFFECT = (
     *("a pattern of nothing", "annotated, no such parameter", "a mesh dim of nobody", "reshard to 2 with TP"),
     *("prefetch of -1", "wrapped nothing", "checkpointed nothing"),
-    *("a stage without a layer", "more stages than layers"),
+    *("a stage without a layer", "more stages than layers", "zero bubbles with FSDP that keeps parameters"),
 )
 
 

@@ -12,7 +12,7 @@ from distbench.spec import Job
 ROOT = Path(__file__).parent.parent
 # Those without a model have no step; DDP's reducer reads memory, and so is not simulated.
 NOT_SIMULATED = {"collectives", "ddp", "dtensor_ops", "redistribute"}
-# Where operators choose their shardings themselves, by links, they choose others on a CPU.
+# Its operators choose their shardings themselves, others for RMSNorm's own kernel, which a CPU has not.
 CPU_ONLY_PATHS = {"spmd_mesh"}
 # A CPU's own signature has an all-gather for DTensor's all-to-all.
 EXCHANGED = {"shard_params"}

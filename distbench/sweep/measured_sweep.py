@@ -36,6 +36,8 @@ KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at mos
 SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
 LEAST_CHANGES = 4
+# A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
+FINAL_IN_SCREENED = 4
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
@@ -138,7 +140,7 @@ class Rounds:
                 measured_twice = {*kept, *more}
                 kept = [one for one in self._best(len(self.measured.plans)) if one in measured_twice][:NUM_FINAL]
             if not self.measured.interrupted and kept:
-                self._last_round(ranks, kept[:NUM_FINAL])
+                self._last_round(ranks, kept[: self._num_final()])
         return self.measured
 
     def run_last(self, kept: Sequence[Candidate]) -> Measured:
@@ -165,6 +167,11 @@ class Rounds:
         left_s = self._limits.left_s(SCREEN_SHARE)
         most = num_affordable(self._spent_s / max(num_measured, 1), left_s, self._limits.max_plans - num_measured)
         return len(before) if before else most
+
+    def _num_final(self) -> int:
+        """As many as there is time for; two at least, for a verdict."""
+        each_s = FINAL_IN_SCREENED * self._spent_s / max(len(self.measured.plans), 1)
+        return max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
 
     def _best(self, count: int) -> list[Candidate]:
         return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]

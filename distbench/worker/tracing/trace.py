@@ -27,6 +27,8 @@ from distbench.worker.tracing.step_memory import largest_known, prediction_of
 from distbench.worker.tracing.trace_rows import Traced, TracedRow, tables
 
 NUM_STEPS, ROUNDS = 3, 5
+# Of steps that take long, overhead is told by fewer rounds: those begun within so many seconds.
+OVERHEAD_S = 2.0
 MAX_DIFFERENCES = 20
 OVERLAP_SHARES_CPUS = "on CPU, gloo's threads need the CPUs that backward runs on"
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
@@ -161,7 +163,10 @@ def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext,
     """CPU seconds of bare and traced steps in turn, summed over ranks; who goes first changes each round."""
     bare_cpu, traced_cpu = [], []
     _run(bare, context)  # the first step after checking still has what checking left behind
+    began_s = time.monotonic()
     for turn in range(ROUNDS):
+        if turn and max(context.gather(time.monotonic() - began_s)) > OVERHEAD_S:
+            break
         tracing.on_progress()
         if turn % 2:
             bare_cpu.append(_run(bare, context))
