@@ -36,6 +36,7 @@ KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at mos
 SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
 LEAST_CHANGES = 4
+SOONEST = ("plan.mixed_precision", "plan.reshard_after_forward")
 # A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
 FINAL_IN_SCREENED = 4
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
@@ -69,8 +70,14 @@ class Measured:
 
 
 def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
-    """The single changes of the plan as written on each mesh: all of the fastest mesh's first."""
-    return [changed for candidate in best if not candidate.choices for changed in space.neighbours(candidate)]
+    """The single changes of the plan as written on each mesh: all of the fastest mesh's first, of a mesh those that
+    change what a step computes and communicates most."""
+    plain = [candidate for candidate in best if not candidate.choices]
+    return [changed for candidate in plain for changed in sorted(space.neighbours(candidate), key=_lateness)]
+
+
+def _lateness(changed: Candidate) -> int:
+    return min((SOONEST.index(name) for name, _ in changed.choices if name in SOONEST), default=len(SOONEST))
 
 
 def num_affordable(each_s: float, left_s: float, most: int) -> int:
@@ -133,8 +140,10 @@ class Rounds:
             ):
                 self._round(ranks, 1, more, SCREENING)
             kept = self._best(max(NUM_FINAL, math.ceil(len(self.measured.plans) / KEPT_SHARE)))
-            if not self.measured.interrupted and len(kept) > NUM_FINAL:
-                more = combined(self.measured.ranked, self.measured.plans)
+            more = combined(self.measured.ranked, self.measured.plans)
+            if len(kept) <= NUM_FINAL:
+                kept = [*more, *kept]
+            elif not self.measured.interrupted:
                 again = replace(SCREENING, min_samples=6, max_samples=6, passes=3)
                 self._round(ranks, 2, [*kept, *more], again)
                 measured_twice = {*kept, *more}
