@@ -320,7 +320,12 @@ def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_
     one = space()
     slow, fast = one.meshes[0], one.meshes[1]
     found = changes_of_best(one, [fast, slow, slow.with_choice("plan.prefetch", 2)])
-    assert found == [*one.neighbours(fast), *one.neighbours(slow)]
+    num_of_fast = len([*one.neighbours(fast)])
+    for changed, mesh in ((found[:num_of_fast], fast), (found[num_of_fast:], slow)):
+        assert set(changed) == {*one.neighbours(mesh)} and len(changed) == len({*changed})
+        names = [name for candidate in changed for name, _ in candidate.choices]
+        soonest = [name in ("plan.mixed_precision", "plan.reshard_after_forward") for name in names]
+        assert any(soonest) and soonest == sorted(soonest, reverse=True), names
     # 20 s, half of them for the second look, and 2 s a plan.
     assert num_affordable(2.0, 20.0, 80) == 5 and num_affordable(2.0, 20.0, 3) == 3
     assert (
