@@ -15,6 +15,7 @@ from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     from distbench.simulate.recording import Recording
+    from distbench.simulate.simulation import Simulation
 
 MAX_RANKS, MAX_DIGITS = 16, 8
 
@@ -70,7 +71,7 @@ def simulate(
     from distbench.simulate.hardware.hardware_file import load_hardware
     from distbench.simulate.recording_file import load_recordings, save_recordings
     from distbench.simulate.simulated_run import write_simulated_run
-    from distbench.simulate.simulation import Simulation, steps_of
+    from distbench.simulate.simulation import Simulation
 
     environment: dict[str, Any]
     machine = load_hardware(hardware)
@@ -87,13 +88,7 @@ def simulate(
     else:
         found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
     simulations = Simulation.all_of(found, machine, expandable_segments, in_8)
-    if form == "json":
-        click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
-    else:
-        from distbench.render.terminal import shown
-        from distbench.simulate.simulation_text import blocks_of
-
-        say(shown([block for ranks_of_step in steps_of(simulations) for block in blocks_of(ranks_of_step)], form))
+    _say_steps(simulations, form)
     # Said before it is written: a disk that is full must not cost what took minutes.
     try:
         if save is not None:
@@ -103,6 +98,19 @@ def simulate(
     except OSError as error:
         raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
     say(f"run file: {run_file}", err=True)
+
+
+def _say_steps(simulations: "list[Simulation]", form: str) -> None:
+    """Print what was simulated."""
+    from distbench.simulate.simulation import steps_of
+
+    if form == "json":
+        click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
+        return
+    from distbench.render.terminal import shown
+    from distbench.simulate.simulation_text import blocks_of
+
+    say(shown([block for ranks_of_step in steps_of(simulations) for block in blocks_of(ranks_of_step)], form))
 
 
 def _ranks(text: str | None) -> list[int] | None:
