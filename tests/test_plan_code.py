@@ -2,14 +2,24 @@
 
 import math
 import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
 from distbench.spec.job import variants_of
@@ -68,6 +78,34 @@ def test_code_imports_all_that_it_takes() -> None:
     assert repr(pasted(code_of(PLAN))) == repr(PLAN)
     # torch's own text of a style would be ColwiseParallel(input_layouts=(Shard(dim=1),), ...), which is another style.
     assert "ColwiseParallel(input_layouts=Shard(1), use_local_output=False)" in code_of(PLAN)[-1]
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+STYLES = {
+    "rowwise linear": (RowwiseParallel(output_layouts=Shard(1)), torch.nn.Linear(4, 4)),
+    "rowwise embedding": (RowwiseParallel(input_layouts=Replicate()), torch.nn.Embedding(4, 4)),
+    "colwise": (ColwiseParallel(), torch.nn.Linear(4, 4)),
+    "sequence": (SequenceParallel(), torch.nn.LayerNorm(4)),
+}
+
+
+@pytest.mark.parametrize(("style", "module"), STYLES.values(), ids=list(STYLES))
+def test_a_style_that_was_applied_has_the_same_code(
+    style: ParallelStyle, module: torch.nn.Module, mesh: DeviceMesh
+) -> None:
+    plan = ParallelPlan(tp={"one": style})
+    before, kept = code_of(plan), dict(vars(style))
+    parallelize_module(module, mesh, style)
+    assert vars(style) != kept, "torch no longer writes into a style that it applies"
+    assert code_of(plan) == before
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ KEPT_AS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     },
 }  # fmt: skip
 
+# What torch writes into a style when the plan is applied, which is no part of how it was made: class to attributes.
+SET_BY_APPLYING: Mapping[str, frozenset[str]] = {
+    "ParallelStyle": frozenset({"src_data_rank"}),
+    "RowwiseParallel": frozenset({"desired_input_layouts"}),
+}
+
 
 class _NoText(Exception):
     """A value that no text makes again: a lambda, or an object that does not keep what it was made of."""
@@ -184,4 +190,5 @@ def _makes(given: Mapping[str, Any], value: Any) -> bool:
 
 
 def _state(value: Any) -> dict[str, str]:
-    return {name: repr(one) for name, one in getattr(value, "__dict__", {}).items()}
+    later = {name for base in type(value).__mro__ for name in SET_BY_APPLYING.get(base.__name__, ())}
+    return {name: repr(one) for name, one in getattr(value, "__dict__", {}).items() if name not in later}
