@@ -145,7 +145,7 @@ def run_step(
             outputs.append(output.detach().cpu().float())
 
     if scenario.inference:
-        loss = torch.zeros(())
+        loss = torch.zeros((), dtype=torch.float32)
         with forward_alone(context.device):
             keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
         outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
@@ -242,7 +242,7 @@ def _gradient_differences(
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
     """Rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
-    tensor = torch.zeros(shape) if tensor is None else tensor
+    tensor = torch.zeros(shape, dtype=torch.float32) if tensor is None else tensor
     dist.broadcast(tensor, src=0, group=context.control)
     return tensor
 

@@ -196,6 +196,7 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     for first in ({name: name for name in found}, built.first_names(model, found)):
         if all(first.get(name) in names for name in found):
             by_name = {names[first[name]]: parameter for name, parameter in found.items()}
+            _require_tied(names, first, where)
             if len(by_name) == len(wanted):
                 return {name: by_name[name] for name in wanted}
     if len(found) == len(wanted):
@@ -208,6 +209,19 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     lost = next((name for name in wanted if name not in found), None)
     odd = f"lacks {lost!r}" if new is None else f"{new!r} is new ({nearest(new, wanted)})"
     raise UserError(f"{what}: {odd}; keep them all")
+
+
+def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
+    """Refuse two parameters in the place of one that modules shared: values and gradients would be those of one."""
+    holders: dict[str, str] = {}
+    for was in first.values():
+        other = holders.setdefault(names[was], was)
+        if other != was:
+            what = f"parameter {other} is shared with {was} in the model that build_model made, and the parallel model"
+            raise UserError(
+                f"{what}{where} has two, as when a style makes a DTensor of one alone; lay both out alike, or untie "
+                "them (tie_word_embeddings=False in a config of transformers)"
+            )
 
 
 def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:

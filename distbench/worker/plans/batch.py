@@ -12,6 +12,7 @@ from distbench.worker.models.trees import kind_of, leaves_of, mapped, tensors_of
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.redistribute.expected_shards import chunk_of
 
+GIVE_A_LOSS = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
 # Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
 Dims = int | Mapping[str, int | None]
 
@@ -172,9 +173,15 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
     keep(output)
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    found = first.get("loss") if isinstance(first, Mapping) else getattr(first, "loss", first)
-    return _scalar(found, f"the model ({name_of(model)}), as no loss is given,", None)
+    who = f"the model ({name_of(model)}), as no loss is given,"
+    found = output
+    while not hasattr(found, "loss") and isinstance(found, tuple | list) and found:
+        found = found[0]
+    if isinstance(found, Mapping):
+        if found.get("loss") is None:
+            raise UserError(f"{who} returns {kind_of(found)} whose keys are {', '.join(map(str, found))}{GIVE_A_LOSS}")
+        return _scalar(found["loss"], who, None)
+    return _scalar(getattr(found, "loss", found), who, None)
 
 
 def name_of(model: Any) -> str:
@@ -187,5 +194,5 @@ def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:
         return loss if loss.ndim == 0 else loss.reshape(())
     found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
     where = f" ({place_of(function)})" if function is not None else ""
-    more = "" if function is not None else "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
+    more = "" if function is not None else GIVE_A_LOSS
     raise UserError(f"{who}{where} returns {found}, it must return the loss, one number{more}")
