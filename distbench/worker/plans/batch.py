@@ -78,6 +78,8 @@ class Batch:
         """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
         named = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
         split = self.split_dims
+        if self.dims is None and isinstance(self.tree, list) and all(map(_is_sample, self.tree)):
+            return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
         if self.dims is not None or len(split) == len(named):
             return ""
         whole = [name for name in named if name not in split]
@@ -98,7 +100,7 @@ class Batch:
         given = dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in named if named[n].ndim), dims)
         found: dict[str, int] = {}
         for pattern, tensor_dim in given.items():
-            matched = fnmatch.filter(named, pattern)
+            matched = [pattern] if pattern in named else fnmatch.filter(named, pattern)
             if not matched:
                 raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(named) or 'no tensors'}")
             for name in matched:
@@ -117,7 +119,8 @@ class Batch:
 
         def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
             cut = chunk_of(tensor, dims[name], count, index) if name in dims else tensor
-            return cut.to(device).contiguous()
+            here = cut.to(device)
+            return here.contiguous() if here.layout == torch.strided else here
 
         return mapped(self.tree, own)
 
@@ -131,13 +134,26 @@ def batch_of(scenario: Scenario) -> Batch:
     assert scenario.make_batch is not None
     with blamed("make_batch", scenario.make_batch):
         tree = scenario.make_batch()
+    # A step is not the first one's last backward: what a batch was made by stays out of it.
+    tree = mapped(tree, lambda _, one: one if one.grad_fn is None else one.detach().requires_grad_())
     batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
     if array := next((name for name, leaf in leaves_of(tree) if _is_array(leaf)), None):
         what = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
         raise UserError(f"{what}; give tensors: torch.from_numpy(...)")
+    if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
+        raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
+    named = dict(tensors_of(tree))
+    if odd := next((name for name in batch.split_dims if named[name].layout != torch.strided), None):
+        kind = str(named[odd].layout).removeprefix("torch.")
+        what = f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of"
+        raise UserError(f"{what}; give it dense and convert it in call=, or whole to every rank by batch_dims")
     if not batch.length:
         raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
     return batch
+
+
+def _is_sample(item: Any) -> bool:
+    return isinstance(item, Mapping) or (isinstance(item, list | tuple) and bool(item))
 
 
 def _is_array(leaf: Any) -> bool:
@@ -179,7 +195,8 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
         found = found[0]
     if isinstance(found, Mapping):
         if found.get("loss") is None:
-            raise UserError(f"{who} returns {kind_of(found)} whose keys are {', '.join(map(str, found))}{GIVE_A_LOSS}")
+            whose = "loss is None" if "loss" in found else f"keys are {', '.join(map(str, found))}"
+            raise UserError(f"{who} returns {kind_of(found)} whose {whose}{GIVE_A_LOSS}")
         return _scalar(found["loss"], who, None)
     return _scalar(getattr(found, "loss", found), who, None)
 

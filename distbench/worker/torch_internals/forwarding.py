@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.worker.torch_internals.collective_mode import OF_EACH_RANK, PEERS, PUT_OUT, CollectiveCall, flat_tensors, kind_of
+from distbench.worker.torch_internals.collective_mode import (
+    OF_EACH_RANK,
+    PEERS,
+    PUT_OUT,
+    CollectiveCall,
+    flat_tensors,
+    kind_of,
+)
 from distbench.worker.torch_internals.probe import require
 
 BACKEND = "distbench_traced"
