@@ -266,7 +266,7 @@ class StepCheck:
             *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, [prints for prints, _ in told]),
             *likely_causes.of_compiled(compiled, max(errors, default=0)),
             *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
-            *likely_causes.of_replicas([gradients for _, gradients in told]),
+            *likely_causes.of_replicas([gradients for _, gradients in told if not found.random]),
             *likely_causes.of_another_run(loss, rerun),
         ]
         return [f"the likely cause: {one}" for one in causes or filter(None, [made.guessed().removeprefix("; ")])]

@@ -48,10 +48,13 @@ class Rehearsal:
     parameter_bytes: int = 0
 
 
-def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
-    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
+def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
+    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as this rank would.
 
     `Skipped` where a part of the plan has nothing to do on this machine.
+
+    Args:
+        with_step: False applies the plan alone.
     """
     shapes, missing = None, ""
     try:
@@ -81,7 +84,7 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     except Exception as error:
         # What plan_check does not know of, torch says when the plan is applied.
         return Rehearsal((f"torch refuses the plan: {one_line_and_place(error)}",))
-    if shapes is None:
+    if shapes is None or not with_step:
         return Rehearsal((), missing, parameter_bytes(step.model))
     if step.has_buckets and num_parameters > MAX_REPEATED:
         return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", parameter_bytes(step.model))

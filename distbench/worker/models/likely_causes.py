@@ -75,8 +75,8 @@ def fingerprint(tree: Any) -> str:
     found = hashlib.sha256()
     for name, tensor in tensors_of(tree):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        tensor = tensor.to_dense() if tensor.is_sparse else tensor
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        found.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
