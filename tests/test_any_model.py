@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, net, on, problems_of, shards
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.reference import model_on_device, reference_of
+from distbench.worker.cases.reference import _shared, model_on_device, reference_of
 from distbench.worker.cases.rounding import measured_rounding
 from distbench.worker.children.plan_problems import answer_of
 from distbench.worker.models.blueprint import blueprint
+from distbench.worker.plans.materialise import initial_value
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -233,6 +236,69 @@ def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) ->
     for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give a style of it"), (3, "3 is a int; give a")):
         (said,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
         assert f"TP pattern '0': {says}" in said
+
+
+def test_a_tie_that_a_plan_breaks_is_refused() -> None:
+    """The other copy had no initial values: LFM2 under its own plan, which is of its output layer alone."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(2, 4), nn.Linear(4, 2, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(x))
+
+    def own(model: nn.Module, mesh: Any) -> Any:
+        style = ColwiseParallel(output_layouts=Replicate())
+        return parallelize_module(model, mesh["tp"], {"head": style})
+
+    def as_in(wrapped: bool) -> Any:
+        return lambda model, mesh: nn.Sequential(own(model, mesh)) if wrapped else own(model, mesh)
+
+    for context in on({"tp": 2}):
+        for wrapped in (False, True):
+            given = {"build_model": Tied, "make_batch": lambda: (batch()[1], batch()[1]), "plan": ParallelPlan()}
+            (said,) = problems_of(context, **given, parallelize=as_in(wrapped))
+            assert said.startswith(
+                "parameter embedding.weight is shared with head.weight in the model that build_model"
+            )
+
+
+def test_a_default_dtype_of_the_user_s_own_stays_out_of_values_and_what_is_shared(context: RankContext) -> None:
+    """Rank 0 alone builds the model once more, so that ranks had other dtypes from then on."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert initial_value(0, "weight", (2,), 1).dtype == torch.float32
+        assert _shared(None, (2,), context).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_memory_that_fsdp_has_freed_is_no_index(context: RankContext) -> None:
+    """`check` leaves out what an index says that other ranks would have sent, and left this out with it."""
+
+    class Twice(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            output = super().forward(x)
+            (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+            return output + slope[:, :2]
+
+    (said,) = problems_of(
+        context,
+        build_model=lambda: Twice(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))),
+        plan=ParallelPlan(fsdp=FsdpPlan(wrap=("0",))),
+    )
+    assert "are out of bounds for storage of size 0" in said
+
+
+@pytest.mark.parametrize("given", [{"loss": torch.nn.CrossEntropyLoss}, {"plan": ParallelPlan(tp={"0": "colwise"})}])
+def test_what_contradicts_itself_is_refused_where_it_is_said(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"Scenario\.loss is the class CrossEntropyLoss|and a plan with tp, which it"):
+        Scenario(**{**GIVEN, "parallelize": shards, **given})
 
 
 @pytest.mark.parametrize("given", [{"gradient_divide_factor": 0.0}, {"tolerance": -1.0}])
