@@ -97,7 +97,7 @@ def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[i
     if not callable(scenario.step_plan.tp):
         return []
     size = mesh_size(shape)
-    strides = itertools.accumulate(reversed(shape.values()), int.__mul__)
+    strides = itertools.accumulate(reversed([*shape.values()]), int.__mul__)
     return sorted({*range(1, min(size, MANY)), size - 1, *strides} & set(range(1, size)))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 # Sequences that are filled anew, since they take more than their items.
-FILLED = deque | UserList
+FILLED = (deque, UserList)
 
 
 def kind_of(tree: Any) -> str:
@@ -78,7 +78,7 @@ def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
         return list(tree.items())
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return list(zip(tree._fields, tree, strict=True))
-    if isinstance(tree, list | tuple | FILLED):
+    if isinstance(tree, (list, tuple, *FILLED)):
         return list(enumerate(tree))
     return () if isinstance(tree, torch.Tensor | nn.Module | type) else _fields_of(tree)
 
