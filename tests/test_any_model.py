@@ -295,6 +295,39 @@ def test_memory_that_fsdp_has_freed_is_no_index(context: RankContext) -> None:
     assert "are out of bounds for storage of size 0" in said
 
 
+def test_modules_in_a_plain_list_are_named_where_a_step_fails(context: RankContext) -> None:
+    class Hiding(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.extra = [nn.Linear(4, 4)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.extra[0](x))
+
+    (said,) = problems_of(context, build_model=Hiding)
+    assert said.endswith("; extra holds modules in a plain list: use ModuleList or ModuleDict")
+
+
+def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankContext) -> None:
+    """An expert that no token of a rank chooses: FSDP2 then reduces tensors of other sizes on each rank."""
+
+    class Choosing(nn.Module):
+        def __init__(self, always: bool) -> None:
+            super().__init__()
+            self.experts, self.always = nn.ModuleList(nn.Linear(4, 2) for _ in range(3)), always
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            chosen = int(x[0, 0] > 0)
+            return self.experts[chosen](x) + sum(0 * one(x) for one in self.experts[:2] if self.always)
+
+    x = torch.tensor([1.0, 1, -1, -1])[:, None].expand(4, 4)
+    given = {"make_batch": lambda: (x, batch()[1])}
+    (said,) = problems_of(context, build_model=lambda: Choosing(False), **given)
+    assert said.startswith("parameter experts.0.bias gets a gradient from part 1 of the batch and none from part 0")
+    # The third one, which nobody uses, is nobody's.
+    assert problems_of(context, build_model=lambda: Choosing(True), **given) == []
+
+
 @pytest.mark.parametrize("given", [{"loss": torch.nn.CrossEntropyLoss}, {"plan": ParallelPlan(tp={"0": "colwise"})}])
 def test_what_contradicts_itself_is_refused_where_it_is_said(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"Scenario\.loss is the class CrossEntropyLoss|and a plan with tp, which it"):

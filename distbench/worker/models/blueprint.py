@@ -177,6 +177,19 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def unregistered(built: Blueprint) -> str:
+    """A module that another one keeps in a plain list or dict, where its parameters are nobody's and get no memory: a
+    half sentence, or nothing."""
+    known = set(built.modules.values())
+    for name, module in built.modules.items():
+        for attribute, value in vars(module).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if attribute not in OWN_ATTRIBUTES and any(isinstance(one, nn.Module) and one not in known for one in held):
+                where = f"{name}.{attribute}" if name else attribute
+                return f"; {where} holds modules in a plain {type(value).__name__}: use ModuleList or ModuleDict"
+    return ""
+
+
 def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, nn.Parameter]:
     """Parameters of a parallel model by the names that they had when it was built.
 
