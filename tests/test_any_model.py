@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,8 +66,39 @@ def test_a_model_of_tensors_that_are_no_parameters_runs_as_it_is(context: RankCo
     assert torch.equal(step.model.mean, one.mean) and float(one.mean.abs().sum()) > 0
 
 
+class Reading(nn.Module):
+    """Values of its parameters while it is built, numpy's put into one, and a weight that two modules share."""
+
+    def __init__(self, scaled: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.scale = self.first.weight.abs().max().item() if scaled else 1.0
+        if scaled:
+            self.first.bias.data = torch.from_numpy(np.ones(4, dtype=np.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)) * self.scale
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_model_that_reads_its_parameters_is_the_same_on_one_device(context: RankContext, scaled: bool) -> None:
+    """Also where a weight is shared, which building it on the CPU made two of."""
+
+    def build() -> nn.Module:
+        return Reading(scaled)
+
+    built = blueprint(build, context.seed)
+    assert built.needs_values == scaled and built.model.first.weight.is_meta
+    assert built.parameters == ["first.weight", "first.bias", "second.bias"]
+    assert problems_of(context, build_model=build) == []
+    one = model_on_device(Scenario(**{**GIVEN, "build_model": build}), context, built)
+    assert one.scale == built.model.scale and one.first.weight is one.second.weight
+
+
 def test_values_made_of_a_large_model_s_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbench.worker.models.blueprint.MOST_DRAWN", 9)
+    monkeypatch.setattr("distbench.worker.models.building.MOST_DRAWN", 9)
     with pytest.raises(UserError, match="makes mask of parameters, which have no values in a model of 10"):
         blueprint(OwnTensors, 1)
 

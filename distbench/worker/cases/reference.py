@@ -18,6 +18,7 @@ from torch import nn
 from distbench.spec import Scenario
 from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.models.blueprint import Blueprint, as_built, blueprint
+from distbench.worker.models.building import whole_on_cpu
 from distbench.worker.models.likely_causes import batch_statistics_of, dropout_of
 from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.plans.batch import batch_of, loss_of
@@ -108,8 +109,11 @@ def model_on_device(
 ) -> nn.Module:
     """The whole model with its initial values, or those that are given, on this rank's device."""
     assert scenario.build_model is not None
-    with torch.device(context.device):
-        model: nn.Module = scenario.build_model()
+    if built.needs_values:
+        model: nn.Module = whole_on_cpu(scenario.build_model, context.seed).to(context.device)
+    else:
+        with torch.device(context.device):
+            model = scenario.build_model()
     load_initial_values(model, context, built)
     place_attributes(model, built, context.device)
     with torch.no_grad():
