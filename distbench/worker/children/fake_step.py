@@ -31,7 +31,7 @@ MAX_REPEATED = 20_000_000
 # One of no more, in parameters and in what its batch holds, is run with values whatever shapes tell.
 SMALL = 2_000_000
 # What an index says that was to come from another rank; memory that FSDP2 has freed is out of bounds on all of them.
-NO_INDEX = re.compile(r"IndexError|out of (range|bounds)(?! for storage)")
+NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
 # Parts of a batch whose gradients are held against each other.
 MOST_PARTS = 8
 TOO_LARGE = "and the model is too large to be tried with values"
