@@ -17,6 +17,10 @@ WHERE = {"--nodes": True, "--launcher": True, "--ranks-per-node": True, "--launc
 WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args", "only_print")
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
+NO_DEVICE_ASKED = (
+    "distbench: caution: nodes of this cluster have GPUs, and the job asks for none, since none is here; add --device "
+    "cuda (AMD's too) to use them, or --device cpu"
+)
 
 
 class KeepsArguments(click.Command):
@@ -71,8 +75,10 @@ def run_on_nodes(
         extra=_words(asked["launcher_args"]),
         timeout_s=asked["timeout_s"],
     )
+    if launcher == "slurm" and device == "cpu" and not asked["device"] and nodes.has_gpus():
+        say(NO_DEVICE_ASKED, err=True)
     if asked["only_print"]:
-        texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_script, "torchx": nodes.torchx_line}
+        texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_text, "torchx": nodes.torchx_line}
         say(texts[launcher](launch).rstrip("\n"))
         return 0
     run = {"torchrun": nodes.run_by_torchrun, "slurm": nodes.run_by_slurm, "torchx": nodes.run_by_torchx}[launcher]
@@ -93,11 +99,11 @@ def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
     """A command's words without those that say where it runs."""
     kept, skip = [], False
     for word in arguments:
-        name, _, value = word.partition("=")
+        name, has_value, _ = word.partition("=")
         if skip:
             skip = False
         elif name in WHERE:
-            skip = WHERE[name] and not value
+            skip = WHERE[name] and not has_value
         else:
             kept.append(word)
     return tuple(kept)
