@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from distbench.commands.say import say
+from distbench.spec.devices import ANY_ACCELERATOR
 from distbench.spec.errors import UserError
 
 # The launchers by name, as distbench/nodes has them: `--help` must not pay for importing it.
@@ -18,8 +19,8 @@ WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args", "onl
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
 NO_DEVICE_ASKED = (
-    "distbench: caution: nodes of this cluster have GPUs, and the job asks for none, since none is here; add --device "
-    "cuda (AMD's too) to use them, or --device cpu"
+    "distbench: caution: nodes of this cluster have GPUs, and the job asks for none, since none is here; say --device "
+    f"({ANY_ACCELERATOR}), or --device cpu"
 )
 
 
