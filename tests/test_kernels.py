@@ -125,6 +125,15 @@ def test_hips_launches_count_and_the_runtimes_call_before_the_drivers() -> None:
     assert in_us([*HOST[:6], *both, kernel("gemm", 400, 10, correlation=3)])[1] == ("backward", 400, 410)
 
 
+def test_events_may_come_in_any_order_and_last_no_time() -> None:
+    """A kernel whose end the device never told lasts less than nothing; it hides nobody, and ends where it began."""
+    lost = [kernel("lost", 100, -40, 9, correlation=2), kernel("empty", 110, 0, 9, correlation=2)]
+    there, back = in_us([*EVENTS, *lost]), in_us([*lost, *reversed(EVENTS)])
+    assert there == back == in_us(EVENTS)
+    found = collectives_among([*lost, *reversed(EVENTS)])
+    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([30, 15, 20])
+
+
 def test_a_phase_that_launched_nothing_ends_where_the_one_before_it_did() -> None:
     events = [one for one in EVENTS if one.get("args", {}).get("correlation") not in (6, 7)]
     assert in_us(events)[2] == ("optimizer", 635, 635)

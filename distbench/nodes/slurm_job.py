@@ -144,8 +144,9 @@ def _ask(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str,
     """One of Slurm's commands: its exit code, output and complaint. Never raises."""
     try:
         # What users and sites write into a job's fields need not be text.
-        text = {"encoding": "utf-8", "errors": "replace"}
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False, **text)
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, "", str(error)
     return done.returncode, done.stdout, done.stderr.strip()

@@ -52,7 +52,7 @@ def is_copy(event: Event) -> bool:
 def span_of(event: Event) -> Span:
     """Seconds of the profiler's clock; events have microseconds."""
     begun = float(event["ts"]) * MICRO
-    return begun, begun + float(event.get("dur", 0.0)) * MICRO
+    return begun, begun + max(float(event.get("dur", 0.0)), 0.0) * MICRO
 
 
 class HostCalls:
