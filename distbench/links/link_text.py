@@ -21,9 +21,12 @@ from distbench.render.blocks import Table, table_of
 from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
 from distbench.runs.run_file import Run
 from distbench.spec import UserError
+from distbench.spec.devices import DRIVER_FIELDS
 
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
+# Fields of the environment, as a header has them.
+DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
 SLOW_IN = {
     LATENCY: "small messages",
     BANDWIDTH: "large messages",
@@ -79,11 +82,17 @@ def judged(run: Run, earlier: Run | None = None) -> Judged | None:
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """A sentence where the earlier run was on other hosts: each rank is held against the one of its number there."""
+    """Sentences where the earlier run was on other hosts, or by other means: each rank is held against the one of its
+    number there."""
     links, before = link_run_of(run), link_run_of(earlier)
     now, then = (list(dict.fromkeys(one.hosts)) if one else [] for one in (links, before))
     if now != then:
         yield f"caution: it was measured on {_hosts(then)}, this run on {_hosts(now)}: other hardware may be compared"
+    for name in DRIVEN_BY:
+        was, is_now = (getattr(one.about.environment, name, None) for one in (earlier, run))
+        if was and is_now and was != is_now:
+            said = f"its {name.replace('_', ' ')} was {was}, this run's is {is_now}"
+            yield f"caution: {said}: what differs need not be the hardware's fault"
 
 
 def _hosts(names: Sequence[str]) -> str:
