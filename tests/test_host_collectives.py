@@ -9,7 +9,7 @@ import pytest
 from test_kernels import AUTOGRAD, COMPUTE, GROUPS, MAIN, NCCL, Event, event, kernel, launched, nccl, row, told
 
 from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.host_calls import HostCalls, is_on_device, phases_among, unlinked
+from distbench.worker.tracing.host_calls import HostCalls, in_no_phase, is_on_device, phases_among
 from distbench.worker.tracing.kernels import UNNAMED, Ran, collectives_among, matched
 from distbench.worker.tracing.profiled import step_of_events
 
@@ -209,7 +209,7 @@ def test_a_number_of_0_is_none(zero: str) -> None:
     device = [kernel("a", 60, 10, correlation=3), kernel("b", 80, 10, **{zero: 0})]
     launches = HostCalls([*host, *device])
     assert [round(one.begun_s * 1e6) for one in phases_among([*host, *device])] == [60, 60]
-    assert unlinked([*host, *device], launches) == (1, 2)
+    assert in_no_phase([*host, *device], launches) == (1, 0, 2)
 
 
 def test_flows_numbered_by_themselves_are_no_calls() -> None:

@@ -134,6 +134,16 @@ def test_events_may_come_in_any_order_and_last_no_time() -> None:
     assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([30, 15, 20])
 
 
+def test_what_was_launched_in_no_phase_is_said() -> None:
+    """By a thread of its own that goes on when the step has ended."""
+    late = [launched(99, 135, AUTOGRAD), kernel("late", 900, 50, correlation=99)]
+    step = step_of_events([*EVENTS, *late], PHASES, 0.5, STEP, GROUPS)
+    assert step.traced.ends_s[-1] == pytest.approx(730e-6)
+    assert (
+        step.differences[-1] == "1 of 8 kernels and copies were launched before or after the step; they are in no phase"
+    )
+
+
 def test_a_phase_that_launched_nothing_ends_where_the_one_before_it_did() -> None:
     events = [one for one in EVENTS if one.get("args", {}).get("correlation") not in (6, 7)]
     assert in_us(events)[2] == ("optimizer", 635, 635)

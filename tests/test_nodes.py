@@ -202,6 +202,9 @@ def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: 
     asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--print")
     assert "nodes of this cluster have GPUs, and the job asks for none" in run(*asked)[1]
     assert "caution" not in run(*asked, "--device", "cpu")[1]
+    for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
+        assert "caution" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
+    assert "caution" in run(*asked, "--launcher-args", "-p gpu")[1]
     code, text = run(*asked, "--device", "cuda")
     assert code == 0 and "caution" not in text and "#SBATCH --gpus-per-node=2" in text
     monkeypatch.setenv("SLURM_JOB_ID", "7")
@@ -225,7 +228,9 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
     assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
 
 
-@pytest.mark.parametrize("word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x"])
+@pytest.mark.parametrize(
+    "word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x", "-D /x", "--chdir=/x"]
+)
 def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
 ) -> None:

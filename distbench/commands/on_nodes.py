@@ -1,5 +1,6 @@
 """`distbench run --nodes`: the options that say on which nodes, and the command without them."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ WHERE = {"--nodes": True, "--launcher": True, "--ranks-per-node": True, "--launc
 WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args", "only_print")
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
+ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
 NO_DEVICE_ASKED = (
     "distbench: caution: nodes of this cluster have GPUs, and the job asks for none, since none is here; say --device "
     f"({ANY_ACCELERATOR}), or --device cpu"
@@ -76,7 +78,8 @@ def run_on_nodes(
         extra=_words(asked["launcher_args"]),
         timeout_s=asked["timeout_s"],
     )
-    if launcher == "slurm" and device == "cpu" and not asked["device"] and nodes.has_gpus():
+    asks = asked["device"] or device != "cpu" or any(ASKS_FOR_GPUS.match(word) for word in launch.extra)
+    if launcher == "slurm" and not asks and nodes.has_gpus():
         say(NO_DEVICE_ASKED, err=True)
     if asked["only_print"]:
         texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_text, "torchx": nodes.torchx_line}

@@ -11,8 +11,8 @@ COUNTS = {
     "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
     "torchx": {"--j": "-j"},
 }
-# Words of sbatch for something else than one job whose output is shown.
-NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e"}
+# Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
+NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
 
 
 def require_own_counts(asked: NodeLaunch, launcher: str) -> None:

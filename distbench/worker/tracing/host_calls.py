@@ -104,17 +104,11 @@ def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> 
     that opened it waits.
     """
     launches = launches or HostCalls(events)
-    hosts = sorted(
-        (span_of(event), str(event["name"]).removeprefix(PHASE))
-        for event in events
-        if event.get("ph") == "X" and event.get("cat") == ANNOTATION and str(event.get("name", "")).startswith(PHASE)
-    )
-    begins = [begun for (begun, _), _ in hosts]
+    hosts = _hosts_phases(events)
     ran: list[list[Span]] = [[] for _ in hosts]
     for event in filter(is_on_device, events):
         launch = launches.of(event)
-        place = bisect_right(begins, launch.at_s) - 1 if launch else -1
-        if launch and place >= 0 and launch.at_s <= hosts[place][0][1]:
+        if launch and (place := _place_among(hosts, launch)) is not None:
             ran[place].append(span_of(event))
     began = min((begun for spans in ran for begun, _ in spans), default=0.0)
     found: list[Phase] = []
@@ -125,7 +119,25 @@ def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> 
     return found if any(ran) else []
 
 
-def unlinked(events: Iterable[Event], launches: HostCalls) -> tuple[int, int]:
-    """How many of a device's events have no launch in the trace, and how many there are."""
-    known = [launches.of(event) is not None for event in events if is_on_device(event)]
-    return known.count(False), len(known)
+def _hosts_phases(events: Iterable[Event]) -> list[tuple[Span, str]]:
+    """Our annotations of the host, in order."""
+    return sorted(
+        (span_of(event), str(event["name"]).removeprefix(PHASE))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") == ANNOTATION and str(event.get("name", "")).startswith(PHASE)
+    )
+
+
+def _place_among(hosts: Sequence[tuple[Span, str]], launch: HostCall) -> int | None:
+    """Which phase was open at a launch."""
+    place = bisect_right(hosts, launch.at_s, key=lambda phase: phase[0][0]) - 1
+    return place if place >= 0 and launch.at_s <= hosts[place][0][1] else None
+
+
+def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int, int]:
+    """How many of a device's events have no launch in the trace, how many were launched in none of our phases (by a
+    thread that goes on after them, say), and how many there are."""
+    hosts = _hosts_phases(events)
+    found = [launches.of(event) for event in events if is_on_device(event)]
+    outside = sum(launch is not None and _place_among(hosts, launch) is None for launch in found)
+    return found.count(None), outside, len(found)

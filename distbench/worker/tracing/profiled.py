@@ -21,7 +21,7 @@ from distbench.worker.rank.device import profiler_activities, synchronize
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import ranks_by_group_name
 from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
+from distbench.worker.tracing.host_calls import PHASE, HostCalls, in_no_phase, phases_among
 from distbench.worker.tracing.kernels import UNNAMED, collectives_among, differing_bytes, matched, without_kernels
 from distbench.worker.tracing.trace_rows import Traced, TracedRow
 
@@ -130,9 +130,9 @@ def step_of_events(
         return ProfiledStep(traced, [reason], reason)
     unnamed = sum(one.kind == UNNAMED for one in kernels)
     untold = [f"{unnamed} kernels communicate and do not say what; they hide nothing"] if unnamed else []
-    lost, num_events = unlinked(events, launches)
-    if lost:
-        untold.append(f"{lost} of {num_events} kernels and copies have no launch in the trace; they are in no phase")
+    lost, outside, num_events = in_no_phase(events, launches)
+    for count, why in ((lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
+        untold += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
     return ProfiledStep(traced, [*differing_bytes(rows, ran), *without_kernels(rows, ran), *untold], None)
 
 
