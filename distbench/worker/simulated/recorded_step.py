@@ -26,6 +26,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.simulated.differing_ranks import busier_ranks, differing_ranks
 from distbench.worker.simulated.operator_costs import tensors_in
 from distbench.worker.simulated.recorder import Recorder
+from distbench.worker.simulated.reducer import ReducerOnHost
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
 from distbench.worker.simulated.stage_messages import StageMessages
 from distbench.worker.torch_internals import (
@@ -144,7 +145,7 @@ def _require_simulable(scenario: Scenario, name: str) -> None:
         raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
-    if scenario.plan.ddp is not None:
+    if scenario.plan.ddp is not None and scenario.plan.ddp.fuse:
         # Its reducer is C++: _verify_params_across_processes and sync_bucket_indices read tensors on the host.
         what = "it cannot be simulated: DDP's reducer reads values when it checks parameters and orders its buckets"
         raise UserError(f"{what}; FSDP2 with replicate_dims can be")
@@ -171,10 +172,11 @@ def _built(
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
-    messages = StageMessages(recorder, context.rank)
-    with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
+    messages, reducer = StageMessages(recorder, context.rank), ReducerOnHost(recorder)
+    with shapes.on(), recorder.on(), messages.on(), reducer.on(), meshes_with_values():
         recorder.begin_step()
-        step(no_stamp)
+        for _ in range(step.num_setup_steps):
+            step(no_stamp)
     gradients: dict[int, str] = {}
     with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
         recorder.tracker = tracker
@@ -183,7 +185,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
             gradients.update(_blocks(recorder, [parameter.grad for parameter in step.model.parameters()], "gradients"))
             tracker.stamp()
 
-        with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
+        with shapes.on(), recorder.on(), messages.on(), reducer.on(), meshes_with_values():
             recorder.begin_step()
             step(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))

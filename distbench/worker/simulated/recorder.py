@@ -19,6 +19,7 @@ from distbench.worker.simulated.sim_device import DEVICE_TYPE, STREAMS, SimEvent
 from distbench.worker.torch_internals import (
     NAMESPACES,
     NeedsValues,
+    arguments_of,
     call_of,
     each_operator,
     global_metadata,
@@ -213,7 +214,7 @@ class Recorder:
             return out
         fields = {name: getattr(found, name) for name in Collective._fields if hasattr(found, name)}
         issued = Collective(stream=STREAMS.current.number, ranks=nested_ranks(call.ranks), **fields)
-        if func.namespace == "c10d":
+        if func.namespace == "c10d" and not arguments_of(func, args, kwargs).get("async_op", True):
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
         else:
             self._issue_aside(issued, call.ranks, made)

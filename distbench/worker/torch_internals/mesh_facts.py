@@ -96,6 +96,7 @@ def reduced_in_buckets(model: Any, is_fused: bool = False) -> bool:
         default: Any = dist.group.WORLD
         group = group or (default if mesh is None else mesh.get_group())
         is_fake = group._get_backend(torch.device("cpu")).name() == "fake"
+        is_fake = is_fake and next(module.parameters()).is_cpu
         if is_fake and not is_fused and not state._comm_hook_args:
             module.register_comm_hook(group, _averaged)
     return bool(found)

@@ -200,6 +200,7 @@ NEEDED = (
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
     ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
+    *(("DDP's reducer", DIST, f"{name}") for name in ("Reducer._rebuild_buckets", "_verify_params_across_processes")),
     (FUSED, "torch._dynamo.compiled_autograd", "_enable(compiler_fn, dynamic)"),
     (FUSED, "torch._dynamo.config", "optimize_ddp"),
     (FUSED, "torch._inductor", "compile(gm, example_inputs, options)"),

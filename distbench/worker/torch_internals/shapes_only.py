@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.torch_internals.collective_mode import flat_tensors
 from distbench.worker.torch_internals.probe import Unsupported, replaced, require
 
 # torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
@@ -251,21 +251,42 @@ def _flash_attention(
     return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
-def is_attention(func: Any) -> tuple[bool, bool]:
-    """Whether an operator is attention's fused forward, and whether it is its backward."""
-    name = func.overloadpacket.__name__
-    fused = name.startswith("_scaled_dot_product_") and "attention" in name
-    return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
+@contextlib.contextmanager
+def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `around()` entered whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its
+    buckets anew: there it counts on the host, in memory of its own."""
+    require("DDP's reducer")
+
+    def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return plain(*args, **kwargs)
+
+        return run
+
+    reducer = dist.Reducer
+    with contextlib.ExitStack() as undo:
+        for owner, name in (
+            (reducer, "_rebuild_buckets"),
+            (reducer, "_set_static_graph"),
+            (dist, "_verify_params_across_processes"),
+            (dist, "Reducer"),
+        ):
+            undo.enter_context(replaced(owner, name, surrounded(getattr(owner, name))))
+        yield
 
 
-def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """An operator's arguments by their names; those that were not given are not there."""
-    schema = func._schema.arguments
-    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+def work_of(tensors: Any, wait: Callable[[], None]) -> Any:
+    """A collective that has ended, as c10d hands them out: its future has the tensors, whoever waits calls `wait`."""
+    done: torch.futures.Future[Any] = torch.futures.Future()
+    done.set_result(tensors)
 
+    class Ended(dist.Work):
+        def wait(self, timeout: Any = None) -> bool:
+            wait()
+            return True
 
-def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes into."""
-    given = arguments_of(func, args, kwargs)
-    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]
+        def get_future(self) -> Any:
+            return done
+
+    return Ended()
