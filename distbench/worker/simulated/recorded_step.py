@@ -26,7 +26,6 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.simulated.differing_ranks import busier_ranks, differing_ranks
 from distbench.worker.simulated.operator_costs import tensors_in
 from distbench.worker.simulated.recorder import Recorder
-from distbench.worker.simulated.reducer import ReducerOnHost
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
 from distbench.worker.simulated.stage_messages import StageMessages
 from distbench.worker.torch_internals import (
@@ -172,8 +171,8 @@ def _built(
 
 
 def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
-    messages, reducer = StageMessages(recorder, context.rank), ReducerOnHost(recorder)
-    with shapes.on(), recorder.on(), messages.on(), reducer.on(), meshes_with_values():
+    messages = StageMessages(recorder, context.rank)
+    with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
         recorder.begin_step()
         for _ in range(step.num_setup_steps):
             step(no_stamp)
@@ -182,10 +181,11 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
         recorder.tracker = tracker
 
         def stamp() -> None:
-            gradients.update(_blocks(recorder, [parameter.grad for parameter in step.model.parameters()], "gradients"))
+            found = [*(parameter.grad for parameter in step.model.parameters()), *recorder.reducers.on_device]
+            gradients.update(_blocks(recorder, found, "gradients"))
             tracker.stamp()
 
-        with shapes.on(), recorder.on(), messages.on(), reducer.on(), meshes_with_values():
+        with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
             recorder.begin_step()
             step(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))

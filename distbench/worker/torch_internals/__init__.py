@@ -16,6 +16,7 @@ from distbench.worker.torch_internals.collective_mode import (
     each_collective,
     each_operator,
     flat_tensors,
+    is_async,
     is_attention,
     is_compiled,
     is_pending,
@@ -90,6 +91,7 @@ from distbench.worker.torch_internals.probe import (
 )
 from distbench.worker.torch_internals.replacements import native_all_to_all
 from distbench.worker.torch_internals.shapes_only import (
+    EndedWork,
     NeedsValues,
     ShapesOnly,
     chunks_when_asked_for,
@@ -100,5 +102,4 @@ from distbench.worker.torch_internals.shapes_only import (
     simulated_device,
     waited_for_when_used,
     with_values_again,
-    work_of,
 )

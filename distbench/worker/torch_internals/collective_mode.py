@@ -199,6 +199,12 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
 
 
+def is_async(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a collective of c10d runs on its communicator's stream, and not on the one that is current."""
+    given = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
+    return bool(given.get("asyncop", True))
+
+
 def flat_tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of nested lists, in order."""
     if isinstance(value, torch.Tensor):

@@ -83,8 +83,8 @@ def require_fusing() -> None:
 def reduced_in_buckets(model: Any, is_fused: bool = False) -> bool:
     """Whether DDP takes care of a model's gradients, however it was put there.
 
-    On a fake process group it is given a hook: what such a group returns has no result, which the reducer asks for; the
-    one in Python, where gradients are fused, does not.
+    On a fake process group of CPUs it is given a hook: what such a group returns has no result, which the reducer asks
+    for; the one in Python, where gradients are fused, does not, and a simulated device's works have results.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
@@ -95,8 +95,7 @@ def reduced_in_buckets(model: Any, is_fused: bool = False) -> bool:
         mesh, group = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
         default: Any = dist.group.WORLD
         group = group or (default if mesh is None else mesh.get_group())
-        is_fake = group._get_backend(torch.device("cpu")).name() == "fake"
-        is_fake = is_fake and next(module.parameters()).is_cpu
+        is_fake = next(module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake"
         if is_fake and not is_fused and not state._comm_hook_args:
             module.register_comm_hook(group, _averaged)
     return bool(found)

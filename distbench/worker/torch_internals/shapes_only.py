@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.torch_internals.probe import Unsupported, replaced, require
+from distbench.worker.torch_internals.probe import REDUCER, Unsupported, replaced, require
 
 # torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
 _REGISTERED: dict[str, Any] = {}
@@ -255,7 +255,7 @@ def _flash_attention(
 def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Have `around()` entered whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its
     buckets anew: there it counts on the host, in memory of its own."""
-    require("DDP's reducer")
+    require(REDUCER)
 
     def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -264,29 +264,34 @@ def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None
 
         return run
 
-    reducer = dist.Reducer
+    of_reducer = [(dist.Reducer, name) for name in ("_rebuild_buckets", "_set_static_graph")]
+    places = [*of_reducer, (dist, "_verify_params_across_processes"), (dist, "Reducer")]
     with contextlib.ExitStack() as undo:
-        for owner, name in (
-            (reducer, "_rebuild_buckets"),
-            (reducer, "_set_static_graph"),
-            (dist, "_verify_params_across_processes"),
-            (dist, "Reducer"),
-        ):
+        for owner, name in places:
             undo.enter_context(replaced(owner, name, surrounded(getattr(owner, name))))
         yield
 
 
-def work_of(tensors: Any, wait: Callable[[], None]) -> Any:
-    """A collective that has ended, as c10d hands them out: its future has the tensors, whoever waits calls `wait`."""
-    done: torch.futures.Future[Any] = torch.futures.Future()
-    done.set_result(tensors)
+class EndedWork(dist.Work):
+    """A collective that has ended, as c10d hands them out.
 
-    class Ended(dist.Work):
-        def wait(self, timeout: Any = None) -> bool:
-            wait()
-            return True
+    Args:
+        result: what its future has.
+        on_wait: called by the first who waits; then both are forgotten, as by NCCL's works.
+    """
 
-        def get_future(self) -> Any:
-            return done
+    def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
+        super().__init__()
+        self._result, self._on_wait = result, on_wait
 
-    return Ended()
+    def wait(self, timeout: Any = None) -> bool:
+        """Nothing is left to wait for."""
+        on_wait, self._result, self._on_wait = self._on_wait, None, bool
+        on_wait()
+        return True
+
+    def get_future(self) -> Any:
+        """One that has ended, too."""
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(self._result)
+        return done
