@@ -19,7 +19,9 @@ from distbench.worker.torch_internals import EndedWork, is_async, reducers_on_ho
 Operation = Callable[[Any, Any, Any], Any]
 CPU = torch.device("cpu")
 # What is copied to the host has arrived before the host goes on.
-COPIES, ASKS, IS_PINNED = "copy_", "_local_scalar_dense", "is_pinned"
+COPIES, ASKS = "copy_", "_local_scalar_dense"
+# Memory that a copy to the device may be read from while the host goes on: of a host alone, any.
+PINNED, IS_PINNED = "pin_memory", "is_pinned"
 
 
 class ReducersOnHost:
@@ -60,29 +62,23 @@ class ReducersOnHost:
         """An operator: on what is counted here it runs with values, all others are `record`ed."""
         if not self._are_there:
             return record(func, args, kwargs)
-        tensors = tensors_in([args, kwargs])
         if func.namespace == "c10d":
             return self._communicate(func, args, kwargs, record)
-        name = func.overloadpacket.__name__
+        tensors, name = tensors_in([args, kwargs]), func.overloadpacket.__name__
         counted = [tensor for tensor in tensors if id(tensor.untyped_storage()) in self._on_host]
-        if name == IS_PINNED and counted:
-            return True
         if self._is_counted(counted, tensors, kwargs):
-            return self._with_values(func, args, {**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
-        if name == COPIES and counted and counted[0] is args[0]:
-            self._host_waits(args[1])
-            return self._with_values(func, (args[0], self._sent), {})
-        if name == ASKS and self._count and self._sent is not None:
-            self._host_waits(args[0])
-            return self._with_values(func, (self._sent,), {})
-        if counted:
-            # On the device it has no values; torch would keep those of a small tensor.
-            self._sent, (first, *others) = counted[0], counted
-            args = [torch.empty(one.shape, dtype=one.dtype) if one is first else one for one in args]
-            assert not others
+            return self._with_values(func, args, kwargs)
         for tensor in tensors:
             if (work := self._running.get(id(tensor.untyped_storage()))) is not None:
                 work.wait()
+        is_copied_back = name == COPIES and counted and counted[0] is args[0]
+        if self._sent is not None and (is_copied_back or (name == ASKS and self._count)):
+            STREAMS.current.synchronize()
+            return self._with_values(func, (*args[:1], self._sent) if is_copied_back else (self._sent,), {})
+        if counted:
+            # On the device it has no values; torch would keep those of a small tensor.
+            self._sent = sent = counted[0]
+            args = [torch.empty(sent.shape, dtype=sent.dtype) if one is sent else one for one in args]
         out = record(func, args, kwargs)
         if self._count and not tensors:
             self.on_device.update(tensors_in(out))
@@ -91,23 +87,21 @@ class ReducersOnHost:
     def _is_counted(self, counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kwargs: Any) -> bool:
         """Whether an operator works on nothing but what is counted, or makes what is.
 
-        Which parameters were used goes to the device from pinned memory, made while no reducer is known to count.
+        Which parameters were used goes to the device from pinned memory, which is made in the middle of backward.
         """
         if (kwargs.get("device") or CPU).type != CPU.type or len(counted) != len(tensors):
             return False
-        return bool(counted) or self._count or bool(kwargs.get("pin_memory"))
+        return bool(counted) or self._count or bool(kwargs.get(PINNED) and kwargs.get("dtype") is torch.int32)
 
     def _with_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func.overloadpacket.__name__ == IS_PINNED:
+            return True
         with with_values_again():
-            out = func(*args, **kwargs)
+            out = func(*args, **{name: value for name, value in kwargs.items() if name != PINNED})
         for tensor in tensors_in(out):
             storage = tensor.untyped_storage()
             self._on_host[id(storage)] = storage
         return out
-
-    def _host_waits(self, tensor: torch.Tensor) -> None:
-        self._use([tensor])
-        STREAMS.current.synchronize()
 
     def _communicate(self, func: Any, args: Any, kwargs: Any, record: Operation) -> Any:
         """A collective; one that runs beside has a work that is waited for when C++ asks, or, of the future that it

@@ -69,10 +69,10 @@ from distbench.worker.torch_internals.mesh_facts import (
     nothing_sent,
     on_spmd_mesh,
     ranks_by_group_name,
-    reduced_in_buckets,
     replicate_by_unit,
     replicate_in_buckets,
     require_fusing,
+    steps_until_buckets_stay,
     strided_shard,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
