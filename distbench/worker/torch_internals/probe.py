@@ -199,7 +199,7 @@ NEEDED = (
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
     ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
     *((REDUCER, DIST, f"Reducer.{name}") for name in ("_rebuild_buckets", "_set_static_graph")),
-    (REDUCER, DIST, "_verify_params_across_processes"),
+    *((REDUCER, DIST, name) for name in ("_verify_params_across_processes", "Work.boxed")),
     (FUSED, "torch._dynamo.compiled_autograd", "_enable(compiler_fn, dynamic)"),
     (FUSED, "torch._dynamo.config", "optimize_ddp"),
     (FUSED, "torch._inductor", "compile(gm, example_inputs, options)"),

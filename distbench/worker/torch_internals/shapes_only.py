@@ -218,18 +218,19 @@ def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]
     require("simulated device")
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def propagate(*args: Any, **kwargs: Any) -> Any:
-            with around():
-                return plain(*args, **kwargs)
-
-        return propagate
-
     with contextlib.ExitStack() as undo:
         for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
             plain = getattr(ShardingPropagator, name)
-            undo.enter_context(replaced(ShardingPropagator, name, surrounded(plain)))
+            undo.enter_context(replaced(ShardingPropagator, name, _within(around, plain)))
         yield
+
+
+def _within(around: Callable[[], contextlib.AbstractContextManager[None]], plain: Callable[..., Any]) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return plain(*args, **kwargs)
+
+    return run
 
 
 def _flash_attention(
@@ -255,20 +256,17 @@ def _flash_attention(
 def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
     """Have `around()` entered whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its
     buckets anew: there it counts on the host, in memory of its own."""
-    require(REDUCER)
-
-    def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with around():
-                return plain(*args, **kwargs)
-
-        return run
+    try:
+        require(REDUCER)
+    except Unsupported:  # torch then says what it reads
+        yield
+        return
 
     of_reducer = [(dist.Reducer, name) for name in ("_rebuild_buckets", "_set_static_graph")]
     places = [*of_reducer, (dist, "_verify_params_across_processes"), (dist, "Reducer")]
     with contextlib.ExitStack() as undo:
         for owner, name in places:
-            undo.enter_context(replaced(owner, name, surrounded(getattr(owner, name))))
+            undo.enter_context(replaced(owner, name, _within(around, getattr(owner, name))))
         yield
 
 
