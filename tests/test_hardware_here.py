@@ -210,7 +210,7 @@ def test_dtensors_all_to_all_is_an_all_gather_of_the_whole(hardware: Hardware) -
 
 def test_ddps_buckets_cost_their_host_an_operator_and_may_be_reduced_beside_others(hardware: Hardware) -> None:
     bucket = collective("all_gather", MEGA, "ddp")
-    assert replay_time(step("", bucket), hardware).step_s == pytest.approx(OPERATOR_S + gathered_s(MEGA))
+    assert replay_time(step("", bucket), hardware).step_s == pytest.approx(OPERATOR_S + gathered_s(MEGA), rel=0.01)
     assert any("beside backward" in said for said in Simulation(step("", bucket), hardware).not_simulated)
 
 
