@@ -81,7 +81,7 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
 def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
     numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
     itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
-    return int(numel) * itemsize if numel is not None and itemsize is not None else None
+    return numel * itemsize if isinstance(numel, int) and itemsize is not None else None
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

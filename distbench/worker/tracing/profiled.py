@@ -5,6 +5,7 @@ import json
 import re
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -77,10 +78,12 @@ def profiled_step(
     on_progress()
     try:
         events = _events_of(profiler, on_progress)
-    except (OSError, ValueError) as error:
+        return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # A vendor's profiler may write anything; the other ranks wait for this one.
+        traceback.print_exc()
         reason = f"the profiler's trace cannot be read ({error})"
         return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
-    return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
 
 
 def _events_of(profiler: profile, on_progress: Callable[[], None]) -> list[dict[str, Any]]:
