@@ -65,7 +65,7 @@ DEVICES = {
         listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU ", "MIG "),),
         # The driver of AMD's numbers CPUs too; those have no id.
         files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
-        drivers="CUDA (AMD's GPUs: for ROCm)",
+        drivers="CUDA or ROCm",
     ),
     "xpu": DeviceType("xccl", families=("ZE_", "CCL_", "SYCL_", "ONEAPI_"), brought_by=("+xpu",)),
     "npu": DeviceType(
