@@ -114,8 +114,8 @@ def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
     """Of a rank's loss from the initial values, and of the same once more."""
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
         yield (
-            "the loss from the same values and batch is another one each time: the model keeps something that is neither "
-            "parameter nor buffer, or draws random numbers of Python or numpy"
+            "the loss from the same values and batch is another one each time: the model keeps something that is "
+            "neither parameter nor buffer, or draws random numbers of Python or numpy"
         )
 
 
