@@ -20,6 +20,7 @@ from distbench.render.blocks import Table, table_of
 from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
 from distbench.runs.run_file import Run
 from distbench.spec import UserError
+from distbench.spec.printable import count_text
 
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
@@ -111,9 +112,10 @@ def _found_from(verdict: LinkVerdict) -> str:
     found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
     if not found:
         return (
-            f"{verdict.num_passes} passes on this busy machine could have told nothing; measure again, with more passes"
+            f"{count_text(verdict.num_passes, 'pass', 'passes')} on this busy machine could have told "
+            "nothing; measure again, with more passes"
         )
-    return f"{verdict.num_passes} passes: what takes {', '.join(found)} would have been found"
+    return f"{count_text(verdict.num_passes, 'pass', 'passes')}: what takes {', '.join(found)} would have been found"
 
 
 def link_tables(run: Run) -> list[Table]:

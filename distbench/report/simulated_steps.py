@@ -92,7 +92,11 @@ def _assumed(run: Run) -> list[str]:
         names = run.about.simulated.get(basis)
         if isinstance(names, list) and names:
             said.append(f"{verb} figures of the hardware file: {', '.join(map(str, names))}")
-    return said
+    if isinstance(taken := run.about.simulated.get("extrapolated"), dict) and taken:
+        listed = ", ".join(f"{name} ({instead})" for name, instead in sorted(taken.items()))
+        said.append(f"not in the hardware file, and extrapolated: {listed}")
+    rest = run.about.simulated.get("not_simulated")
+    return [*said, *map(str, rest if isinstance(rest, list) else ())]
 
 
 def _alive(rows: Sequence[Record]) -> list[Table]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from distbench.spec.printable import count_text
+
 SMI = "nvidia-smi"
 # As `nvidia-smi --help-query-gpu` has them; drivers before 535 have the older name of the last one.
 FIELDS = (
@@ -125,11 +127,13 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         advice = (
             f"only some pairs have NVLink; {_pairs(slow)} go another way: put neighbours of a mesh dim on the others"
         )
-        counts = ", ".join(f"{link} between {count} pairs" for link, count in Counter(links.values()).most_common())
+        counts = ", ".join(
+            f"{link} between {count_text(count, 'pair')}" for link, count in Counter(links.values()).most_common()
+        )
         checks.append(_row("GPU links", not is_mixed, counts, advice))
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
-        found = f"{len(peers) - len(closed)} of {len(peers)} pairs"
+        found = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
         advice = (
             f"{_pairs(closed)} have no access ({', '.join(sorted(set(closed.values())))}): NCCL copies through the host"
         )

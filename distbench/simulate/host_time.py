@@ -13,6 +13,7 @@ from distbench.simulate.recording import (
     Recording,
 )
 from distbench.spec.levels import group_shape
+from distbench.spec.printable import count_text
 
 FSDP = "fsdp"
 # Of a share of the step that is extrapolated, what is worth a sentence.
@@ -109,7 +110,7 @@ def said_of_host(recording: Recording, host: HostFigures) -> list[str]:
     said = []
     if recording.world_size != host.num_ranks:
         said.append(
-            f"its times are those of {host.num_ranks} ranks that share this machine, and this step has "
+            f"its times are those of {count_text(host.num_ranks, 'rank')} that share this machine, and this step has "
             f"{recording.world_size}: a guess; calibrate with as many ranks"
         )
     beyond: dict[str, float] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.compare.medians import median
 from distbench.compare.passes import as_table, compare_passes, pass_medians
 from distbench.runs.run_file import Record
+from distbench.spec.printable import count_text
 from distbench.traces.costs import PATH, costs, largest_first
 from distbench.traces.records import Trace
 
@@ -144,7 +145,7 @@ def cautions(one: Trace, other: Trace) -> list[str]:
             same_machine and run_id != other_id and not one.is_simulated
         ),
         f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
-        f"{ranks} ranks against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
+        f"{count_text(ranks, 'rank')} against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
     }
     return [f"caution: {sentence}" for sentence, is_so in said.items() if is_so]
 

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from distbench.spec import UserError
 from distbench.spec.devices import DEVICES, is_accelerator, known_device
+from distbench.spec.printable import count_text
 
 POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
@@ -90,7 +91,7 @@ class Accelerator:
             raise UserError(f"--device {self.type}: {self._missing()}")
         if 1 < count <= local_rank:
             which = f"this rank is number {local_rank} on host {os.uname().nodename} (LOCAL_RANK)"
-            what = f"{which} and may use {count} {self.type.upper()} devices"
+            what = f"{which} and may use {count_text(count, f'{self.type.upper()} device')}"
             raise UserError(f"{what}; show each rank one device, or all ranks of a host all of theirs")
         device = torch.device(self.type, local_rank if count > 1 else 0)
         self.module.set_device(device)
