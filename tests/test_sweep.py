@@ -20,14 +20,17 @@ from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, spl
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep import explore as explore_module
 from distbench.sweep import measured_sweep as measured_module
+from distbench.sweep import predicted_sweep as predicted_sweep_module
 from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
 from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
 from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
+from distbench.sweep.predicted_sweep import found_of, predicted_around
 from distbench.sweep.prediction import Prediction, layers_of, no_plan_fits, require_same_work
 from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
 from distbench.sweep.run_sweep import is_here
 from distbench.sweep.setup import set_up
 from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.sweep.sweep_text import Found, recommendation, why
 from distbench.worker.rank import rank_context
 
 FACTS: dict[str, Any] = {
@@ -183,6 +186,32 @@ def test_the_next_plan_is_told_apart_by_its_paths() -> None:
     assert reasons(plan_of(ours), plan_of(theirs)) == ["400 ms more exposed all_gather over tp of layers.*"]
 
 
+def test_a_plan_without_a_next_one_says_why() -> None:
+    found = Found("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
+    assert why(found) == ["there is no other plan to hold it against"]
+    beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
+    assert why(beside) == ["no other plan that was tried fits"]
+    # Few a second are shown with their digits.
+    slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
+    assert "(0.00250 tokens/s a device)" in recommendation(slow)
+
+
+def test_around_a_plan_says_how_many_neighbours_were_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, explored = set_up("llama_2d", (), 4, None, True), Explored()
+    monkeypatch.setattr(predicted_sweep_module, "facts_of", lambda *_: FACTS)
+    monkeypatch.setattr(predicted_sweep_module, "confirm", lambda *_: None)
+    monkeypatch.setattr(
+        Predictor,
+        "outcomes",
+        lambda self, candidates, whole=False: [(one, prediction(1.0, candidate=one)) for one in candidates],
+    )
+    child = cast(SweepChild, None)
+    predicted_around(setup, child, load_hardware("h100"), Limits(3, 60.0), lambda *_: None, explored)
+    assert len(explored.found) == 3 < explored.num_legal and explored.stopped == "--plans 3 allows no more"
+    said = found_of(setup, (), load_hardware("h100"), explored, None).notes
+    assert any("the plan as written, and those that differ from it by one change" in note for note in said)
+
+
 def test_changes_are_held_against_the_plan_as_written() -> None:
     written = space().meshes[0]
     changed = written.with_choice("plan.reshard_after_forward", False)
@@ -221,11 +250,14 @@ def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.Monk
 def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), 80e9))
     assert said.startswith(
-        "no plan of llama3_70b on 8 devices was found that fits into 80 GB; the nearest (dp_shard=4)"
+        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB; the nearest (dp_shard=4)"
     )
     assert "needs 100 GB; give --memory 102GB or more" in said
+    # Rounded up: 20.4 GB would not be enough of 20.04 GB and what is lost to blocks that are too small.
+    assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), 8e9))
+    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), 8e9))
     small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), 1e6, "it was interrupted; --resume goes on"))
-    assert "fits into 0.001 GB (it was interrupted; --resume goes on); the nearest" in small
+    assert "fits into 1.00 MB (it was interrupted; --resume goes on); the nearest" in small
     assert "give --memory 8MB or more" in small
 
 
@@ -404,6 +436,7 @@ def sweep(*arguments: str) -> Result:
             ("llama_2d", "--memory", "lots", "--hardware", "h100"),
             "--memory lots cannot be used; give a positive number",
         ),
+        (("llama_2d", "--memory", "2000TB", "--hardware", "h100"), "--memory 2000TB is too much; give at most 1e+06GB"),
         (("llama_2d", "--budget", "0"), "--budget 0 cannot be used; give a positive number with one of s, min, h"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is no number of ranks"),
@@ -501,7 +534,7 @@ def test_a_resumed_sweep_records_nothing_again(predicted: Mapping[str, Any]) -> 
 
 def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) -> None:
     done = predicted["small"]
-    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 0.001 GB" in done.output
+    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 1.00 MB" in done.output
 
 
 def test_meshes_of_a_pipeline_are_predicted_too(predicted: Mapping[str, Any]) -> None:

@@ -126,7 +126,7 @@ def count_text(value: float) -> str:
     return _plain(value) if value != int(value) else str(int(value))
 
 
-def rate_text(value: float) -> str:
+def rate_text(value: float | None) -> str:
     """Of tokens or samples a second: `5,762`, and where that would be few digits `0.431`."""
     if not known(value):
         return NOTHING

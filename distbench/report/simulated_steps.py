@@ -5,7 +5,7 @@ from typing import Any
 
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
-from distbench.runs.header import SIMULATED
+from distbench.runs.header import SIMULATED, basis_text
 from distbench.runs.run_file import Run
 
 Record = dict[str, Any]
@@ -67,6 +67,7 @@ def simulated_lines(run: Run) -> Iterator[str]:
     ]
     more = f"; and {len(rows) - MAX_LISTED} more" if len(rows) > MAX_LISTED else ""
     yield f"{SIMULATED} on {run.about.environment.device_name}, not measured: {'; '.join(listed)}{more}"
+    yield basis_text(run.about.simulated)
 
 
 def _rows(run: Run) -> list[Record]:

@@ -73,6 +73,22 @@ class Header:
     simulated: dict[str, Any] = field(default_factory=dict)
 
 
+def basis_text(simulated: Mapping[str, Any]) -> str:
+    """On what a simulated run stands, in short: its hardware file, and how many of its figures are no facts.
+
+    Args:
+        simulated: `Header.simulated`.
+    """
+    hardware = _mapping(simulated.get("hardware")).get("name")
+    counts = [
+        f"{len(names)} {said}"
+        for basis, said in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
+        if isinstance(names := simulated.get(basis), list | dict) and names
+    ]
+    figures = f"with {', '.join(counts)} figures" if counts else "without a guess"
+    return f"by hardware file {hardware or 'unknown'} {figures}; distbench report --full lists all that was assumed"
+
+
 def header_of(record: Mapping[str, Any]) -> Header:
     """The header that a run file's first line is."""
     job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))

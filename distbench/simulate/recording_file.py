@@ -50,7 +50,6 @@ from distbench.spec.fields import (
     shown,
     wrong_field,
 )
-from distbench.spec.printable import count_text
 from distbench.spec.reading import opened, parse_json
 from distbench.spec.writing import write_whole
 
@@ -243,9 +242,7 @@ def _event(record: dict[str, Any], path: Path, number: int) -> Event:
     given |= {name: default for name, default in kind._field_defaults.items() if given[name] is None}
     event: Event = kind(**given)
     if isinstance(event, Collective) and _num_ranks(event) != event.group_size:
-        raise _damaged(
-            path, number, f"ranks has {count_text(_num_ranks(event), 'rank')}, not group_size, {event.group_size}"
-        )
+        raise _damaged(path, number, f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
     if isinstance(event, Collective) and event.peer is not None and event.kind not in MESSAGES:
         raise _damaged(path, number, f"peer is {event.peer}, and a message is a {' or a '.join(MESSAGES)}")
     return event

@@ -134,7 +134,7 @@ def cautions(one: Trace, other: Trace) -> list[str]:
     (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
     same_machine = machine == other_machine
     said = {
-        f"simulated is {_simulated_sides(one, other)}: times there are predictions": (
+        f"{_simulated_sides(one, other)} simulated: times there are predictions": (
             one.is_simulated or other.is_simulated
         ),
         f"measured on different machines, {machine} and {other_machine}: compare no times": (
@@ -151,7 +151,8 @@ def cautions(one: Trace, other: Trace) -> list[str]:
 
 
 def _simulated_sides(one: Trace, other: Trace) -> str:
-    return " and ".join(letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated)
+    found = [letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated]
+    return f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'}"
 
 
 def _num_ranks(trace: Trace) -> int:

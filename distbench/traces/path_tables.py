@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.runs.frame import Row, records_of
-from distbench.runs.header import SIMULATED
+from distbench.runs.header import basis_text
 from distbench.spec.printable import count_text
 from distbench.traces.bubbles import bubbles_text
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
@@ -64,7 +64,7 @@ def trace_blocks(trace: Trace) -> list[Block]:
     record = trace.record
     # How far to trust the tables.
     trust = () if trace.is_simulated else (*_agreement(record), *_memory(record), *doubts(trace))
-    return [*blocks, Lines((overhead_text(record), *trust))]
+    return [*blocks, Lines((*method_lines(trace), *trust))]
 
 
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
@@ -212,11 +212,17 @@ def _redistributions_table(trace: Trace) -> list[Table]:
     return [capped(table_of(title, columns, rows, notes, (), optional), MAX_OWNERS)]
 
 
-def overhead_text(record: dict[str, Any]) -> str:
-    """By what the trace was taken and what that costs."""
+def method_lines(trace: Trace) -> list[str]:
+    """By what the trace was taken, and what that costs or stands on."""
+    if not trace.is_simulated:
+        return [_overhead(trace.record)]
+    method = trace.record.get("method") or "a simulation"
+    measured = f"by {method}: nothing here was measured; docs/simulation.md says how well that holds"
+    return [measured, basis_text(trace.run.about.simulated)]
+
+
+def _overhead(record: dict[str, Any]) -> str:
     method = str(record.get("method") or "unknown")
-    if record.get(SIMULATED):
-        return f"by {method}: nothing here was measured; docs/simulation.md says how well that holds"
     overhead = record.get("overhead") or {}
     if not known(overhead.get("ratio")):
         return f"traced by {method}; what that adds to a step was not measured"

@@ -28,10 +28,17 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(8, 64), torch.zeros(8, 32)
 
 
-@scenario(mesh={"dp_shard": 4}, axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss")}, tags=("tests",))
+@scenario(
+    mesh={"dp_shard": 4},
+    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "declared")},
+    tags=("tests",),
+)
 def unsimulable(*, fault: str = "none") -> Scenario:
     """One fault a variant."""
     from torch.distributed.fsdp import CPUOffloadPolicy
+
+    if fault == "declared":
+        raise ValueError("no such model")
 
     return Scenario(
         build_model=partial(Model, fault),

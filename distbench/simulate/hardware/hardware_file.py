@@ -152,7 +152,7 @@ def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says 
     version = record.get("hardware_version")
     if type(version) is int and version > VERSION:
         raise UserError(f"{where} is newer than this distbench; update distbench")
-    wrong = wrong_field(record, {"name": NAME, "summary": TEXT}, ("hardware_version", "name", "summary"))
+    wrong = wrong_field(record, {"name": NAME, "summary": TEXT}, ("hardware_version", "name", "summary", "figures"))
     if version is not None and version != VERSION:
         wrong = f"hardware_version is {shown(version)}, not {VERSION}"
     if not wrong and len(record["name"]) > MAX_NAME:
