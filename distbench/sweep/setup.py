@@ -65,11 +65,11 @@ class Setup:
         return found
 
     def command(self, candidate: Candidate) -> str:
-        """The `distbench run` that measures a candidate."""
-        changed = [name for name, _ in candidate.choices]
-        kept = [text for text in self.given if text.partition("=")[0] not in changed]
-        chosen = [*kept, *(f"{name}={value}" for name, value in candidate.choices)]
-        options = "".join(f" --set {text}" for text in chosen) + (" --quick" if self.quick else "")
+        """The `distbench run` that measures a candidate, and no other value of an axis."""
+        chosen = {**{name: self.base[name] for name in self.axes}, **dict(candidate.choices)}
+        kept = [text for text in self.given if text.partition("=")[0] not in chosen]
+        chosen_texts = [*kept, *(f"{name}={value}" for name, value in chosen.items())]
+        options = "".join(f" --set {text}" for text in chosen_texts) + (" --quick" if self.quick else "")
         return f"distbench run {self._target} --mesh {candidate.mesh_text}{options}"
 
     @property
