@@ -476,7 +476,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        again = sweep(*asked, "--resume", "--format", "json")
+        again = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--resume", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             facts = child.one(Question("facts", [{}], {"dp_shard": 2}))
@@ -541,6 +541,9 @@ def test_a_resumed_sweep_records_nothing_again(predicted: Mapping[str, Any]) -> 
     record = json.loads(predicted["again"].stdout)
     assert record["plans"] and record["plans"][0]["step_s"] > 0
     assert predicted["after"] == predicted["kept"]
+    # A page begins with what it is for.
+    page = (predicted["out"] / "page.html").read_text()
+    assert page.index('class="verdict"') < page.index(record["recommendation"]) < page.index("<svg")
 
 
 def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) -> None:
