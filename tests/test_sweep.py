@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from processes import Children
 
 from distbench.cli import main
+from distbench.render.terminal import text_of
 from distbench.simulate.hardware.hardware_file import load_hardware
 from distbench.simulate.hardware.host_figures import HostFigures
 from distbench.spec import UserError
@@ -26,11 +27,22 @@ from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_i
 from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
 from distbench.sweep.predicted_sweep import found_of, predicted_around
 from distbench.sweep.prediction import Prediction, layers_of, no_plan_fits, require_same_work
-from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
+from distbench.sweep.ranking import (
+    RankedPlan,
+    changes_of,
+    cost_a_billion,
+    cost_a_step,
+    memory_text,
+    plan_of,
+    reasons,
+    record_of,
+    undominated,
+)
 from distbench.sweep.run_sweep import is_here
 from distbench.sweep.setup import set_up
 from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.sweep.sweep_text import Found, recommendation, why
+from distbench.sweep.sweep_text import blocks_of as sweep_blocks
 from distbench.worker.rank import rank_context
 
 FACTS: dict[str, Any] = {
@@ -184,6 +196,26 @@ def test_the_next_plan_is_told_apart_by_its_paths() -> None:
     ours = prediction(1.0, exposed_s={("tp", "all_gather", "layers.*"): 0.1})
     theirs = prediction(1.3, exposed_s={("tp", "all_gather", "layers.*"): 0.5}, parts_s={"compute": 0.0})
     assert reasons(plan_of(ours), plan_of(theirs)) == ["400 ms more exposed all_gather over tp of layers.*"]
+
+
+def test_what_is_squeezed_into_memory_says_so() -> None:
+    """43 GiB that fit into 38 GiB are no slip of the pen."""
+    tight = plan_of(prediction(1.0, 43 * (1 << 30), is_tight=True))
+    assert memory_text(tight) == "43 GiB (tight)" and record_of(tight, 1, None)["is_tight"] is True
+    assert memory_text(plan_of(prediction(1.0, 43 * (1 << 30), fits=False, is_tight=True))) == "43 GiB (no)"
+    found = Found("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
+    assert "43 GiB at the peak, squeezed into 38 GiB because the allocator gives back" in recommendation(found)
+    assert "(tight): it fits because" in text_of(sweep_blocks(found))
+
+
+def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
+    for mesh, says in (
+        ({"pp": 2}, "the plan does not use mesh dim 'pp'; it uses dp_shard, tp"),
+        ({"dp_shard": 3}, "a batch of 4 cannot be split over mesh dp_shard=3,tp=1; give another --mesh"),
+    ):
+        setup = set_up("llama_2d", (), None, mesh, True)
+        with pytest.raises(UserError, match=says):
+            setup.as_written(setup.space({**FACTS, "mesh_dims": ["dp_shard", "tp"]}))
 
 
 def test_a_plan_without_a_next_one_says_why() -> None:

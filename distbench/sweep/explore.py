@@ -235,7 +235,11 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
                 continue
             few = explored.found[candidate]
             explored.found[candidate] = replace(
-                few, reserved_bytes=outcome.reserved_bytes, fits=outcome.fits, is_whole=True
+                few,
+                reserved_bytes=outcome.reserved_bytes,
+                fits=outcome.fits,
+                is_tight=outcome.is_tight,
+                is_whole=True,
             )
 
 

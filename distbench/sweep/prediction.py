@@ -41,6 +41,7 @@ class Prediction:
         reserved_bytes: by the allocator at its peak.
         is_whole: all layers were recorded.
         fits: whether that many bytes are there; None where it is not known.
+        is_tight: it fits only because the allocator gives back what it cached.
         assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
     """
 
@@ -56,6 +57,7 @@ class Prediction:
     batch_size: int
     num_tokens: int | None
     fits: bool | None = None
+    is_tight: bool = False
     assumed: Sequence[str] = ()
 
     @property
@@ -115,7 +117,8 @@ def predicted(
         is_whole=False,
     )
     # Estimates are rather too small, so one that is beyond the memory by so much is believed.
-    return replace(found, fits=False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None)
+    fits = False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None
+    return replace(found, fits=fits, is_tight=False)
 
 
 def _of(
@@ -149,6 +152,7 @@ def _of(
         batch_size=head.batch_size,
         num_tokens=head.num_tokens,
         fits=all(one.memory_here.out_of_memory is None for one in ranks),
+        is_tight=any(one.memory_here.num_retries > 0 for one in ranks),
         assumed=assumptions(simulation),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from distbench.spec import Entry, UserError, find, fit_mesh
 from distbench.spec.job import parse_choices, variants_of
-from distbench.spec.mesh import MAX_RANKS, Mesh, mesh_size
+from distbench.spec.mesh import MAX_RANKS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan_knobs import MESH, is_knob
 from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, as_written_on
@@ -57,11 +57,11 @@ class Setup:
         """The scenario's own plan on its own mesh."""
         found = as_written_on(space, self.mesh)
         if found is None:
-            what = (
-                f"the scenario's mesh on {count_text(self.world, 'rank')} cannot split a batch of "
-                f"{space.facts['batch_size']}"
-            )
-            raise UserError(f"{what}; give --mesh, or a batch with --set")
+            names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
+            if strange := [name for name, size in self.mesh.items() if size > 1 and name not in names]:
+                raise UserError(f"--mesh: the plan does not use mesh dim {strange[0]!r}; it uses {', '.join(names)}")
+            what = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
+            raise UserError(f"{what}; give another --mesh, or a batch with --set")
         return found
 
     def command(self, candidate: Candidate) -> str:

@@ -16,6 +16,7 @@ from distbench.sweep.ranking import (
     cost_a_billion,
     cost_a_step,
     imports_of,
+    is_tight,
     memory_text,
     reasons,
     record_of,
@@ -112,8 +113,7 @@ def recommendation(found: Found) -> str:
     rate = f"{rate_text(best.tokens_per_s / found.world)} {found.unit}/s a device"
     parts = [f"{brief_time_text(best.step_s)} a step {found.where} ({rate})"]
     if best.memory_bytes is not None:
-        of = f" of {size_text(found.capacity_bytes)}" if found.capacity_bytes else ""
-        parts.append(f"{memory_text(best)}{of} at the peak")
+        parts.append(_memory_of(best, found.capacity_bytes))
     if found.price is not None:
         step = cost_a_step(found.price, found.world, best.step_s)
         billion = cost_a_billion(found.price, found.world, best.tokens_per_s)
@@ -121,6 +121,14 @@ def recommendation(found: Found) -> str:
             f"{step:.3g} a step and {billion:,.4g} a billion {found.unit} at {found.price:g} a device and hour"
         )
     return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
+
+
+def _memory_of(plan: RankedPlan, capacity_bytes: float | None) -> str:
+    if is_tight(plan) and capacity_bytes:
+        need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes)
+        return f"{need} at the peak, squeezed into {there} because the allocator gives back what it cached"
+    of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
+    return f"{memory_text(plan)}{of} at the peak"
 
 
 def why(found: Found) -> list[str]:
@@ -232,5 +240,7 @@ def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
         notes.append("memory with ~ is extended from few layers, and may be 10 % off; the best are recorded whole")
     if any(plan.fits is False for plan in plans):
         notes.append("(no): it does not fit")
+    if any(map(is_tight, plans)):
+        notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
     table = table_of(title, columns, plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
     return capped(table, MAX_ROWS, "more rows: --format json")
