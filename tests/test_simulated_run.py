@@ -150,6 +150,13 @@ def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
     assert "simulated" in ask("report", path, "--format", "csv").stdout
 
 
+def test_report_says_what_fits_only_because_caches_are_given_back(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["counters"]["num_retries"] = 2
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert "tight: it fits because the allocator gives back what it cached" in said("report", path, "--full")
+
+
 def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: Path) -> None:
     other = written(tmp_path / "b", simulated(4))
     text = said("report", "--diff", path, other)

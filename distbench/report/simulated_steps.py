@@ -26,6 +26,11 @@ def _rate_text(row: Record) -> str:
     return f"{count_text(amount / seconds / row['world_size'])} {unit}/s"
 
 
+def _is_tight(row: Record) -> bool:
+    """Whether it fits only because the allocator gives back what it cached."""
+    return row.get("fits") is True and bool(row.get("num_retries"))
+
+
 COLUMNS: TableColumns = (
     ("<variant", lambda row: str(row.get("variant") or row.get("scenario") or "step")),
     ("step", lambda row: time_text(row.get("predicted_s", float("nan")))),
@@ -37,7 +42,7 @@ COLUMNS: TableColumns = (
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
     ("reserved", lambda row: size_text(row.get("peak_reserved_bytes", float("nan")))),
     ("alive", lambda row: size_text(row.get("peak_bytes", float("nan")))),
-    ("<fits", lambda row: {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
+    ("<fits", lambda row: "tight" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
 )
 OPTIONAL = ("alive", "idle", "a device", "MFU")
 
@@ -48,6 +53,8 @@ def simulated_tables(run: Run) -> list[Table]:
     if not rows:
         return []
     notes = [f"{SIMULATED}, not measured: {_where(run)}; a share is of the step", *_assumed(run)]
+    if any(map(_is_tight, rows)):
+        notes.insert(1, "tight: it fits because the allocator gives back what it cached, whose time is not counted")
     is_pipeline = any(known(row.get("bubble_s")) for row in rows)
     columns = tuple(column for column in COLUMNS if is_pipeline or column[0] != "bubble")
     times = table_of(f"{SIMULATED} step time and memory", columns, rows, notes, (), OPTIONAL)
