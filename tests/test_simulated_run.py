@@ -134,7 +134,9 @@ def said(*arguments: object) -> str:
 
 
 def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
-    assert "simulated on h100, not measured: a step 5.00 s, 3 GiB reserved" in said("report", path)
+    assert "simulated on h100 (13 guessed, 2 extrapolated figures), not measured: a step 5.00 s, 3 GiB" in said(
+        "report", path
+    )
     full = said("report", path, "--full", "--page", tmp_path / "page.html")
     assert "simulated step time and memory" in full and "simulated, not measured: on h100, rank 0 of 8" in full
     assert "simulated: alive at the peak of mine" in full and "NOT OK" not in full
@@ -164,7 +166,7 @@ def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: P
     assert "caution: A and B are simulated: times there are predictions" in text
     assert "the same communication" in text
     assert "times here are of simulated steps" in text and "a step without tracing" not in text
-    for shown in (text, said("report", "--paths", path), said("compare", path, path), said("report", path)):
+    for shown in (text, said("report", "--paths", path), said("compare", path, path)):
         assert "by hardware file h100 with 13 guessed, 2 extrapolated figures" in shown
 
 

@@ -24,8 +24,8 @@ from distbench.sweep import measured_sweep as measured_module
 from distbench.sweep import predicted_sweep as predicted_sweep_module
 from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
 from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
-from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
-from distbench.sweep.predicted_sweep import found_of, predicted_around
+from distbench.sweep.measured_sweep import Measured, changes_of_best, combined, judged, num_affordable
+from distbench.sweep.predicted_sweep import found_of, measured_found, predicted_around
 from distbench.sweep.prediction import Prediction, layers_of, no_plan_fits, require_same_work
 from distbench.sweep.ranking import (
     RankedPlan,
@@ -410,6 +410,19 @@ def test_the_last_round_has_verdicts_against_its_fastest() -> None:
     found = judged([measured(1.0), measured(1.5, ("plan.prefetch", 2))], passes)
     assert [plan.verdict for plan in found] == ["recommended", "slower"]
     assert found[1].measured is not None and found[1].measured[0] == pytest.approx(1.5, rel=0.01)
+
+
+def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_together() -> None:
+    one, policy = ("plan.prefetch", 2), ("plan.mixed_precision", "bf16")
+    plans = [replace(measured(2.0), verdict="recommended"), measured(1.0, one), measured(1.5, policy, one)]
+    of = Measured({plan.candidate: plan for plan in plans}, final=plans[:1])
+    where = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {})
+    setup = set_up("llama_2d", (), 4, None, True)
+    found = measured_found(setup, (), where, of, plans[0].candidate, None)
+    assert [change.plan.candidate.choices for change in found.changes] == [(one,)]
+    # A faster one that is not recommended was measured in another round.
+    assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(found))
+    assert "without a verdict" not in text_of(sweep_blocks(replace(found, plans=plans[:1])))
 
 
 def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
-from distbench.runs.header import SIMULATED, basis_text
+from distbench.runs.header import SIMULATED, guesses_text
 from distbench.runs.run_file import Run
 
 Record = dict[str, Any]
@@ -73,8 +73,8 @@ def simulated_lines(run: Run) -> Iterator[str]:
         for row in rows[:MAX_LISTED]
     ]
     more = f"; and {len(rows) - MAX_LISTED} more" if len(rows) > MAX_LISTED else ""
-    yield f"{SIMULATED} on {run.about.environment.device_name}, not measured: {'; '.join(listed)}{more}"
-    yield basis_text(run.about.simulated)
+    on = f"{run.about.environment.device_name} ({guesses_text(run.about.simulated)})"
+    yield f"{SIMULATED} on {on}, not measured: {'; '.join(listed)}{more}"
 
 
 def _rows(run: Run) -> list[Record]:

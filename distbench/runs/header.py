@@ -79,14 +79,18 @@ def basis_text(simulated: Mapping[str, Any]) -> str:
     Args:
         simulated: `Header.simulated`.
     """
-    hardware = _mapping(simulated.get("hardware")).get("name")
+    hardware = _mapping(simulated.get("hardware")).get("name") or "unknown"
+    return f"by hardware file {hardware} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
+
+
+def guesses_text(simulated: Mapping[str, Any]) -> str:
+    """`13 guessed, 2 extrapolated figures` of a simulated run's hardware file."""
     counts = [
         f"{len(names)} {said}"
         for basis, said in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
         if isinstance(names := simulated.get(basis), list | dict) and names
     ]
-    figures = f"with {', '.join(counts)} figures" if counts else "without a guess"
-    return f"by hardware file {hardware or 'unknown'} {figures}; distbench report --full lists all that was assumed"
+    return f"{', '.join(counts)} figures" if counts else "no guessed figure"
 
 
 def header_of(record: Mapping[str, Any]) -> Header:

@@ -129,15 +129,17 @@ def _fits(simulation: Simulation) -> str:
 def _time(simulation: Simulation) -> Table:
     parts, step_s = simulation.parts, simulation.timed.step_s
     dims = by_mesh_dim(simulation.exposed_s)
+    # A group of one rank moves nothing.
+    taken = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
     rows = [
         _Part("compute: some operator runs", parts.compute_s, step_s),
-        *(_Part(f"exposed communication over {name}", seconds, step_s) for name, seconds in dims.items()),
+        *(_Part(f"exposed communication over {name}", dims[name], step_s) for name in dims if name in taken),
         _Part("idle: the host has issued nothing yet", max(parts.idle_s, 0.0), step_s),
     ]
     if simulation.recording.head.pipeline is not None:
         rows.insert(-1, _Part("bubble: another stage is waited for", parts.bubble_s, step_s))
     kinds = ", ".join(f"{_kind(kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items())
-    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in parts.communication_s.items())
+    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in taken.items())
     notes = [
         f"operators, on all streams: {kinds}",
         f"collectives, exposed or not: {moved or 'none'}",

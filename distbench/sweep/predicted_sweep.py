@@ -11,7 +11,7 @@ from distbench.sweep.candidates import Candidate, Space, count_of
 from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
-from distbench.sweep.ranking import change_lines, changes_of, imports_of, layouts_of, plan_of
+from distbench.sweep.ranking import RankedPlan, change_lines, changes_of, imports_of, layouts_of, plan_of
 from distbench.sweep.setup import Setup
 from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.sweep.sweep_text import Found
@@ -196,10 +196,16 @@ def measured_found(
         command=setup.command(plans[0].candidate),
         price=price,
         notes=notes,
-        changes=changes_of(plans, written, space.facts) if written else (),
+        changes=changes_of(_neighbours(plans, space, written), written, space.facts) if written else (),
         written_sizes=written.sizes if written else (),
         traces=measured.traces,
     )
+
+
+def _neighbours(plans: Sequence[RankedPlan], space: Space, written: Candidate) -> list[RankedPlan]:
+    """The plan as written and those of its neighbours; two changes together are none."""
+    near = {written, *around_of(space, written)}
+    return [plan for plan in plans if plan.candidate in near]
 
 
 def _notes(setup: Setup, explored: Explored) -> list[str]:

@@ -238,6 +238,8 @@ def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
     notes = []
     if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
         notes.append("memory with ~ is extended from few layers, and may be 10 % off; the best are recorded whole")
+    if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
+        notes.append("without a verdict: times of an earlier, shorter round, which are not held against the last one's")
     if any(plan.fits is False for plan in plans):
         notes.append("(no): it does not fit")
     if any(map(is_tight, plans)):
