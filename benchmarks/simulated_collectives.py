@@ -10,8 +10,8 @@ from distbench.simulate.record_steps import record_steps
 from distbench.spec import Job
 
 ROOT = Path(__file__).parent.parent
-# Those without a model have no step; DDP's reducer reads memory, and so is not simulated.
-NOT_SIMULATED = {"collectives", "ddp", "dtensor_ops", "redistribute"}
+# Those without a model have no step.
+WITHOUT_STEPS = {"collectives", "dtensor_ops", "redistribute"}
 # Its operators choose their shardings themselves, others for RMSNorm's own kernel, which a CPU has not.
 CPU_ONLY_PATHS = {"spmd_mesh"}
 # A CPU's own signature has an all-gather for DTensor's all-to-all.
@@ -30,7 +30,7 @@ def _exchanged(job: Job) -> dict[str, Any]:
 def collectives_that_differ() -> int:
     """Over every variant of every shipped scenario that has a signature of steps."""
     names = sorted(path.stem for path in (ROOT / "signatures").glob("*.signature"))
-    names = [name for name in names if name not in NOT_SIMULATED | CPU_ONLY_PATHS]
+    names = [name for name in names if name not in WITHOUT_STEPS | CPU_ONLY_PATHS]
     jobs = jobs_of(Request(tuple(names), device="cpu", quick=True, full_mesh=True), None)
     differing = compared = 0
     for job, (found, left_out) in zip(jobs, record_steps(jobs), strict=True):
