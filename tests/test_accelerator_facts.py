@@ -131,6 +131,10 @@ def test_a_device_that_does_not_answer_is_left_without_figures() -> None:
     checks = {one["name"]: one for one in checks_of(lambda command: BROKEN, {}, SWITCHED_OFF)}
     assert checks["GPU clocks"]["found"] == "1980 to 1980 MHz now, 1980 at most"
     assert checks["GPU clocks"]["advice"].startswith("GPU0 is held down by hardware slowdown")
+    silent = BROKEN.replace("550.54.15", "[N/A]", 1)
+    told = {one["name"]: one["found"] for one in checks_of(lambda command: silent, {}, SWITCHED_OFF)}
+    assert told["GPU driver"] == "driver 550.54.15, persistence on, MIG off"
+    assert accelerator_facts(lambda command: silent)["driver"] == "550.54.15"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distbench.links.effects import HOST, RANK
 from distbench.links.link_measurements import BANDWIDTH, LATENCY, LinkRun, link_run_of
 from distbench.links.link_text import MAX_MATRIX, SLOW_IN, name_of, pair_values, slow_pairs
-from distbench.links.outliers import RANK, LinkVerdict, verdict_of
+from distbench.links.outliers import LinkVerdict, verdict_of
 from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text, decimals_for
@@ -118,6 +119,8 @@ def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tu
     for one in verdict.outliers:
         if one.kind == RANK and one.quantity == quantity:
             found[list(one.ranks), :] = found[:, list(one.ranks)] = True
+        if one.kind == HOST and one.quantity == quantity:
+            found[np.ix_(one.ranks, one.ranks)] = True
     for first, second in slow_pairs(verdict, quantity):
         found[first, second] = found[second, first] = True
     return found

@@ -48,7 +48,7 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
     devices = devices_told(run)
     links = matrix_of(run((SMI, "topo", "-m")) or "")
     return {
-        "driver": next((one["driver_version"] for one in devices), None),
+        "driver": driver_of(devices),
         "accelerators": devices,
         "topology": dict(Counter(links.values())),
     }
@@ -61,6 +61,11 @@ def devices_told(run: Run) -> list[dict[str, Any]]:
         if text is not None and (found := devices_in(text)):
             return found
     return []
+
+
+def driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
+    """The driver's version, of a device that tells; they share it."""
+    return next((one["driver_version"] for one in devices if one["driver_version"]), None)
 
 
 def devices_in(text: str) -> list[dict[str, Any]]:
@@ -159,7 +164,7 @@ def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     persistent = all(one["persistence_mode"] in ("Enabled", None) for one in devices)
     split = any(one["mig.mode.current"] == "Enabled" for one in devices)
     modes = f"persistence {'on' if persistent else 'off'}, MIG {'on' if split else 'off'}"
-    found = f"driver {devices[0]['driver_version']}, {modes}"
+    found = f"driver {driver_of(devices) or 'not told'}, {modes}"
     advice = "MIG devices have no peer access" if split else "turn persistence on: nvidia-smi -pm 1"
     return _row("GPU driver", persistent and not split, found, advice)
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from distbench.spec import UserError
-from distbench.spec.devices import DEVICES, is_accelerator, known_device
-from distbench.spec.printable import count_text
+from distbench.spec.devices import DEVICES, built_for, is_accelerator, known_device
 
 POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
@@ -91,7 +90,7 @@ class Accelerator:
             raise UserError(f"--device {self.type}: {self._missing()}")
         if 1 < count <= local_rank:
             which = f"this rank is number {local_rank} on host {os.uname().nodename} (LOCAL_RANK)"
-            what = f"{which} and may use {count_text(count, f'{self.type.upper()} device')}"
+            what = f"{which} and may use {count} {self.type.upper()} devices"
             raise UserError(f"{what}; show each rank one device, or all ranks of a host all of theirs")
         device = torch.device(self.type, local_rank if count > 1 else 0)
         self.module.set_device(device)
@@ -112,10 +111,8 @@ class Accelerator:
         return None if function is None else function(device)
 
     def _missing(self) -> str:
-        advice = (
-            f"install a torch built for {self.type.upper()} and its driver, or use --device cpu; see `distbench doctor`"
-        )
-        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}"
+        advice = f"install a torch built for {built_for(self.type)} and its driver, or use --device cpu"
+        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}; see `distbench doctor`"
 
 
 def select_device(device_type: str) -> torch.device:
