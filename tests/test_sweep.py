@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from processes import Children
 
 from distbench.cli import main
+from distbench.render.terminal import text_of
 from distbench.simulate.hardware.hardware_file import load_hardware
 from distbench.simulate.hardware.host_figures import HostFigures
 from distbench.spec import UserError
@@ -20,14 +21,28 @@ from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, spl
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep import explore as explore_module
 from distbench.sweep import measured_sweep as measured_module
+from distbench.sweep import predicted_sweep as predicted_sweep_module
 from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
 from distbench.sweep.explore import Explored, Limits, Predictor, explore, take_in
-from distbench.sweep.measured_sweep import changes_of_best, combined, judged, num_affordable
+from distbench.sweep.measured_sweep import Measured, changes_of_best, combined, judged, num_affordable
+from distbench.sweep.predicted_sweep import found_of, measured_found, predicted_around
 from distbench.sweep.prediction import Prediction, layers_of, no_plan_fits, require_same_work
-from distbench.sweep.ranking import RankedPlan, changes_of, cost_a_billion, cost_a_step, plan_of, reasons, undominated
+from distbench.sweep.ranking import (
+    RankedPlan,
+    changes_of,
+    cost_a_billion,
+    cost_a_step,
+    memory_text,
+    plan_of,
+    reasons,
+    record_of,
+    undominated,
+)
 from distbench.sweep.run_sweep import is_here
 from distbench.sweep.setup import set_up
 from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.sweep.sweep_text import Found, recommendation, why
+from distbench.sweep.sweep_text import blocks_of as sweep_blocks
 from distbench.worker.rank import rank_context
 
 FACTS: dict[str, Any] = {
@@ -183,6 +198,52 @@ def test_the_next_plan_is_told_apart_by_its_paths() -> None:
     assert reasons(plan_of(ours), plan_of(theirs)) == ["400 ms more exposed all_gather over tp of layers.*"]
 
 
+def test_what_is_squeezed_into_memory_says_so() -> None:
+    """43 GiB that fit into 38 GiB are no slip of the pen."""
+    tight = plan_of(prediction(1.0, 43 * (1 << 30), is_tight=True))
+    assert memory_text(tight) == "43 GiB (tight)" and record_of(tight, 1, None)["is_tight"] is True
+    assert memory_text(plan_of(prediction(1.0, 43 * (1 << 30), fits=False, is_tight=True))) == "43 GiB (no)"
+    found = Found("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
+    assert "43 GiB at the peak, squeezed into 38 GiB because the allocator gives back" in recommendation(found)
+    assert "(tight): it fits because" in text_of(sweep_blocks(found))
+
+
+def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
+    for mesh, says in (
+        ({"pp": 2}, "the plan does not use mesh dim 'pp'; it uses dp_shard, tp"),
+        ({"dp_shard": 3}, "a batch of 4 cannot be split over mesh dp_shard=3,tp=1; give another --mesh"),
+    ):
+        setup = set_up("llama_2d", (), None, mesh, True)
+        with pytest.raises(UserError, match=says):
+            setup.as_written(setup.space({**FACTS, "mesh_dims": ["dp_shard", "tp"]}))
+
+
+def test_a_plan_without_a_next_one_says_why() -> None:
+    found = Found("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
+    assert why(found) == ["there is no other plan to hold it against"]
+    beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
+    assert why(beside) == ["no other plan that was tried fits"]
+    # Few a second are shown with their digits.
+    slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
+    assert "(0.00250 tokens/s a device)" in recommendation(slow)
+
+
+def test_around_a_plan_says_how_many_neighbours_were_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, explored = set_up("llama_2d", (), 4, None, True), Explored()
+    monkeypatch.setattr(predicted_sweep_module, "facts_of", lambda *_: FACTS)
+    monkeypatch.setattr(predicted_sweep_module, "confirm", lambda *_: None)
+    monkeypatch.setattr(
+        Predictor,
+        "outcomes",
+        lambda self, candidates, whole=False: [(one, prediction(1.0, candidate=one)) for one in candidates],
+    )
+    child = cast(SweepChild, None)
+    predicted_around(setup, child, load_hardware("h100"), Limits(3, 60.0), lambda *_: None, explored)
+    assert len(explored.found) == 3 < explored.num_legal and explored.stopped == "--plans 3 allows no more"
+    said = found_of(setup, (), load_hardware("h100"), explored, None).notes
+    assert any("the plan as written, and those that differ from it by one change" in note for note in said)
+
+
 def test_changes_are_held_against_the_plan_as_written() -> None:
     written = space().meshes[0]
     changed = written.with_choice("plan.reshard_after_forward", False)
@@ -221,11 +282,14 @@ def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.Monk
 def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), 80e9))
     assert said.startswith(
-        "no plan of llama3_70b on 8 devices was found that fits into 80 GB; the nearest (dp_shard=4)"
+        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB; the nearest (dp_shard=4)"
     )
     assert "needs 100 GB; give --memory 102GB or more" in said
+    # Rounded up: 20.4 GB would not be enough of 20.04 GB and what is lost to blocks that are too small.
+    assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), 8e9))
+    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), 8e9))
     small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), 1e6, "it was interrupted; --resume goes on"))
-    assert "fits into 0.001 GB (it was interrupted; --resume goes on); the nearest" in small
+    assert "fits into 1.00 MB (it was interrupted; --resume goes on); the nearest" in small
     assert "give --memory 8MB or more" in small
 
 
@@ -348,6 +412,19 @@ def test_the_last_round_has_verdicts_against_its_fastest() -> None:
     assert found[1].measured is not None and found[1].measured[0] == pytest.approx(1.5, rel=0.01)
 
 
+def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_together() -> None:
+    one, policy = ("plan.prefetch", 2), ("plan.mixed_precision", "bf16")
+    plans = [replace(measured(2.0), verdict="recommended"), measured(1.0, one), measured(1.5, policy, one)]
+    of = Measured({plan.candidate: plan for plan in plans}, final=plans[:1])
+    where = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {})
+    setup = set_up("llama_2d", (), 4, None, True)
+    found = measured_found(setup, (), where, of, plans[0].candidate, None)
+    assert [change.plan.candidate.choices for change in found.changes] == [(one,)]
+    # A faster one that is not recommended was measured in another round.
+    assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(found))
+    assert "without a verdict" not in text_of(sweep_blocks(replace(found, plans=plans[:1])))
+
+
 def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
     chosen = parse_choices(["plan.mesh=dp_shard4,dp_shard2xtp2", "plan.microbatches=2"], {})
     assert chosen == {"plan.mesh": ["dp_shard4", "dp_shard2xtp2"], "plan.microbatches": [2]}
@@ -385,6 +462,17 @@ def test_the_batch_grows_with_the_world_where_nobody_gave_one() -> None:
     assert set_up("llama3_8b", ("batch=64",), 64, None, False).base["batch"] == 64
 
 
+def test_the_command_measures_the_candidate_alone() -> None:
+    """Of a scenario with axes, and of values to try, the one that the plan has."""
+    setup = set_up("fsdp_stack", ("batch=8,16", "dim=64"), 4, None, False)
+    plain = Candidate((("dp_shard", 4),))
+    own = "--set reshard_after_forward=True --set batch=8"
+    assert setup.base["reshard_after_forward"] is True and "reshard_after_forward" in setup.axes
+    assert setup.command(plain) == f"distbench run fsdp_stack --mesh dp_shard=4 --set dim=64 {own}"
+    other = setup.command(plain.with_choice("batch", 16))
+    assert "--set batch=16" in other and "batch=8" not in other and "--set reshard_after_forward=True" in other
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("80GB", 80e9), ("80", 80e9), ("79.5 GiB", 79.5 * (1 << 30)), ("1tb", 1e12)]
 )
@@ -404,6 +492,7 @@ def sweep(*arguments: str) -> Result:
             ("llama_2d", "--memory", "lots", "--hardware", "h100"),
             "--memory lots cannot be used; give a positive number",
         ),
+        (("llama_2d", "--memory", "2000TB", "--hardware", "h100"), "--memory 2000TB is too much; give at most 1e+06GB"),
         (("llama_2d", "--budget", "0"), "--budget 0 cannot be used; give a positive number with one of s, min, h"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is no number of ranks"),
@@ -432,7 +521,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        again = sweep(*asked, "--resume", "--format", "json")
+        again = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--resume", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             facts = child.one(Question("facts", [{}], {"dp_shard": 2}))
@@ -497,11 +586,14 @@ def test_a_resumed_sweep_records_nothing_again(predicted: Mapping[str, Any]) -> 
     record = json.loads(predicted["again"].stdout)
     assert record["plans"] and record["plans"][0]["step_s"] > 0
     assert predicted["after"] == predicted["kept"]
+    # A page begins with what it is for.
+    page = (predicted["out"] / "page.html").read_text()
+    assert page.index('class="verdict"') < page.index(record["recommendation"]) < page.index("<svg")
 
 
 def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) -> None:
     done = predicted["small"]
-    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 0.001 GB" in done.output
+    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 1.00 MB" in done.output
 
 
 def test_meshes_of_a_pipeline_are_predicted_too(predicted: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text, decimals_for
 from distbench.runs.run_file import Run
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +50,10 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
     style.caption(
         figure,
-        f"numbers: medians of {verdict.num_passes} passes; framed: surely slower than its like; pale: may be chance",
+        (
+            f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}; framed: surely "
+            "slower than its like; pale: may be chance"
+        ),
     )
     yield "links", figure
 

@@ -10,6 +10,7 @@ import numpy as np
 from distbench.compare.intervals import Floats
 from distbench.runs.run_file import Run
 from distbench.spec import UserError
+from distbench.spec.printable import count_text
 
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
 # Messages up to this size, in bytes, tell latency.
@@ -89,7 +90,10 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
     """
     places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
     if places[0] != places[1]:
-        what = f"{len(links.hosts)} ranks on {len(set(links.hosts))} hosts, the earlier run {len(earlier.hosts)} on"
+        what = (
+            f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}, "
+            f"the earlier run {len(earlier.hosts)} on"
+        )
         raise UserError(f"this run has {what} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
     known = {(one.quantity, one.level, one.size_bytes, one.members): one for one in earlier.alike}
     alike = []

@@ -22,6 +22,7 @@ from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
 from distbench.runs.run_file import Run
 from distbench.spec import UserError
 from distbench.spec.devices import DRIVER_FIELDS
+from distbench.spec.printable import count_text
 
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
@@ -123,7 +124,7 @@ def _found_from(verdict: LinkVerdict) -> str:
     within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
     found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
     untold = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
-    passes = f"{verdict.num_passes} passes"
+    passes = count_text(verdict.num_passes, "pass", "passes")
     if not found:
         more = "told nothing more: what is alike" if verdict.outliers else "could have told nothing: what is alike"
         said = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]

@@ -138,7 +138,7 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         checks.append(_row("GPU links", not is_mixed, counts, advice))
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
-        found = f"{len(peers) - len(closed)} of {len(peers)} pairs"
+        found = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
         advice = (
             f"{_pairs(closed)} have no access ({', '.join(sorted(set(closed.values())))}): NCCL copies through the host"
         )

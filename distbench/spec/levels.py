@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
+from distbench.spec.printable import count_text
+
 SHAPE = re.compile(r"[1-9]\d{0,8}(?:[+|][1-9]\d{0,8})*", re.ASCII)
 WITHIN, RAIL, ACROSS, PARTLY = "within a host", "across hosts, same local rank", "across hosts", "partly across hosts"
 
@@ -91,9 +93,9 @@ def layout_text(hosts: Sequence[str]) -> str:
     """`8 ranks on 2 hosts (4+4)`."""
     counts = list(Counter(hosts).values())
     if len(counts) == 1:
-        return f"{len(hosts)} ranks on one host"
+        return f"{count_text(len(hosts), 'rank')} on one host"
     each = f"{counts[0]} each" if len(set(counts)) == 1 else "+".join(map(str, counts))
-    return f"{len(hosts)} ranks on {len(counts)} hosts ({each})"
+    return f"{count_text(len(hosts), 'rank')} on {count_text(len(counts), 'host')} ({each})"
 
 
 def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, int, int]]:

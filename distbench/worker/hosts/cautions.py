@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from distbench.spec.devices import is_accelerator
+from distbench.spec.printable import count_text
 from distbench.worker.hosts.alike import Gather, named
 from distbench.worker.rank.device import device_facts
 
@@ -66,7 +67,9 @@ def cautions_about(told: Mapping[str, HostFacts]) -> list[str]:
         if own.device_name != wanted.device_name:
             found.append(f"host {host} has {own.device_name or 'no device'}, host {first} {wanted.device_name}")
         if own.num_devices != wanted.num_devices:
-            count = f"host {host} shows a rank {own.num_devices} devices, host {first} {wanted.num_devices}"
+            count = (
+                f"host {host} shows a rank {count_text(own.num_devices, 'device')}, host {first} {wanted.num_devices}"
+            )
             found.append(f"{count}: ranks of hosts that differ wait for the slower")
     return found
 
