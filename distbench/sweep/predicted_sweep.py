@@ -185,6 +185,10 @@ def measured_found(
     ]
     if measured.interrupted:
         notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
+    elif not measured.final:
+        notes.insert(
+            0, "no plan of the last round, which checks them, came out right: the one recommended is unchecked"
+        )
     return Found(
         title=f"{setup.entry.name} on {count_text(setup.world, 'rank')}: {count_text(len(plans), 'plan')}, measured on "
         "this machine",
