@@ -1,6 +1,7 @@
 """The picture of a sweep: step time against peak memory, dominated plans grey."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from distbench.render import plot_style as style
@@ -31,9 +32,15 @@ def pareto_figures(
         return float(plan.memory_bytes or 0) / size, plan.step_s / scale
 
     others = [plan for plan in known if plan not in front]
+    beyond = [one for one in others if one.fits is not False and float(one.memory_bytes or 0) > (capacity_bytes or inf)]
     layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
         ("does not fit", [one for one in others if one.fits is False], {"marker": "x", "color": style.LIGHT, "s": 34}),
-        ("dominated", [one for one in others if one.fits is not False], {"color": style.GREY, "s": 26}),
+        ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
+        (
+            "dominated",
+            [one for one in others if one.fits is not False and one not in beyond],
+            {"color": style.GREY, "s": 26},
+        ),
         ("none is both faster and smaller", front, {"color": style.BLUE, "s": 46}),
         ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
     )
@@ -66,7 +73,7 @@ def pareto_figures(
     else:
         low, high = (choose(plan.step_s for plan in known) / scale for choose in (min, max))
         axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # room for the numbers
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=8.5, handletextpad=0.3)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5, handletextpad=0.3)
     style.title(figure, title)
     yield "plans", figure
 

@@ -1,0 +1,25 @@
+"""The picture of a sweep: what each mark stands for."""
+
+from distbench.sweep.candidates import Candidate
+from distbench.sweep.ranking import RankedPlan
+from distbench.sweep.sweep_plot import pareto_figures
+
+GIB = float(1 << 30)
+
+
+def test_a_plan_beyond_the_memory_that_was_not_recorded_whole_may_not_fit() -> None:
+    def plan(number: int, step_s: float, gib: float, fits: bool | None) -> RankedPlan:
+        candidate = Candidate((("dp_shard", number),))
+        return RankedPlan(candidate, step_s, 1.0, gib * GIB, fits=fits)
+
+    best = plan(1, 1.0, 40, True)
+    plans = [best, plan(2, 1.1, 82, None), plan(3, 1.2, 60, True), plan(4, 1.3, 90, False), plan(5, 1.5, 30, None)]
+    ((_, figure),) = pareto_figures("plans", plans, best, 80 * GIB)
+    _, labels = figure.axes[0].get_legend_handles_labels()
+    assert labels == [
+        "does not fit (1)",
+        "may not fit (1)",
+        "dominated (1)",
+        "none is both faster and smaller (2)",
+        "recommended (1)",
+    ]
