@@ -1,19 +1,24 @@
 """Simulated collectives against signatures, of every variant of the shipped scenarios."""
 
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from distbench.ask_child import ask_child
 from distbench.launch import Request, jobs_of
 from distbench.signature import counted, load
-from distbench.simulate.record_steps import record_steps
+from distbench.simulate.record_steps import Recorded, record_steps
+from distbench.simulate.recording_file import load_recordings
 from distbench.spec import Job
 
 ROOT = Path(__file__).parent.parent
-# Those without a model have no step; DDP's reducer reads memory, and so is not simulated.
-NOT_SIMULATED = {"collectives", "ddp", "dtensor_ops", "redistribute"}
-# Its operators choose their shardings themselves, others for RMSNorm's own kernel, which a CPU has not.
-CPU_ONLY_PATHS = {"spmd_mesh"}
+# Those without a model have no step.
+WITHOUT_STEPS = {"collectives", "dtensor_ops", "redistribute"}
+# Its operators choose their shardings themselves, others for an accelerator's own kernel of RMSNorm than for the parts
+# that a CPU has it in: recorded in parts as well.
+IN_PARTS = {"spmd_mesh"}
 # A CPU's own signature has an all-gather for DTensor's all-to-all.
 EXCHANGED = {"shard_params"}
 
@@ -27,13 +32,28 @@ def _exchanged(job: Job) -> dict[str, Any]:
         return {case: counted(one["paths"]) for case, one in signature(job)["cases"].items()}
 
 
+def _recorded(jobs: list[Job]) -> Iterator[tuple[Job, Recorded]]:
+    whole = [job for job in jobs if job.scenario not in IN_PARTS]
+    yield from zip(whole, record_steps(whole), strict=True)
+    yield from ((job, _in_parts(job)) for job in jobs if job.scenario in IN_PARTS)
+
+
+def _in_parts(job: Job) -> Recorded:
+    with tempfile.TemporaryDirectory() as folder:
+        (answers,) = ask_child(
+            "benchmarks.recordings_in_parts", (folder,), given=[job.to_record()], timeout_s=600, failure="{why}"
+        )
+        found = [one for answer in answers if "file" in answer for one in load_recordings(Path(answer["file"]))]
+    return Recorded(found, {one["label"]: one["left_out"] for one in answers if "left_out" in one})
+
+
 def collectives_that_differ() -> int:
     """Over every variant of every shipped scenario that has a signature of steps."""
     names = sorted(path.stem for path in (ROOT / "signatures").glob("*.signature"))
-    names = [name for name in names if name not in NOT_SIMULATED | CPU_ONLY_PATHS]
+    names = [name for name in names if name not in WITHOUT_STEPS]
     jobs = jobs_of(Request(tuple(names), device="cpu", quick=True, full_mesh=True), None)
     differing = compared = 0
-    for job, (found, left_out) in zip(jobs, record_steps(jobs), strict=True):
+    for job, (found, left_out) in _recorded(jobs):
         name = job.scenario
         cases = _exchanged(job) if name in EXCHANGED else load(ROOT / "signatures" / f"{name}.signature").cases
         theirs = {case.rpartition(name)[2].removeprefix("/"): paths for case, paths in cases.items()}

@@ -138,11 +138,11 @@ def of_steps(job: Job) -> dict[str, Any]:
             if found:
                 return  # one variant of a scenario tells how the others are measured
 
+            num_events, recorder.tracker = len(recorder.events), None
+
             @contextlib.contextmanager
             def on() -> Iterator[None]:
-                other = Recorder()
-                other.begin_step()
-                with shapes.on(), other.on(), meshes_with_values():
+                with shapes.on(), recorder.on(), meshes_with_values():
                     yield
 
             def timed(peak_stamp: Any) -> None:
@@ -156,6 +156,7 @@ def of_steps(job: Job) -> dict[str, Any]:
             left = seam.empty_allocator(context.device)
             into |= seam.allocator_peak(context.device, timed, step.phases) | {"left": left}
             into["asked"] = sorted(set(ASKED))
+            del recorder.events[num_events:]
 
         recorded_step._run = run
         try:

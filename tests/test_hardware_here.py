@@ -208,9 +208,15 @@ def test_dtensors_all_to_all_is_an_all_gather_of_the_whole(hardware: Hardware) -
     assert replay_time(step("", nobody), hardware).step_s == 0
 
 
+def test_ddps_buckets_cost_their_host_an_operator_and_may_be_reduced_beside_others(hardware: Hardware) -> None:
+    bucket = collective("all_gather", MEGA, "ddp")
+    assert replay_time(step("", bucket), hardware).step_s == pytest.approx(OPERATOR_S + gathered_s(MEGA), rel=0.01)
+    assert any("beside backward" in said for said in Simulation(step("", bucket), hardware).not_simulated)
+
+
 def test_what_was_not_measured_is_said(hardware: Hardware) -> None:
     small = step("", operator("matmul", 10**9), collective("all_gather", MEGA, "fsdp"))
-    assert not any("extrapolated" in text for text in Simulation(small, hardware).not_simulated)
+    assert not any("extrapolated" in text or "DDP" in text for text in Simulation(small, hardware).not_simulated)
     large = step(
         "",
         operator("matmul", 10**11),

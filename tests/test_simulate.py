@@ -27,7 +27,7 @@ from distbench.worker.simulated.differing_ranks import busier_ranks, differing_a
 from distbench.worker.simulated.recorded_step import untested
 
 # The others are compared by benchmarks/bench_simulation.py.
-SCENARIOS = ("llama_2d", "fsdp_stack", "tp_mlp")
+SCENARIOS = ("fsdp_stack", "tp_mlp")
 UNSIMULABLE = str(DATA / "unsimulable.py")
 
 
@@ -36,8 +36,10 @@ def quick_jobs(*names: str, choices: tuple[str, ...] = (), mesh: dict[str, int] 
 
 
 # Where ranks differ: 1,000 rows over 3 ranks, and causal attention whose blocks are dealt out in order.
-UNEVEN = {
-    "uneven shards": (("fsdp_stack",), ("batch=9", "reshard_after_forward=True"), {"dp_shard": 3}),
+CHOSEN = {
+    # With an all-reduce of which parameters were used; test_sim_scenarios.py has buckets that are made anew.
+    "ddp": (("ddp",), ("knob=find_unused",), None),
+    "uneven shards": (("fsdp_stack",), ("batch=9", "reshard_after_forward=True", "num_layers=1"), {"dp_shard": 3}),
     "uneven work": (("cp_attention",), ("load_balance=False", "rotate=allgather", "unshard_output=False"), {"cp": 4}),
 }
 
@@ -45,13 +47,13 @@ UNEVEN = {
 @pytest.fixture(scope="module")
 def recorded(children: Children) -> dict[str, Recorded]:
     """By scenario, all in one child process."""
-    uneven = [quick_jobs(*names, choices=choices, mesh=mesh)[0] for names, choices, mesh in UNEVEN.values()]
+    chosen = [quick_jobs(*names, choices=choices, mesh=mesh)[0] for names, choices, mesh in CHOSEN.values()]
     with children.forked():
-        jobs = [*quick_jobs(*SCENARIOS, UNSIMULABLE), *uneven]
-        return dict(zip([*SCENARIOS, "unsimulable", *UNEVEN], record_steps(jobs, ranks=None), strict=True))
+        jobs = [*quick_jobs(*SCENARIOS, UNSIMULABLE), *chosen]
+        return dict(zip([*SCENARIOS, "unsimulable", *CHOSEN], record_steps(jobs, ranks=None), strict=True))
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", [*SCENARIOS, "ddp"])
 def test_collectives_are_those_of_the_signature(recorded: dict[str, Recorded], name: str) -> None:
     """Kind, mesh dim, bytes, owner and phase: the file was written by another method, on tensors with values."""
     found, left_out = recorded[name]
@@ -60,7 +62,8 @@ def test_collectives_are_those_of_the_signature(recorded: dict[str, Recorded], n
         recording.head.variant: dict(counted([one._asdict() for one in recording.collectives])) for recording in found
     }
     theirs = {case.rpartition(name)[2].removeprefix("/"): dict(paths) for case, paths in signature.cases.items()}
-    assert ours == theirs and all(ours.values()) and not left_out
+    assert ours == {variant: theirs[variant] for variant in ours} and all(ours.values()) and not left_out
+    assert name == "ddp" or ours.keys() == theirs.keys()
 
 
 def test_ranks_that_differ_are_recorded_too(recorded: dict[str, Recorded]) -> None:
@@ -137,6 +140,39 @@ def test_fsdp_communicates_on_streams_of_its_own(recorded: dict[str, Recorded]) 
     assert len(resharded.collectives) > len(kept.collectives) and peaks[0] < peaks[1]
 
 
+def test_ddps_buckets_are_reduced_while_backward_goes_on_and_waited_for_at_its_end(
+    recorded: dict[str, Recorded],
+) -> None:
+    recording = only(recorded, "ddp")
+    step = recording.step
+    issued = [place for place, event in enumerate(step) if isinstance(event, Collective)]
+    waited = [place for place, event in enumerate(step) if isinstance(event, EventWaited) and event.stream == 0]
+    buckets = [step[place] for place in issued[:-1]]
+    assert {one.stream for one in buckets} != {0} and len({one.stream for one in buckets}) == 1
+    # While the first one is reduced, layers are still gone back through; of the last one only the embedding's gradient
+    # was missing. Nobody waits in between, and all of that is over when the optimizer begins.
+    beside = [event for event in step[issued[0] : issued[1]] if isinstance(event, Operator)]
+    assert {event.owner.partition(".")[0] for event in beside if event.kind == MATMUL} == {"layers"}
+    optimizer = next(
+        place for place, event in enumerate(step) if isinstance(event, Operator) and event.phase == "optimizer"
+    )
+    assert issued[-1] < waited[0] and len(waited) == len(issued) and waited[-1] < optimizer
+    copied = [event for event in step[waited[0] : optimizer] if isinstance(event, Operator)]
+    assert {event.name for event in copied} == {"aten.copy_.default"}
+    # Into a bucket each gradient is divided as it is copied; back again it is copied alone.
+    divided = [event for event in operators(recording, "backward") if event.name == "aten.mul.out"]
+    assert len(divided) == len(copied) == 21 and {"layers.1.feed_forward.w2", "output"} <= {
+        one.owner for one in divided
+    }
+
+
+def test_ddps_buckets_are_gradients(recorded: dict[str, Recorded]) -> None:
+    recording = only(recorded, "ddp")
+    alive = replay_memory(recording.events).alive
+    held = {kind: sum(size for (other, _), size in alive.items() if other == kind) for kind, _ in alive}
+    assert held["gradients"] >= 4 * recording.head.num_parameters == held["parameters"] and "other" not in held
+
+
 def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dict[str, Recorded]) -> None:
     """As an eager step does: what is passed on is waited for where the next block of it is needed."""
     step = recorded["uneven work"].recordings[0].step
@@ -152,6 +188,7 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ("item", "it cannot be simulated, it asks for a tensor's value, which a simulated step does not have"),
         ("mask", "it cannot be simulated, it asks for values (aten.nonzero"),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
+        ("fuse", "it cannot be simulated: DdpPlan(fuse='concat') has inductor compile backward"),
         ("offload", "CPU offload is not simulated; leave it out"),
         ("loss", "it cannot be simulated, its step raises RuntimeError: "),
     ],

@@ -285,7 +285,7 @@ def _peak_of(events: Iterable[Event]) -> int:
         if isinstance(event, Allocated):
             sizes[event.block] = event.num_bytes
             live += event.num_bytes
-            if live > peak:
+            if live >= peak:
                 peak, where = live, place
         elif isinstance(event, Freed):
             live -= sizes.pop(event.block)

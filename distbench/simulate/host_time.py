@@ -14,7 +14,9 @@ from distbench.simulate.recording import (
 )
 from distbench.spec.levels import group_shape
 
-FSDP = "fsdp"
+FSDP, DDP = "fsdp", "ddp"
+# The host's own time for a collective, by who issues it: DDP's reducer does so in C++, like an operator.
+OF_HOST = {FSDP: "fsdp_s", DDP: "operator_s"}
 # Of a share of the step that is extrapolated, what is worth a sentence.
 WORTH_SAYING = 0.01
 
@@ -32,7 +34,7 @@ def on_host(event: Operator | Collective, host: HostFigures) -> OnHost:
     if isinstance(event, Collective):
         if event.group_size == 1:
             return OnHost(0.0, 0.0)
-        own = host["fsdp_s" if event.source == FSDP else "redistribution_s"]
+        own = host[OF_HOST.get(event.source, "redistribution_s")]
         return OnHost(own * factor, collective_on_host(event, host) * factor)
     if not event.num_bytes and not event.flops:
         return OnHost(0.0, 0.0)
@@ -112,6 +114,8 @@ def said_of_host(recording: Recording, host: HostFigures) -> list[str]:
             f"its times are those of {host.num_ranks} ranks that share this machine, and this step has "
             f"{recording.world_size}: a guess; calibrate with as many ranks"
         )
+    if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
+        said.append("a CPU reduces DDP's buckets beside backward, not after it: the step may be shorter than this")
     beyond: dict[str, float] = {}
     total = 0.0
     for event in recording.step:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, scenario
 
 
 class Model(nn.Module):
@@ -28,11 +28,17 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(8, 64), torch.zeros(8, 32)
 
 
-@scenario(mesh={"dp_shard": 4}, axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss")}, tags=("tests",))
+@scenario(
+    mesh={"dp_shard": 4},
+    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "fuse")},
+    tags=("tests",),
+)
 def unsimulable(*, fault: str = "none") -> Scenario:
     """One fault a variant."""
     from torch.distributed.fsdp import CPUOffloadPolicy
 
+    ddp = DdpPlan(mesh_dims=("dp_shard",), fuse="concat") if fault == "fuse" else None
+    offload = CPUOffloadPolicy() if fault == "offload" else None
     return Scenario(
         build_model=partial(Model, fault),
         make_batch=batch,
@@ -40,6 +46,7 @@ def unsimulable(*, fault: str = "none") -> Scenario:
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(
             checkpoint=("layers",) if fault == "pattern" else (),
-            fsdp=FsdpPlan(offload=CPUOffloadPolicy() if fault == "offload" else None),
+            fsdp=FsdpPlan(offload=offload) if ddp is None else None,
+            ddp=ddp,
         ),
     )

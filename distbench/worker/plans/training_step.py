@@ -25,7 +25,7 @@ from distbench.worker.plans.parallelize import parallelize, sequence_sharded, sh
 from distbench.worker.rank.failure import blamed, one_line, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.rank.sharded_state import load_state, saved_state
-from distbench.worker.torch_internals import hooked_parameters, reduced_in_buckets, sum_then_divide, unit_policies
+from distbench.worker.torch_internals import hooked_parameters, steps_until_buckets_stay, sum_then_divide, unit_policies
 
 STATE_PHASES = ("save", "load")
 SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
@@ -60,7 +60,8 @@ class TrainingStep:
         if not known_device(device_of(context.backend)).scales_sums:
             sum_then_divide(self.model)
         self.pipeline = self._pipelined(stages)
-        self.has_buckets = reduced_in_buckets(self.model, plan.ddp is not None and plan.ddp.fuse is not None)
+        is_fused = plan.ddp is not None and plan.ddp.fuse is not None
+        self._num_bucket_steps = steps_until_buckets_stay(self.model, is_fused)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
@@ -201,10 +202,15 @@ class TrainingStep:
         return []
 
     @property
+    def has_buckets(self) -> bool:
+        """Whether DDP reduces its gradients."""
+        return self._num_bucket_steps > 0
+
+    @property
     def num_setup_steps(self) -> int:
         """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
-        which gradients were finished, in the second."""
-        return 2 if self.has_buckets else 1
+        which gradients were finished, in a later one."""
+        return max(self._num_bucket_steps, 1)
 
     @property
     def units(self) -> list[tuple[str, Any]]:

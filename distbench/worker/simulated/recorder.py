@@ -7,6 +7,7 @@ more. FSDP2 frees and fills storages that it keeps by resizing them, which no op
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from distbench.simulate.recording import Allocated, Collective, Event, Freed, Op
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.simulated import operator_costs as costs
 from distbench.worker.simulated.differing_ranks import nested_ranks
+from distbench.worker.simulated.reducers import ReducersOnHost
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, STREAMS, SimEvent, SimStream
 from distbench.worker.torch_internals import (
     NAMESPACES,
@@ -23,6 +25,7 @@ from distbench.worker.torch_internals import (
     each_operator,
     global_metadata,
     has_values,
+    is_async,
     replaced,
     waited_for_when_used,
     written_by,
@@ -67,6 +70,7 @@ class Recorder:
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
         self._pending: dict[int, SimEvent] = {}
         self._owners: dict[int, str] = {}
+        self.reducers = ReducersOnHost(self.use)
 
     def begin_step(self) -> None:
         """What follows is another step."""
@@ -88,7 +92,8 @@ class Recorder:
             replaced(torch.UntypedStorage, "resize_", resize),
             global_metadata(self._unseen),
             waited_for_when_used(self._at_once) as unwaited,
-            each_operator(self._handle, unwaited),
+            self.reducers.on(),
+            each_operator(partial(self.reducers.run, record=self._handle), unwaited),
         ):
             yield
 
@@ -213,7 +218,7 @@ class Recorder:
             return out
         fields = {name: getattr(found, name) for name in Collective._fields if hasattr(found, name)}
         issued = Collective(stream=STREAMS.current.number, ranks=nested_ranks(call.ranks), **fields)
-        if func.namespace == "c10d":
+        if func.namespace == "c10d" and not is_async(func, args, kwargs):
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
         else:
             self._issue_aside(issued, call.ranks, made)
@@ -278,7 +283,7 @@ class Recorder:
         """The module's name; a node of backward belongs to one, found among all that have run once."""
         if issued_in is None or self.tracker is None:
             return ""
-        if issued_in.position is None or issued_in.fsdp_owner is not None:
+        if issued_in.position is None or issued_in.fsdp_owner is not None or issued_in.finished is not None:
             return self.tracker.owner_of(issued_in) or ""
         if issued_in.position not in self._owners:
             self._owners[issued_in.position] = self.tracker.owner_of(issued_in) or ""

@@ -11,16 +11,20 @@ from distbench.worker.torch_internals.collective_mode import (
     OTHERS,
     PEERS,
     CollectiveCall,
+    arguments_of,
     call_of,
     each_collective,
     each_operator,
     flat_tensors,
+    is_async,
+    is_attention,
     is_compiled,
     is_pending,
     keep_compiled_graphs_apart,
     keep_gradients_of_pending_inputs,
     kind_of,
     waited_for,
+    written_by,
 )
 from distbench.worker.torch_internals.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.worker.torch_internals.dtensor_planners import (
@@ -65,10 +69,10 @@ from distbench.worker.torch_internals.mesh_facts import (
     nothing_sent,
     on_spmd_mesh,
     ranks_by_group_name,
-    reduced_in_buckets,
     replicate_by_unit,
     replicate_in_buckets,
     require_fusing,
+    steps_until_buckets_stay,
     strided_shard,
 )
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
@@ -87,16 +91,15 @@ from distbench.worker.torch_internals.probe import (
 )
 from distbench.worker.torch_internals.replacements import native_all_to_all
 from distbench.worker.torch_internals.shapes_only import (
+    EndedWork,
     NeedsValues,
     ShapesOnly,
-    arguments_of,
     chunks_when_asked_for,
     global_metadata,
     has_values,
-    is_attention,
     meshes_with_values,
+    reducers_on_host,
     simulated_device,
     waited_for_when_used,
     with_values_again,
-    written_by,
 )

@@ -199,6 +199,12 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
 
 
+def is_async(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a collective of c10d runs on its communicator's stream, and not on the one that is current."""
+    given = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
+    return bool(given.get("asyncop", True))
+
+
 def flat_tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of nested lists, in order."""
     if isinstance(value, torch.Tensor):
@@ -213,3 +219,23 @@ def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
     return tuple(dist.get_process_group_ranks(group))
+
+
+def is_attention(func: Any) -> tuple[bool, bool]:
+    """Whether an operator is attention's fused forward, and whether it is its backward."""
+    name = func.overloadpacket.__name__
+    fused = name.startswith("_scaled_dot_product_") and "attention" in name
+    return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
+
+
+def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """An operator's arguments by their names; those that were not given are not there."""
+    schema = func._schema.arguments
+    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes into."""
+    given = arguments_of(func, args, kwargs)
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]

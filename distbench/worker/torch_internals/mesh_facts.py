@@ -80,25 +80,25 @@ def require_fusing() -> None:
         raise Skipped(str(reason)) from reason
 
 
-def reduced_in_buckets(model: Any, is_fused: bool = False) -> bool:
-    """Whether DDP takes care of a model's gradients, however it was put there.
+def steps_until_buckets_stay(model: Any, is_fused: bool = False) -> int:
+    """After how many steps DDP, however a model came by it, makes buckets no more; 0 where there is none. It makes them
+    anew in the second, of a static graph, whose first step tells nothing of their order, in the third.
 
-    On a fake process group it is given a hook: what such a group returns has no result, which the reducer asks for; the
-    one in Python, where gradients are fused, does not.
+    On a fake process group of CPUs it is given a hook: what that returns has no result, which the reducer asks for (the
+    one in Python, where gradients are fused, does not); on a simulated device works have results.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
 
-    found = [module for module in model.modules() if isinstance(module, DDP)]
-    for module in found:
-        state: Any = replicate.state(module)  # type: ignore[arg-type]
-        mesh, group = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
-        default: Any = dist.group.WORLD
-        group = group or (default if mesh is None else mesh.get_group())
-        is_fake = group._get_backend(torch.device("cpu")).name() == "fake"
+    found: list[Any] = [module for module in model.modules() if isinstance(module, DDP)]
+    states: list[Any] = [replicate.state(module) for module in found]
+    for module, state in zip(found, states, strict=True):
+        mesh, given = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
+        group: Any = given or (dist.group.WORLD if mesh is None else mesh.get_group())
+        is_fake = next(module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake"
         if is_fake and not is_fused and not state._comm_hook_args:
             module.register_comm_hook(group, _averaged)
-    return bool(found)
+    return max((3 if state._init_kwargs.get("static_graph") else 2 for state in states), default=0)
 
 
 def hooked_parameters(model: Any) -> set[str]:

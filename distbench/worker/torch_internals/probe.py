@@ -62,6 +62,7 @@ class Probe:
 
 LOCAL = "redistribute_local_tensor(local_tensor, current_spec, target_spec"
 PYTHON_DEVICE = "_setup_privateuseone_for_python_backend"
+PLACED = "src_placements, dst_placements"
 SPECS = "src_spec, dst_spec"
 SHARDING = "torch.distributed.tensor._sharding_prop"
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
@@ -70,6 +71,7 @@ PENDING = "results of functional collectives"
 BINDING = "ranks bound to NUMA nodes"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 REPLICAS = "torch.distributed._composable.replicate_with_fsdp"
+REDUCER = "DDP's reducer on a simulated device"
 FUSED = "DDP's buckets by compiled autograd"
 # Feature, module of torch, and dotted name in it with the parameters that it must take.
 NEEDED = (
@@ -78,11 +80,7 @@ NEEDED = (
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos_non_cached"),
     ("redistribution planners", REDISTRIBUTE, "clear_redistribute_planner_cache"),
     ("redistribution planners", REDISTRIBUTE, "use_min_cost_redistribution_plan(enabled)"),
-    (
-        "redistribution planners",
-        REDISTRIBUTE,
-        "_optimize_transform_infos(transform_infos, device_mesh, src_placements, dst_placements)",
-    ),
+    ("redistribution planners", REDISTRIBUTE, f"_optimize_transform_infos(transform_infos, device_mesh, {PLACED})"),
     ("redistribution planners", SPEC, "DTensorSpec(mesh, placements, tensor_meta)"),
     ("redistribution planners", SPEC, "TensorMeta"),
     (
@@ -200,6 +198,8 @@ NEEDED = (
     ("context parallel on CPU", "torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward"),
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
     ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
+    *((REDUCER, DIST, f"Reducer.{name}") for name in ("_rebuild_buckets", "_set_static_graph")),
+    *((REDUCER, DIST, name) for name in ("_verify_params_across_processes", "Work.boxed")),
     (FUSED, "torch._dynamo.compiled_autograd", "_enable(compiler_fn, dynamic)"),
     (FUSED, "torch._dynamo.config", "optimize_ddp"),
     (FUSED, "torch._inductor", "compile(gm, example_inputs, options)"),

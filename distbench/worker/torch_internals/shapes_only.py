@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.torch_internals.collective_mode import flat_tensors
-from distbench.worker.torch_internals.probe import Unsupported, replaced, require
+from distbench.worker.torch_internals.probe import REDUCER, Unsupported, replaced, require
 
 # torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
 _REGISTERED: dict[str, Any] = {}
@@ -218,18 +218,19 @@ def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]
     require("simulated device")
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-    def surrounded(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def propagate(*args: Any, **kwargs: Any) -> Any:
-            with around():
-                return plain(*args, **kwargs)
-
-        return propagate
-
     with contextlib.ExitStack() as undo:
         for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
             plain = getattr(ShardingPropagator, name)
-            undo.enter_context(replaced(ShardingPropagator, name, surrounded(plain)))
+            undo.enter_context(replaced(ShardingPropagator, name, _within(around, plain)))
         yield
+
+
+def _within(around: Callable[[], contextlib.AbstractContextManager[None]], plain: Callable[..., Any]) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return plain(*args, **kwargs)
+
+    return run
 
 
 def _flash_attention(
@@ -251,21 +252,44 @@ def _flash_attention(
     return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
 
 
-def is_attention(func: Any) -> tuple[bool, bool]:
-    """Whether an operator is attention's fused forward, and whether it is its backward."""
-    name = func.overloadpacket.__name__
-    fused = name.startswith("_scaled_dot_product_") and "attention" in name
-    return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
+@contextlib.contextmanager
+def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `around()` entered whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its
+    buckets anew: there it counts on the host, in memory of its own."""
+    try:
+        require(REDUCER)
+    except Unsupported:  # torch then says what it reads
+        yield
+        return
+
+    of_reducer = [(dist.Reducer, name) for name in ("_rebuild_buckets", "_set_static_graph")]
+    places = [*of_reducer, (dist, "_verify_params_across_processes"), (dist, "Reducer")]
+    with contextlib.ExitStack() as undo:
+        for owner, name in places:
+            undo.enter_context(replaced(owner, name, _within(around, getattr(owner, name))))
+        yield
 
 
-def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """An operator's arguments by their names; those that were not given are not there."""
-    schema = func._schema.arguments
-    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+class EndedWork(dist.Work):
+    """A collective that has ended, as c10d hands them out.
 
+    Args:
+        result: what its future has.
+        on_wait: called by the first who waits; then both are forgotten, as by NCCL's works.
+    """
 
-def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes into."""
-    given = arguments_of(func, args, kwargs)
-    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]
+    def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
+        super().__init__()
+        self._result, self._on_wait = result, on_wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Nothing is left to wait for."""
+        on_wait, self._result, self._on_wait = self._on_wait, None, bool
+        on_wait()
+        return True
+
+    def get_future(self) -> Any:
+        """One that has ended, too."""
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(self._result)
+        return done
