@@ -42,7 +42,7 @@ def check_jobs(jobs: Sequence[Job]) -> Checked:
 
 
 def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str], int]:
-    head = f"{job.scenario} on {format_mesh(job.mesh)} ({mesh_size(job.mesh)} ranks)"
+    head = f"{job.scenario} on {format_mesh(job.mesh)} ({count_text(mesh_size(job.mesh), 'rank')})"
     found: dict[str, list[str]] = {}
     works: dict[str, list[str]] = {}
     lines = []

@@ -7,8 +7,9 @@ from typing import Any
 from distbench.ask_child import ask_child
 from distbench.runs.accelerator_facts import checks_of
 from distbench.runs.machine import accelerator_here, host_facts, output_of
-from distbench.spec.devices import SWITCHED_OFF
+from distbench.spec.devices import SWITCHED_OFF, built_for
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 TIMEOUT_S = 300.0
 AGREEMENT_TIMEOUT_S = 1200.0
@@ -31,8 +32,9 @@ def examine() -> dict[str, Any]:
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
     device, seen = accelerator_here()
-    ok = not seen or any(check["ok"] for check in checks if check.get("device") == device)
-    advice = "" if ok else f"install a torch built for {device.upper()}"
+    told = [check["ok"] for check in checks if check.get("device") == device]
+    ok = not seen or (bool(told) and all(told))  # a torch with NCCL need not see a device
+    advice = "" if ok else f"install a torch built for {built_for(device)}"
     return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
 
 
@@ -40,7 +42,7 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     """The findings as lines for a terminal."""
     host = found["host"]
     memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
-    lines = [f"{host['machine']}: {host['cpu_model']}, {host['num_cpus']} CPUs, {memory}", ""]
+    lines = [f"{host['machine']}: {host['cpu_model']}, {count_text(host['num_cpus'], 'CPU')}, {memory}", ""]
     width = max(len(check["name"]) for check in found["checks"])
     for check in found["checks"]:
         mark = "ok" if check["ok"] else check.get("mark", "MISSING")
@@ -85,7 +87,7 @@ def lines_of_agreement(found: dict[str, Any]) -> list[str]:
             lines.append(f"FAILED    {case['case_id']}: {case['failed']}")
         else:
             mark = "DIFFERENT" if case["differences"] else "agreed"
-            lines.append(f"{mark:<9} {case['case_id']}: {case['num_rows']} collectives")
+            lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
             lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
     verdict = "What run --trace-paths shows can be relied on here."
     return [*lines, "", verdict if found["usable"] else "Do not rely on what run --trace-paths shows of these steps."]

@@ -59,7 +59,7 @@ def _sum(counts: Sequence[int], estimates: Sequence[Estimate]) -> list[str]:
     num_others = len(estimates) - len(known)
     others = f", and {count_text(num_others, 'scenario')} that never ran like this here" if num_others else ""
     total = f"about {sum(known):.0f} s{others}" if known else "none of them ever ran like this here"
-    return [f"{count_text(sum(counts), 'case')} of {len(counts)} scenarios: {total}"]
+    return [f"{count_text(sum(counts), 'case')} of {count_text(len(counts), 'scenario')}: {total}"]
 
 
 def estimate(job: Job, num_cases: int, out: Path) -> Estimate:

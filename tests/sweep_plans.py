@@ -4,7 +4,9 @@ from typing import Any
 
 from distbench.sweep.candidates import Candidate, Space
 from distbench.sweep.prediction import Prediction
-from distbench.sweep.ranking import RankedPlan
+from distbench.sweep.ranking import (
+    RankedPlan,
+)
 
 FACTS: dict[str, Any] = {
     "mesh_dims": ["dp_shard", "tp"],

@@ -142,7 +142,7 @@ def test_4096_ranks_are_checked_in_seconds_and_in_little_memory(children: Childr
     done = children.python("-c", code, check=True)
     first, *rest = done.stdout.splitlines()
     returncode, peak_kib, cpu_s = (float(word) for word in first.split())
-    assert returncode == 0 and "(4096 ranks)" in rest[0] and rest[1].endswith("; a step runs")
+    assert returncode == 0 and "(4,096 ranks)" in rest[0] and rest[1].endswith("; a step runs")
     # CPU seconds, not wall: what else runs on this machine must not decide.
     assert peak_kib * 1024 < 1e9 and cpu_s < 10
 

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from processes import Children
 
+from distbench.launch.explain import cause_of
 from distbench.runs import machine
 from distbench.runs.machine import accelerator_here, device_count, num_visible
 from distbench.spec import UserError
 from distbench.spec.devices import backend_for, device_of
+from distbench.worker import launcher
 from distbench.worker.hosts.alike import require_own_devices
 from distbench.worker.rank import device as seam
 
@@ -288,3 +290,25 @@ def test_devices_are_told_by_the_drivers_files(tmp_path: Path, monkeypatch: pyte
     assert accelerator_here() == ("cuda", 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert accelerator_here() == ("cpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("nearby", "DISTBENCH_NUMA_BINDING=nearby is no way to bind ranks; use node, "),
+        ("node", "DISTBENCH_NUMA_BINDING=node: torch cannot bind rank 1 near a device ("),
+    ],
+)
+def test_a_rank_that_cannot_be_bound_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
+) -> None:
+    def refuses(*, gpu_index: int, numa_options: object) -> None:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr("torch.numa.binding._maybe_apply_numa_binding_to_current_process", refuses)
+    monkeypatch.setenv("DISTBENCH_NUMA_BINDING", mode)
+    assert not launcher._is_bound(1, tmp_path)
+    cause = cause_of(tmp_path, 1)
+    assert cause.user_can_fix and cause.message.startswith(said)
+    monkeypatch.delenv("DISTBENCH_NUMA_BINDING")
+    assert launcher._is_bound(1, tmp_path)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from distbench import doctor
+from distbench.spec.devices import built_for
 from distbench.spec.errors import UserError
 
 HOST = {"machine": "box-12", "cpu_model": "x86_64", "num_cpus": 2, "memory_bytes": 16_000_000_000}
@@ -41,6 +42,15 @@ def test_gpus_that_this_torch_cannot_use_are_told(
 ) -> None:
     gpus = examined(monkeypatch, [check("ROCM", cuda) | {"device": "cuda"}], num_gpus)["checks"][-1]
     assert (gpus["name"], gpus["found"], gpus["ok"]) == ("GPUs of this host", str(num_gpus), ok)
+
+
+def test_gpus_whose_driver_is_gone_are_told_though_nccl_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [check("CUDA", False) | {"device": "cuda"}, check("NCCL", True) | {"device": "cuda"}]
+    assert not examined(monkeypatch, told, 8)["checks"][-1]["ok"]
+
+
+def test_amds_gpus_are_not_told_to_take_nvidias_torch() -> None:
+    assert "ROCm" in built_for("cuda") and built_for("xpu") == "XPU"
 
 
 def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from distbench.runs.run_file import read_run
 from distbench.spec import list_entries
 from distbench.spec.mesh import format_mesh, mesh_size
 from distbench.worker.rank import device as seam
-from distbench.worker.tracing.host_calls import PHASE, HostCalls, phases_among, unlinked
+from distbench.worker.tracing.host_calls import PHASE, HostCalls, in_no_phase, phases_among
 from distbench.worker.tracing.profiled import events_in
 
 OF_CLUSTERS = {"calibrate", "laboratory", "links", "real-size"}
@@ -172,8 +172,8 @@ def test_what_each_phase_launched_is_found_in_this_profilers_trace(device: torch
     assert all(phase.begun_s < phase.ended_s for phase in phases)
     ends = [phase.ended_s for phase in phases]
     assert ends == sorted(set(ends)), "each phase has work of its own"
-    lost, num_events = unlinked(events, launches)
-    assert num_events > 0 == lost
+    lost, outside, num_events = in_no_phase(events, launches)
+    assert num_events > 0 == lost == outside
 
 
 def test_the_report_says_what_passed() -> None:

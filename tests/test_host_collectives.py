@@ -9,7 +9,7 @@ import pytest
 from test_kernels import AUTOGRAD, COMPUTE, GROUPS, MAIN, NCCL, Event, event, kernel, launched, nccl, row, told
 
 from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.host_calls import is_on_device, phases_among
+from distbench.worker.tracing.host_calls import HostCalls, in_no_phase, is_on_device, phases_among
 from distbench.worker.tracing.kernels import UNNAMED, Ran, collectives_among, matched
 from distbench.worker.tracing.profiled import step_of_events
 
@@ -141,7 +141,9 @@ def test_a_barrier_of_the_model_takes_nobodys_times() -> None:
 def test_bytes_are_counted_for_every_dtype_that_is_known(name: str, dtype: str, size: int | None) -> None:
     one = nccl("allreduce", "1", 0, 1)
     one["args"]["dtype"] = dtype
-    (found,) = collectives_among([one])
+    several = nccl("allreduce", "1", 5, 1) | {"args": {**told("allreduce", "1"), "In msg nelems": "[4, 4]"}}
+    found, of_several = collectives_among([one, several])
+    assert of_several.payload_bytes is None, "a vendor's own way to say it"
     assert found.payload_bytes == (None if size is None else 4 * size), name
 
 
@@ -181,3 +183,84 @@ def test_old_names_and_mangled_ones_are_communication() -> None:
         "vllm::cross_device_reduce_1stage<half>",
     ]
     assert kinds(collectives_among([kernel(name, 0, 1) for name in names])) == [UNNAMED] * 4
+
+
+def test_calls_without_numbers_are_not_one_call() -> None:
+    """A kernel that tells what it is belongs to the call of that name that was open, where neither bears a number."""
+    calls = [call("_allgather_base", at, 0) for at in (0, 20)]
+    for one in calls:
+        del one["args"]["External id"]
+    kernels = [launched(1, 2, MAIN), launched(2, 22, MAIN)]
+    kernels += [nccl("_allgather_base", "1", 30 * number, 10, correlation=number) for number in (1, 2)]
+    found = collectives_among([*calls, *kernels])
+    assert [(ran.kind, round(ran.begun_s * 1e6), round(ran.issued_s * 1e6)) for ran in found] == [
+        ("all_gather", 30, 0),
+        ("all_gather", 60, 20),
+    ]
+
+
+@pytest.mark.parametrize("zero", ["correlation", "External id"])
+def test_a_number_of_0_is_none(zero: str) -> None:
+    """Graphs' memory nodes and some vendors' runtimes have it: it would put all of them into one phase."""
+    host = [
+        event("user_annotation", "distbench:forward", 0, 40, MAIN),
+        event("user_annotation", "distbench:backward", 40, 60, MAIN),
+        event("cuda_runtime", "cudaMallocAsync", 1, 1, MAIN, **{zero: 0}),
+        launched(3, 50, AUTOGRAD),
+    ]
+    device = [kernel("a", 60, 10, correlation=3), kernel("b", 80, 10, **{zero: 0})]
+    launches = HostCalls([*host, *device])
+    assert [round(one.begun_s * 1e6) for one in phases_among([*host, *device])] == [60, 60]
+    assert in_no_phase([*host, *device], launches) == (1, 0, 2)
+
+
+def test_flows_numbered_by_themselves_are_no_calls() -> None:
+    host = [event("user_annotation", f"distbench:{name}", at, 40, MAIN) for name, at in (("a", 0), ("b", 40))]
+    flow = {"cat": "ac2g", "name": "ac2g", "id": 5}
+    ends = [{**flow, "ph": "s", "pid": 1, "tid": MAIN, "ts": 50}, {**flow, "ph": "f", "pid": 0, "tid": 7, "ts": 90}]
+    found = phases_among([*host, launched(5, 2, MAIN), *ends, kernel("k", 90, 10), kernel("k", 70, 5, correlation=5)])
+    assert [(one.name, round(one.begun_s * 1e6)) for one in found] == [("a", 70), ("b", 90)]
+
+
+@pytest.mark.parametrize("cat", ["Kernel", "xpu_kernel", "mlu_kernel", "GCU_KERNEL"])
+def test_communication_is_known_in_every_vendors_category(cat: str) -> None:
+    """As compute it would hide what runs beside it."""
+    other = kernel("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 40, 200, 21, cat=cat)
+    found = collectives_among([nccl("allreduce", "1", 50, 100), other])
+    assert {ran.kind: round(ran.exposed_s * 1e6) for ran in found} == {"all_reduce": 100, UNNAMED: 200}
+
+
+def test_what_copy_engines_move_is_the_calls() -> None:
+    """NCCL over symmetric memory gathers by copies, to all peers at once: one call, no second of it counted twice."""
+    gather = [call("_allgather_base", 0, 61), launched(1, 1, MAIN, "cudaMemcpyAsync")]
+    gather += [
+        kernel("Memcpy PtoP (Device -> Device)", at, 30, stream, "gpu_memcpy", correlation=1, **{"External id": 61})
+        for stream, at in ((31, 10), (32, 10), (33, 20))
+    ]
+    upload = kernel("Memcpy HtoD (Pinned -> Device)", 60, 5, 34, "gpu_memcpy", correlation=2, **{"External id": 62})
+    reduced = [call("allreduce", 50, 62), launched(2, 51, MAIN), launched(3, 52, MAIN), upload]
+    reduced.append(nccl("allreduce", "1", 70, 10, correlation=3, **{"External id": 62}))
+    found = collectives_among([*gather, *reduced, kernel("gemm", 0, 15)])
+    assert [(one.kind, round(one.begun_s * 1e6), round(one.ended_s * 1e6)) for one in found] == [
+        ("all_gather", 10, 50),
+        ("all_reduce", 70, 80),
+    ]
+    assert found[0].exposed_s * 1e6 == pytest.approx(35)
+
+
+def test_what_a_graph_launches_is_of_the_phase_that_launched_it() -> None:
+    """All kernels of a CUDA graph bear the number of cudaGraphLaunch; its collectives were called when it was captured,
+    so that nobody tells what they are."""
+    host = [
+        event("user_annotation", "distbench:forward", 0, 40, MAIN),
+        event("user_annotation", "distbench:backward", 40, 60, MAIN),
+        launched(9, 50, MAIN, "cudaGraphLaunch"),
+        launched(8, 10, MAIN),
+    ]
+    device = [kernel("gemm", 20, 10, correlation=8)]
+    device += [kernel("gemm", at, 10, correlation=9, **{"graph id": 3, "graph node id": at}) for at in (100, 110, 140)]
+    device.append(kernel("ncclDevKernel_AllGather_RING_LL", 120, 20, NCCL, correlation=9, **{"graph node id": 9}))
+    step = step_of_events([*host, *device], ["forward", "backward"], 0.1, [row("all_gather", "0,1")], GROUPS)
+    assert step.reason is not None and step.reason.endswith("1 kernels communicate and do not say what")
+    assert [round(one.ended_s * 1e6) for one in phases_among([*host, *device])] == [30, 150]
+    assert step.traced.ends_s == pytest.approx([30e-6, 150e-6])

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +20,9 @@ from distbench.runs.run_file import Run
 from distbench.spec import Job, Settings, UserError
 from distbench.worker.hosts import alike, presence
 from distbench.worker.hosts.alike import GivenToRank, require_alike
-from distbench.worker.hosts.cautions import HostFacts, cautions_about
+from distbench.worker.hosts.cautions import HostFacts, cautions_about, mixed_devices
 from distbench.worker.hosts.presence import Presence
+from distbench.worker.hosts.same_device import require_same_device
 from distbench.worker.rank.agreement import Agreement
 
 Change = Callable[[GivenToRank], GivenToRank]
@@ -117,6 +118,39 @@ def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
     assert fewer.startswith("host b shows a rank 4 devices, host a 8")
     header = {"type": "run", "job": {"scenario": "x"}, "environment": {"cautions": [clock]}}
     assert f"caution: {clock}" in cautions_of(Run(Path("x"), header, [], [], None))
+
+
+def test_devices_of_one_host_that_differ_are_said() -> None:
+    names = ["H100", "H100", "H100", "A100", "H100", "H100"]
+    assert mixed_devices(["a"] * 4 + ["b"] * 2, names) == [
+        "devices of host a differ: H100 (ranks 0, 1, 2), A100 (rank 3): its ranks wait for the slower"
+    ]
+    assert mixed_devices(["a", "a", "b"], ["A", "A", "B"]) == []
+
+
+def asked_together(devices: Sequence[str]) -> list[str]:
+    """What each rank of a job is told, ranks being threads with torch's own store."""
+    store, said = torch.distributed.HashStore(), [""] * len(devices)
+
+    def ask(rank: int) -> None:
+        try:
+            require_same_device(torch.distributed.PrefixStore("job", store), rank, len(devices), devices[rank])
+        except UserError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(len(devices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return said
+
+
+def test_a_host_without_its_driver_is_named_to_all_before_ranks_form_groups() -> None:
+    """Its command takes the CPU, and its ranks would form other groups than those that wait for them."""
+    assert asked_together(["cuda"] * 4) == [""] * 4
+    (said,) = set(asked_together(["cuda", "cuda", "cpu", "cpu"]))
+    assert said.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; say --device, and see")
 
 
 def test_a_caution_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,13 +4,17 @@ The host goes through forward (thread 100), backward (whose work is launched by 
 optimizer. On the device kineto keeps the innermost annotation alone, one a stream, and none of autograd's thread.
 """
 
+import contextlib
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from distbench.worker.tracing import profiled
 from distbench.worker.tracing.communication import Communication
 from distbench.worker.tracing.host_calls import HostCalls, phases_among
 from distbench.worker.tracing.host_collectives import communicates
@@ -121,6 +125,25 @@ def test_hips_launches_count_and_the_runtimes_call_before_the_drivers() -> None:
     assert in_us([*HOST[:6], *both, kernel("gemm", 400, 10, correlation=3)])[1] == ("backward", 400, 410)
 
 
+def test_events_may_come_in_any_order_and_last_no_time() -> None:
+    """A kernel whose end the device never told lasts less than nothing; it hides nobody, and ends where it began."""
+    lost = [kernel("lost", 100, -40, 9, correlation=2), kernel("empty", 110, 0, 9, correlation=2)]
+    there, back = in_us([*EVENTS, *lost]), in_us([*lost, *reversed(EVENTS)])
+    assert there == back == in_us(EVENTS)
+    found = collectives_among([*lost, *reversed(EVENTS)])
+    assert [ran.exposed_s * 1e6 for ran in found] == pytest.approx([30, 15, 20])
+
+
+def test_what_was_launched_in_no_phase_is_said() -> None:
+    """By a thread of its own that goes on when the step has ended."""
+    late = [launched(99, 135, AUTOGRAD), kernel("late", 900, 50, correlation=99)]
+    step = step_of_events([*EVENTS, *late], PHASES, 0.5, STEP, GROUPS)
+    assert step.traced.ends_s[-1] == pytest.approx(730e-6)
+    assert (
+        step.differences[-1] == "1 of 8 kernels and copies were launched before or after the step; they are in no phase"
+    )
+
+
 def test_a_phase_that_launched_nothing_ends_where_the_one_before_it_did() -> None:
     events = [one for one in EVENTS if one.get("args", {}).get("correlation") not in (6, 7)]
     assert in_us(events)[2] == ("optimizer", 635, 635)
@@ -184,13 +207,82 @@ def test_how_much_is_hidden_is_bisected() -> None:
 
 def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
     file, alive = tmp_path / "trace.json", []
-    body = ",\n  ".join(map(json.dumps, EVENTS * 4000))
+    body = ",\n  ".join(map(json.dumps, EVENTS * 1000))
     file.write_text(f'{{"schemaVersion": 1, "traceEvents": [\n  {body}\n  ], "traceName": "[x"}}')
     found = list(events_in(file, lambda: alive.append(1)))
-    assert found[: len(EVENTS)] == EVENTS and len(found) == len(EVENTS) * 4000
+    assert found[: len(EVENTS)] == EVENTS and len(found) == len(EVENTS) * 1000
     assert len(alive) == len(found) // 20_000
     file.write_text('{"traceEvents": []}')
     assert list(events_in(file)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"schemaVersion": 1}', "it has no list of events"),
+        ("", "it has no list of events"),
+        ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },\n  {\n    "ph": "X", "na', "it ends in the middle"),
+        ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },', "it ends in the middle"),
+        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "its event 0 is no JSON"),
+    ],
+)
+def test_a_trace_that_is_cut_or_no_json_is_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        list(events_in(tmp_path / "trace.json"))
+
+
+def test_what_kineto_writes_as_no_json_is_read(tmp_path: Path) -> None:
+    """It escapes no quotation marks in names, and prints infinity as C++ does."""
+    one = """
+  {
+    "ph": "X", "cat": "%s", "name": "%s", "pid": 0, "tid": 7,
+    "ts": 20.500, "dur": 3.250,
+    "args": {
+      "External id": 12,"device": 0, "correlation": 5,
+      "blocks per SM": %s,
+      "grid": [1, 1, 1]
+    }
+  },"""
+    names = ['say "hi", \\"twice\\"', "plain inf: nan", "K\xe4fer"]
+    numbers = ["inf", "-nan", "0.5"]
+    body = "".join(
+        one % ("kernel", name.replace("\\", "/"), number) for name, number in zip(names, numbers, strict=True)
+    )
+    (tmp_path / "trace.json").write_bytes(('{"traceEvents": [' + body + "\n  {}\n  ]}").encode("latin-1"))
+    *events, last = events_in(tmp_path / "trace.json")
+    assert [one["args"]["correlation"] for one in events] == [5, 5, 5] and last == {}
+    assert events[0]["name"].startswith("say 'hi'") and events[1]["name"] == "plain inf: nan"
+    assert [one["args"]["blocks per SM"] for one in events] == [None, None, 0.5]
+
+
+def test_a_profiled_step_begins_on_an_idle_device_and_says_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    class Profile(contextlib.nullcontext[Any]):
+        def __init__(self, **_: object) -> None:
+            order.append("profile")
+            super().__init__(self)
+
+        def export_chrome_trace(self, file: str) -> None:
+            Path(file).write_text('{"traceEvents": [')
+
+    class Step(SimpleNamespace):
+        def __call__(self, stamp: Any) -> None:
+            order.append("step")
+
+    for name, stand_in in (
+        ("profile", Profile),
+        ("_begin_profiling", lambda device: None),
+        ("synchronize", lambda device: order.append("idle")),
+        ("dist", SimpleNamespace(barrier=lambda group: None)),
+    ):
+        monkeypatch.setattr(profiled, name, stand_in)
+    context: Any = SimpleNamespace(device=torch.device("cpu"), control=None)
+    found = profiled.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
+    assert order == ["idle", "profile", "step", "idle"]
+    assert found.reason is not None and "it ends in the middle; is the disk of temporary files full?" in found.reason
+    assert [one.issued_s for one in found.traced.rows] == [None] * 3 and found.traced.ends_s == []
 
 
 def test_the_nth_collective_of_a_group_is_its_nth_kernel() -> None:

@@ -1,5 +1,6 @@
 """How groups lie on hosts, and which line of a profile prices them there; expected values are worked out by hand."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,38 @@ def test_groups_that_cross_here_and_there_cost_what_crossing_costs() -> None:
     measured = profile_of({"dp": 2, "tp": 4}, TWO_HOSTS, ("2",))
     line = measured.of_shapes({"cp": 2}, {"cp": "2|1+1"}).line("all_gather", "cp", 2)
     assert line is not None and line.seconds(1.0) == 8.0
+
+
+def test_a_line_of_its_own_shape_is_taken_before_one_that_some_groups_of_its_name_have() -> None:
+    """Of a mesh dim that crossed here and there, a line costs what crossing does; this one stays within hosts."""
+    crossing = Line("all_gather", "tp", 2, 8.0, 0.0, hosts="2|1+1")
+    within = Line("all_gather", "2", 2, 0.5, 0.0, hosts="2")
+    for lines, base_s in (((crossing, within), 0.5), ((crossing,), 8.0)):
+        measured = Profile("lab", "gloo", "2.13", {"dp": 3, "tp": 2}, lines, "made up", ("a",) * 3 + ("b",) * 3)
+        line = measured.of_shapes({"tp": 2}, {"tp": "2"}).line("all_gather", "tp", 2)
+        assert line is not None and line.seconds(1.0) == base_s
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        *(
+            ("line", odd, r"hosts is .*, not ranks of a group")
+            for odd in ("four", "4+", "-4", "0", "2||2", "2 + 2", 4, "٤")
+        ),
+        ("line", "2+1", r"hosts is '2\+1', which are no groups of 2 ranks"),
+        ("line", "2|4", "which are no groups of 2 ranks"),
+        ("head", ["a", "b"], "hosts names 2, and mesh has 8 ranks, each of which has one"),
+    ],
+)
+def test_levels_that_cannot_be_are_said(tmp_path: Path, field: str, value: object, said: str) -> None:
+    path = tmp_path / "p.json"
+    profile_of({"dp": 2, "tp": 4}, TWO_HOSTS).save(path)
+    record = json.loads(path.read_text())
+    (record if field == "head" else record["lines"][0])["hosts"] = value
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=said):
+        load_profile(path)
 
 
 def test_a_profile_of_one_host_is_refused_on_two() -> None:

@@ -16,7 +16,8 @@ from processes import Ranks
 from distbench.cli import main
 from distbench.links import LinkRun, link_run_of, verdict_of
 from distbench.links.heat_map import link_figures
-from distbench.links.link_text import link_lines, link_tables
+from distbench.links.link_measurements import relative_to
+from distbench.links.link_text import judged, link_lines, link_tables
 from distbench.render import plot_style
 from distbench.runs.run_file import Run, read_run
 from distbench.spec import Settings
@@ -152,7 +153,7 @@ def named(run: Run) -> set[tuple[str, tuple[int, ...], str]]:
 
 
 def test_of_what_is_alike_nothing_is_named_in_nineteen_of_twenty_runs() -> None:
-    assert sum(bool(named(made_up(seed, {}))) for seed in range(100)) <= 5
+    assert sum(bool(named(made_up(seed, {}))) for seed in range(60)) <= 3
 
 
 def test_of_links_that_differ_by_their_kind_nothing_is_named() -> None:
@@ -165,9 +166,9 @@ def test_what_is_slow_is_named_and_nothing_else() -> None:
     link = {("link", (2, 7), quantity) for quantity in ("latency", "bandwidth")}
     computes = {("rank", (1,), "compute")}
     for slow, wanted in (({5: 2.0}, rank), ({(2, 7): 2.0}, link), ({("computes", 1): 2.0}, computes)):
-        found = [named(made_up(seed, slow)) for seed in range(40)]
-        assert sum(wanted >= one and bool(one) for one in found) >= 38
-        assert sum(bool(one - wanted) for one in found) <= 2
+        found = [named(made_up(seed, slow)) for seed in range(20)]
+        assert sum(wanted >= one and bool(one) for one in found) >= 19
+        assert sum(bool(one - wanted) for one in found) <= 1
 
 
 @pytest.mark.parametrize("names", ["abcd", "ab"])
@@ -176,6 +177,60 @@ def test_a_host_all_of_whose_ranks_compute_slowly_is_named_in_their_stead(names:
     slow = {("computes", rank): 2.0 for rank in range(4, 8)}
     found = [named(made_up(seed, slow, hosts)) for seed in range(20)]
     assert found.count({("host", (4, 5, 6, 7), "compute")}) >= 19
+
+
+def test_a_host_one_of_whose_ranks_is_very_slow_is_not_named_in_its_stead() -> None:
+    found = [named(made_up(seed, {11: 6.0}, list("aaaabbbbcccc"), 8)) for seed in range(10)]
+    assert all({("rank", (11,), "compute")} <= one for one in found)
+    assert not any(kind == "host" for one in found for kind, _, _ in one)
+
+
+@pytest.mark.parametrize("names", ["abc", "ab"])
+def test_a_host_all_of_whose_own_links_are_slow_is_named_and_none_of_them(names: str) -> None:
+    hosts = [name for name in names for _ in range(4)]
+    within = {(a, b): 2.0 for a in range(4) for b in range(a + 1, 4)}
+    wanted = {("host", (0, 1, 2, 3), quantity) for quantity in ("latency", "bandwidth")}
+    found = [named(made_up(seed, within, hosts)) for seed in range(10)]
+    assert sum(one == wanted for one in found) >= 9
+    first, _ = link_lines(made_up(1, within, hosts))
+    assert first.startswith("SLOW: host a takes ") and "messages within it" in first
+
+
+def since(run: Run, earlier: Run) -> set[tuple[str, tuple[int, ...], str]]:
+    links, before = link_run_of(run), link_run_of(earlier)
+    assert links is not None and before is not None
+    return {(one.kind, one.ranks, one.quantity) for one in verdict_of(relative_to(links, before)).outliers}
+
+
+def test_links_between_two_hosts_that_are_slower_than_before_are_named() -> None:
+    """They have no like but themselves: each level held against its own median, nothing would be seen."""
+    across = {(a, b): 2.0 for a in range(4) for b in range(4, 8)}
+    wanted = {("hosts", tuple(range(8)), quantity) for quantity in ("latency", "bandwidth")}
+    assert all(since(made_up(seed, across), made_up(seed + 50, {})) == wanted for seed in range(10))
+    assert sum(bool(since(made_up(seed, across), made_up(seed + 50, across))) for seed in range(20)) <= 1
+    lines = judged(made_up(1, across), made_up(2, {}))
+    assert lines and lines.lines[0].startswith("SLOW: hosts a and b take ") and "their like in" in lines.lines[0]
+
+
+def test_of_two_hosts_with_two_ranks_links_can_be_held_against_before_alone() -> None:
+    slow, hosts = {(0, 3): 4.0}, list("aabb")
+    assert named(made_up(1, slow, hosts)) == set()
+    told = judged(made_up(1, slow, hosts))
+    assert told and not told.is_told, "a check before a job says so"
+    few = (
+        "not compared are links of which there are too few of a kind: 2 within a host, 2 across hosts, same local rank"
+    )
+    assert few in told.lines[0]
+    assert since(made_up(1, slow, hosts), made_up(2, {}, hosts)) == {
+        ("link", (0, 3), "latency"),
+        ("link", (0, 3), "bandwidth"),
+    }
+
+
+def test_what_cannot_be_told_of_some_quantities_is_said() -> None:
+    """Half of the ranks compute at half of the speed: they differ so much that nobody is unlike the others."""
+    (line,) = link_lines(made_up(1, {("computes", rank): 2.0 for rank in range(4)}, ["a"] * 8))
+    assert "messages would have been found; nothing could be told in computing, where what is alike differs" in line
 
 
 def test_what_cannot_be_told_is_said() -> None:

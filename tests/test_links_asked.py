@@ -85,6 +85,12 @@ def test_an_earlier_run_of_other_hosts_is_said() -> None:
     assert list(link_hosts_note(now, made_up(3, {}))) == []
     (note,) = link_hosts_note(now, then)
     assert note.startswith("caution: it was measured on hosts a, c, this run on hosts a, b")
+    later, before = (
+        replace(run, header={**run.header, "environment": {"device": "cuda", "nccl": nccl}})
+        for run, nccl in ((now, "2.27.5"), (then, "2.21.5"))
+    )
+    (_, driven) = link_hosts_note(later, before)
+    assert driven.startswith("caution: its nccl was 2.21.5, this run's is 2.27.5")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,16 @@ from distbench.cli import main
 from distbench.commands.on_nodes import without_where
 from distbench.nodes import slurm_job, torchx_job
 from distbench.nodes.node_launch import NodeLaunch
-from distbench.nodes.slurm_job import JobState, state_of
+from distbench.nodes.slurm_job import state_of
+from distbench.nodes.slurm_words import JobState
 from distbench.runs.old_runs import kept_and_old
 from distbench.spec import UserError
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test does not say what Slurm answers, it is not there."""
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (1, "", f"{command[0]}: not found"))
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -35,6 +42,7 @@ def torchrun_words(words: str) -> tuple[str, ...]:
         (["--nodes=2", "a", "--launcher=slurm", "--mesh", "tp=4"], ("a", "--mesh", "tp=4")),
         (["a", "--launcher-args", "--time=1 -p x", "--print", "-k", "x"], ("a", "-k", "x")),
         (["--ranks-per-node", "8", "a", "--label=--nodes"], ("a", "--label=--nodes")),
+        (["a", "--launcher-args=", "--quick"], ("a", "--quick")),
     ],
 )
 def test_a_node_is_given_the_command_without_what_says_where(given: list[str], kept: tuple[str, ...]) -> None:
@@ -83,6 +91,12 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
         (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is none of 2 nodes"),
         (torchrun_words("--node-rank 1"), "was told that this is node 1, and not where they meet"),
         (torchrun_words("--node-rank 1 --nproc-per-node=4"), "--nproc-per-node=4: how many nodes and ranks there are"),
+        # argparse takes them shortened, and so do TorchX and Slurm's getopt.
+        (torchrun_words("--node-rank 1 --nproc_per=4"), "--nproc_per=4: how many nodes and ranks there are"),
+        (torchrun_words("--node-rank 1 --nnode 1"), "--nnode: how many nodes and ranks there are"),
+        (("--nodes", "2", "--launcher", "torchx", "--launcher-args", "-- --j 1x8"), "--j: how many nodes and ranks"),
+        (("--nodes", "2", "--launcher", "slurm", "--launcher-args", "--ntasks-per=8"), "--ntasks-per=8: how many"),
+        (("--nodes", "2", "--launcher", "slurm", "--print", "--launcher-args", "'a\nrm x'"), "a word of several lines"),
     ],
 )
 def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
@@ -114,11 +128,21 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
         ("JobId=3 JobState=RUNNING Reason=None ExitCode=0:0", JobState("RUNNING", 0, "None")),
         ("JobId=3 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15", JobState("TIMEOUT", 143, "TimeLimit")),
         ("JobId=3 JobState=FAILED Reason=NonZeroExitCode ExitCode=2:0", JobState("FAILED", 2, "NonZeroExitCode")),
+        (
+            "JobState=RUNNING Reason=None ExitCode=0:0 Comment=is JobState=FAILED Reason=x",
+            JobState("RUNNING", 0, "None"),
+        ),
+        ("JobState=PENDING Reason=ReqNodeNotAvail, Unav:n1 x=1", JobState("PENDING", 0, "ReqNodeNotAvail, Unav:n1")),
     ],
 )
 def test_what_slurm_says_of_a_job(monkeypatch: pytest.MonkeyPatch, output: str, expected: JobState) -> None:
     monkeypatch.setattr(slurm_job, "_ask", lambda *command: (0, output, ""))
     assert state_of("3") == expected
+
+
+@pytest.mark.parametrize("word", ["SIGNALING", "STOPPED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "of a later version"])
+def test_a_word_that_is_no_end_is_none(word: str) -> None:
+    assert not JobState(word).is_over and JobState("DEADLINE").is_over and JobState("").is_over
 
 
 def followed(
@@ -148,6 +172,46 @@ def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.Mo
     assert "give an --out that all nodes and this one share" in said[3]
 
 
+def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a site has its sbatch print beside the job's number is no number, and its warnings are shown."""
+    commands: list[tuple[str, ...]] = []
+    answers = {
+        "sbatch": (
+            0,
+            "Welcome to node 7\nproject 12 has 90 h left\n31;west\n",
+            "sbatch: warning: no memory was asked for",
+        ),
+        "scontrol": (0, "JobState=FAILED Reason=JobLaunchFailure", ""),
+    }
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    said: list[str] = []
+    out = tmp_path / "100% %j"
+    slurm_job.run_by_slurm(NodeLaunch(("k\udce4fer",), 2, 1, "cpu", out, "distbench-tiny"), said.append)
+    assert said[0] == "sbatch: warning: no memory was asked for" and said[1].startswith("Slurm job 31;west: ")
+    assert commands[1] == ("scontrol", "--clusters=west", "--oneliner", "show", "job", "31")
+    output = next(word for word in commands[0] if word.startswith("--output="))
+    assert "/100%% %%j/slurm/" in output, "Slurm would put the job's number there"
+
+
+def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login node has none: the ranks would run on CPUs, of which nobody would be told."""
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--print")
+    assert "nodes of this cluster have GPUs, and the job asks for none" in run(*asked)[1]
+    assert "caution" not in run(*asked, "--device", "cpu")[1]
+    for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
+        assert "caution" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
+    assert "caution" in run(*asked, "--launcher-args", "-p gpu")[1]
+    code, text = run(*asked, "--device", "cuda")
+    assert code == 0 and "caution" not in text and "#SBATCH --gpus-per-node=2" in text
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm_job, "_meeting_of", lambda environ: {"MASTER_PORT": "20007"})
+    assert run(*asked, "--device", "cpu")[1].startswith("MASTER_PORT=20007 srun --overlap "), "what would be started"
+
+
 def test_a_job_that_slurm_would_never_begin_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     waits = (0, "JobId=3 JobState=PENDING Reason=PartitionTimeLimit StartTime=Unknown", "")
     error, _said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, (0, "", "")])
@@ -164,7 +228,9 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
     assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
 
 
-@pytest.mark.parametrize("word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x"])
+@pytest.mark.parametrize(
+    "word", ["--array=0-3", "-a0-3", "--wait", "-W", "--test-only", "--output=x", "-e x", "-D /x", "--chdir=/x"]
+)
 def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
 ) -> None:

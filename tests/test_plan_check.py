@@ -99,6 +99,12 @@ def test_a_mesh_dim_that_no_part_uses_is_named(context: RankContext) -> None:
     ]
 
 
+def test_a_mesh_dim_of_one_rank_needs_no_part_that_uses_it(context: RankContext) -> None:
+    """One device, say, and no plan."""
+    mesh = init_device_mesh("cpu", (8, 1), mesh_dim_names=("dp_shard", "tp"))
+    assert found(replace(context, mesh=mesh), ParallelPlan(fsdp=FsdpPlan()), batch=(8, 8)) == []
+
+
 def test_context_parallel_without_its_mesh_dim_is_named(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, cp=CpPlan(rotate="ring"))
     texts = found(context, plan)

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,21 @@ def test_frozen_parameters_stay_frozen_under_sequence_parallel(context: RankCont
     styled = SequenceParallel()
     parallelize(model, ParallelPlan(tp={"norm": styled, "other": styled}), context)
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
+
+
+def test_tensor_parallel_over_one_rank_is_none(context: RankContext) -> None:
+    """Else a mesh with tp=1 takes another step than one without tp: DTensor's dispatch, and its own loss."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel
+
+    for shape, is_split in (((2, 1), False), ((1, 2), True)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_shard", "tp"))
+        model, _ = parallelize(
+            blueprint(lambda: nn.Sequential(nn.Linear(4, 4)), 7).model,
+            ParallelPlan(tp={"0": ColwiseParallel()}),
+            replace(context, mesh=mesh),
+        )
+        assert all(isinstance(parameter, DTensor) is is_split for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from distbench.render.blocks import Code, Heading, Lines, Table, code_span, mark
 from distbench.render.ci import CiOutcome, annotation, junit_xml
 from distbench.render.html import page_of
 from distbench.render.terminal import text_of
-from distbench.spec.printable import MAX_TEXT, clean, printable
+from distbench.spec.printable import MAX_TEXT, clean, count_text, printable
 
 GOLDEN = Path(__file__).parent / "golden"
 EVIL = "step/\x1b]0;owned\x07\x9b31m/a\n::error title=x::y\r##[error]z/|`b`<script>[x](http://x)\u202e\ufffe"
@@ -29,6 +29,11 @@ def test_lines_keep_what_shows_and_lose_what_a_terminal_or_ci_obeys() -> None:
     assert printable("a::b\n ::error::x\n::set-output name=a::b") == "a::b\n : :error::x\n: :set-output name=a::b"
     assert printable("##[group]a ##vso[task] ## heading #[a]") == "# #[group]a # #vso[task] ## heading #[a]"
     assert printable("over\rwritten\u2028next\u202etxt") == "over written next txt"
+
+
+def test_one_of_a_kind_is_counted_in_the_singular() -> None:
+    assert [count_text(number, "rank") for number in (0, 1, 16_384)] == ["0 ranks", "1 rank", "16,384 ranks"]
+    assert [count_text(number, "pass", "passes") for number in (1, 3)] == ["1 pass", "3 passes"]
 
 
 def test_a_text_of_megabytes_is_cut() -> None:

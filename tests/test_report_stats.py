@@ -13,7 +13,7 @@ from distbench.compare.intervals import (
     margin_of,
     summarise,
 )
-from distbench.render.units import bandwidth_text, count_text, ratio_text, size_text, time_ci_text, time_text
+from distbench.render.units import bandwidth_text, count_text, rate_text, ratio_text, size_text, time_ci_text, time_text
 from distbench.runs.frame import factors_of
 
 
@@ -93,6 +93,8 @@ TEXTS = [
     (bandwidth_text(123.4), "123     "),
     (count_text(812), "812"),
     (count_text(5210), "5.21 k"),
+    (rate_text(5761.7), "5,762"),
+    (rate_text(0.4312), "0.431"),
     (ratio_text(0.81, 0.78, 0.85), "0.81 [0.78, 0.85]"),
 ]
 

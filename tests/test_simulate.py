@@ -191,6 +191,7 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ("fuse", "it cannot be simulated: DdpPlan(fuse='concat') has inductor compile backward"),
         ("offload", "CPU offload is not simulated; leave it out"),
         ("loss", "it cannot be simulated, its step raises RuntimeError: "),
+        ("declared", "the scenario raises ValueError: no such model"),
     ],
 )
 def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Recorded], fault: str, says: str) -> None:
@@ -199,7 +200,7 @@ def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Rec
     sentence = left_out[f"unsimulable/fault={fault}"]
     assert sentence.startswith(says) and "\n" not in sentence
     # With where the model asks for it, or raises.
-    assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "loss"))
+    assert ("unsimulable.py:" in sentence) == (fault in ("item", "mask", "loss", "declared"))
 
 
 def test_the_last_of_unbalanced_context_parallel_ranks_has_more_to_do() -> None:

@@ -177,6 +177,9 @@ def test_the_page_of_a_simulation_says_what_it_is_made_of() -> None:
     assert simulation.model_share == pytest.approx(6e9 / 4 / 989.4e12)
     assert "exposed communication over dp_shard    1.00  s       25.0 %" in text
     assert "activations of layers.*.ffn" in text and "3 GiB of it alive; it fits into 79.1 GiB" in text
+    alone = gather(1, 0, ranks=((1, 1),))._replace(group_size=1, mesh_dim="tp", payload_bytes=0)
+    lone = text_of(blocks_of([Simulation(replace(recording, events=[*recording.events, alone]), machine())]))
+    assert "over dp_shard" in lone and "over tp" not in lone  # a group of one moves nothing
     assert "fitted" not in text and "guessed in hardware file h100: attention_backward_flops" in text
     record = simulation.to_record()
     assert record["simulated"] is True and record["memory"]["peak_live_bytes"] == 3 << 30
@@ -222,7 +225,14 @@ def changed(tmp_path: Path, change: Any) -> str:
         ),
         (lambda record: record["figures"]["devices_per_node"].update(value=8.5), "is 8.5, not a whole number from 1"),
         (lambda record: record.pop("name"), "name is missing"),
-        (lambda record: record.pop("figures"), "figures is None, not an object"),
+        (lambda record: record.pop("figures"), "figures is missing"),
+        (lambda record: record.update(figures=[]), "figures is a list of 0, not an object"),
+        (lambda record: record.pop("hardware_version"), "hardware_version is missing"),
+        (lambda record: record.update(name="n" * 101), "name has more than 100 characters"),
+        (
+            lambda record: record["figures"]["attention_backward_flops"].update(value=1e16),
+            "attention_backward_flops is above figures.peak_bf16_flops",
+        ),
         (lambda record: record.update(hardware_version=2), "is newer than this distbench"),
         (lambda record: record.update(hardware_version="x"), "hardware_version is 'x', not 1"),
     ],

@@ -17,7 +17,7 @@ from distbench.runs.run_file import Run, read_run
 from distbench.signature.run_signature import of_run_file
 from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
 from distbench.simulate.simulated_run import write_simulated_run
-from distbench.simulate.simulation import Simulation
+from distbench.simulate.simulation import NOT_SIMULATED, Simulation
 from distbench.spec import UserError
 from distbench.traces.chrome import chrome_events
 from distbench.traces.records import Trace, traces_of
@@ -68,6 +68,7 @@ def test_the_header_says_on_what_and_what_was_assumed(path: Path, run: Run) -> N
     said = about.simulated
     assert said["hardware"]["figures"]["host_s"].keys() == {"value", "basis", "source"} and said["ranks"] == [0]
     assert "attention_half_length" in said["guess"] and said["fitted"] == [] and said["not_simulated"]
+    assert said["extrapolated"]["ring_bytes_per_s"] == "peer_bytes_per_s"
 
 
 def test_every_line_fits_the_schema(path: Path) -> None:
@@ -133,10 +134,16 @@ def said(*arguments: object) -> str:
 
 
 def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
-    assert "simulated on h100, not measured: a step 5.00 s, 3 GiB reserved" in said("report", path)
+    assert "simulated on h100 (13 guessed, 2 extrapolated figures), not measured: a step 5.00 s, 3 GiB" in said(
+        "report", path
+    )
     full = said("report", path, "--full", "--page", tmp_path / "page.html")
     assert "simulated step time and memory" in full and "simulated, not measured: on h100, rank 0 of 8" in full
     assert "simulated: alive at the peak of mine" in full and "NOT OK" not in full
+    # All that a figure stands on, and in short where there is less room.
+    assert "guessed figures of the hardware file: attention_backward_flops, " in full
+    assert "not in the hardware file, and extrapolated: matmul_fp8_flops (" in full
+    assert all(sentence in full for sentence in NOT_SIMULATED)
     page = (tmp_path / "page.html").read_text()
     assert "simulated step time and memory" in page and "which path costs what, simulated" in page
     paths = said("report", "--paths", path)
@@ -145,12 +152,30 @@ def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
     assert "simulated" in ask("report", path, "--format", "csv").stdout
 
 
+def test_report_says_what_fits_only_because_caches_are_given_back(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["counters"]["num_retries"] = 2
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert "tight: it fits because the allocator gives back what it cached" in said("report", path, "--full")
+
+
 def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: Path) -> None:
     other = written(tmp_path / "b", simulated(4))
     text = said("report", "--diff", path, other)
     assert "step -17 % (predicted, not measured: no verdict)" in text
-    assert "caution: simulated is A and B: times there are predictions" in text
+    assert "caution: A and B are simulated: times there are predictions" in text
     assert "the same communication" in text
+    assert "times here are of simulated steps" in text and "a step without tracing" not in text
+    for shown in (text, said("report", "--paths", path), said("compare", path, path)):
+        assert "by hardware file h100 with 13 guessed, 2 extrapolated figures" in shown
+
+
+def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> None:
+    other = written(tmp_path / "b", simulated(case_id="step/f32[32,256]/mine"))
+    done = ask("compare", path, other)
+    assert (
+        done.exit_code == 2 and "the first holds step/f32[16,256]/mine, the second step/f32[32,256]/mine" in done.output
+    )
 
 
 def measured(tmp_path: Path, path: Path, seconds: float = 4) -> Path:
@@ -170,7 +195,7 @@ def test_a_simulated_step_stands_beside_a_measured_one(path: Path, tmp_path: Pat
     other = measured(tmp_path, path)
     text = said("report", "--diff", f"{path}::mine", f"{other}::mine")
     assert "simulated on h100 against measured: the same communication, step +25 %" in text
-    assert "caution: simulated is A: times there are predictions" in text and "compare no times" not in text
+    assert "caution: A is simulated: times there are predictions" in text and "compare no times" not in text
     compared = said("compare", other, path)
     assert "1 case on both sides, B/A 1.25 to 1.25; predicted, so none is called faster or slower" in compared
     assert "A is measured on box B is simulated on h100" in compared

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.launch.ranks import joined_ranks, slurm_port, tasks_on_node
+from distbench.launch.ranks import first_host, joined_ranks, slurm_port, tasks_on_node
 
 STEP = {"SLURM_PROCID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1"}
 STEP |= {"SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}
@@ -26,6 +26,21 @@ def test_launches_at_the_same_time_meet_at_ports_of_their_own() -> None:
     started = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("7", "8") for step in ("0", "1")]
     assert {slurm_port(one) for one in started} == {20007, 20108, 20008, 20109}
     assert slurm_port({"SLURM_JOB_ID": "4294967294"}) < 30_000
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("gpu[03-07,9],x1", "gpu03"),
+        ("x1,gpu[03-07]", "x1"),
+        ("rack[1-2]n[04,7]", "rack1n04"),
+        ("a[9]-b,c", "a9-b"),
+        ("node-1.example.org", "node-1.example.org"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
 
 
 @pytest.mark.parametrize(

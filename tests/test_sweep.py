@@ -25,6 +25,7 @@ def sweep(*arguments: str) -> Result:
             ("llama_2d", "--memory", "lots", "--hardware", "h100"),
             "--memory lots cannot be used; give a positive number",
         ),
+        (("llama_2d", "--memory", "2000TB", "--hardware", "h100"), "--memory 2000TB is too much; give at most 1e+06GB"),
         (("llama_2d", "--budget", "0"), "--budget 0 cannot be used; give a positive number with one of s, min, h"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is no number of ranks"),
@@ -53,7 +54,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        again = sweep(*asked, "--resume", "--format", "json")
+        again = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--resume", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             facts = child.one(Question("facts", [{}], {"dp_shard": 2}))
@@ -118,11 +119,14 @@ def test_a_resumed_sweep_records_nothing_again(predicted: Mapping[str, Any]) -> 
     record = json.loads(predicted["again"].stdout)
     assert record["plans"] and record["plans"][0]["step_s"] > 0
     assert predicted["after"] == predicted["kept"]
+    # A page begins with what it is for.
+    page = (predicted["out"] / "page.html").read_text()
+    assert page.index('class="verdict"') < page.index(record["recommendation"]) < page.index("<svg")
 
 
 def test_memory_that_no_plan_fits_is_one_sentence(predicted: Mapping[str, Any]) -> None:
     done = predicted["small"]
-    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 0.001 GB" in done.output
+    assert done.exit_code == 2 and "no plan of tp_mlp" in done.output and "fits into 1.00 MB" in done.output
 
 
 def test_meshes_of_a_pipeline_are_predicted_too(predicted: Mapping[str, Any]) -> None:

@@ -120,6 +120,17 @@ def test_the_batch_grows_with_the_world_where_nobody_gave_one() -> None:
     assert set_up("llama3_8b", ("batch=64",), 64, None, False).base["batch"] == 64
 
 
+def test_the_command_measures_the_candidate_alone() -> None:
+    """Of a scenario with axes, and of values to try, the one that the plan has."""
+    setup = set_up("fsdp_stack", ("batch=8,16", "dim=64"), 4, None, False)
+    plain = Candidate((("dp_shard", 4),))
+    own = "--set reshard_after_forward=True --set batch=8"
+    assert setup.base["reshard_after_forward"] is True and "reshard_after_forward" in setup.axes
+    assert setup.command(plain) == f"distbench run fsdp_stack --mesh dp_shard=4 --set dim=64 {own}"
+    other = setup.command(plain.with_choice("batch", 16))
+    assert "--set batch=16" in other and "batch=8" not in other and "--set reshard_after_forward=True" in other
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("80GB", 80e9), ("80", 80e9), ("79.5 GiB", 79.5 * (1 << 30)), ("1tb", 1e12)]
 )

@@ -71,6 +71,16 @@ def test_moments_count_from_the_last_rank_in_only_where_ranks_share_a_clock() ->
     assert [row[issued] for row in apart["rows"]] == [1, 4, 7, 1, 4, 7]
 
 
+def test_a_rank_without_times_leaves_the_others_theirs_and_no_step_a_length() -> None:
+    """As where one rank's profiler lost its events: which step a length is of must not shift."""
+    blind = Traced(0.0, [], 0.1, [TracedRow(seen("all_gather"))])
+    found = table([told(100.0), blind], clock_shared=False)
+    assert found["steps_s"] == [] and {row[0] for row in found["phases"]["rows"]} == {0}
+    place: Any = SimpleNamespace(backend="gloo", gather=lambda own: [own])
+    two = tables([blind, told(100.0)], PHASES, place, False)
+    assert two["num_steps"] == 2 and two["steps_s"] == []
+
+
 def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     rows = [seen("all_gather"), seen("all_reduce"), seen("all_gather", "2,3")]
     assert differences(rows, rows) == []

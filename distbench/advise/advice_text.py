@@ -14,6 +14,7 @@ from distbench.render.terminal import text_of
 from distbench.render.units import percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
 from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
+from distbench.spec.printable import count_text
 
 MAX_ROWS = 40
 PRICED_NOTE = (
@@ -44,7 +45,7 @@ def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: st
 
 def _setting_lines(setting: Setting, torch: TorchAnswers) -> tuple[str, str]:
     """The tensor on its mesh, and where the prices come from."""
-    mesh = f"{format_mesh(setting.mesh)} ({setting.num_ranks} ranks)"
+    mesh = f"{format_mesh(setting.mesh)} ({count_text(setting.num_ranks, 'rank')})"
     asked = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
     return (
         f"{setting.tensor}, {size_text(setting.problem.num_bytes)}, on mesh {mesh}.",
@@ -118,7 +119,11 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
     """The table of all pairs, most striking first, at most MAX_ROWS of them."""
     used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
     count = len(ranking.advices)
-    counted = f"{count} ordered pairs" if count == ranking.num_all else f"A random {count} of {ranking.num_all} pairs"
+    counted = (
+        count_text(count, "ordered pair")
+        if count == ranking.num_all
+        else f"A random {count} of {ranking.num_all} pairs"
+    )
     lines = [*_setting_lines(setting, torch), f"{counted}; the planner to use: {used}."]
     if ranking.num_unasked:
         reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}

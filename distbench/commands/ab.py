@@ -10,6 +10,7 @@ from distbench.commands.files import new_folder
 from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.commands.width import width_option
+from distbench.spec.printable import count_text
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -97,5 +98,5 @@ def ab(
         say(f"the order of each pair is drawn with --seed {seed}", err=True)
         settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     put_out.put_out(lambda one: machine_forms.FORMS[one](settled.gated, strict), form, targets, github)
-    say(f"{settled.num_pairs} pairs; no more because {settled.reason}. Runs: {folder}", err=True)
+    say(f"{count_text(settled.num_pairs, 'pair')}; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))

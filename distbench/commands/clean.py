@@ -10,6 +10,7 @@ import click
 from distbench.commands.finite import MAX_LAUNCHES
 from distbench.commands.say import say, say_lines
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 MAX_LISTED = 15
@@ -57,8 +58,10 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
     if len(old) > MAX_LISTED:
         say(f"... {len(old) - MAX_LISTED} more")
     num_files, num_bytes = sum(len(one.files) for one in old), sum(one.num_bytes for one in old)
-    count = f"{len(old)} run{'s' * (len(old) > 1)}"
-    what = f"{count} ({num_files} files, {disk_text(num_bytes)}) under {runs}; {_staying(len(kept))}"
+    what = (
+        f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
+        f"under {runs}; {_staying(len(kept))}"
+    )
     if not (yes or _agreed(f"Delete {what}?")):
         say("nothing was deleted")
         return
@@ -70,7 +73,7 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
 
 
 def _staying(count: int) -> str:
-    return f"{count} run{'' if count == 1 else 's'} stay{'s' * (count == 1)}"
+    return f"{count_text(count, 'run')} stay{'s' * (count == 1)}"
 
 
 def _agreed(question: str) -> bool:

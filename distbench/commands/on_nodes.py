@@ -1,5 +1,6 @@
 """`distbench run --nodes`: the options that say on which nodes, and the command without them."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import click
 
 from distbench.commands.say import say
+from distbench.spec.devices import ANY_ACCELERATOR
 from distbench.spec.errors import UserError
 
 # The launchers by name, as distbench/nodes has them: `--help` must not pay for importing it.
@@ -17,6 +19,11 @@ WHERE = {"--nodes": True, "--launcher": True, "--ranks-per-node": True, "--launc
 WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args", "only_print")
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
+ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
+NO_DEVICE_ASKED = (
+    "distbench: caution: nodes of this cluster have GPUs, and the job asks for none, since none is here; say --device "
+    f"({ANY_ACCELERATOR}), or --device cpu"
+)
 
 
 class KeepsArguments(click.Command):
@@ -71,8 +78,11 @@ def run_on_nodes(
         extra=_words(asked["launcher_args"]),
         timeout_s=asked["timeout_s"],
     )
+    asks = asked["device"] or device != "cpu" or any(ASKS_FOR_GPUS.match(word) for word in launch.extra)
+    if launcher == "slurm" and not asks and nodes.has_gpus():
+        say(NO_DEVICE_ASKED, err=True)
     if asked["only_print"]:
-        texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_script, "torchx": nodes.torchx_line}
+        texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_text, "torchx": nodes.torchx_line}
         say(texts[launcher](launch).rstrip("\n"))
         return 0
     run = {"torchrun": nodes.run_by_torchrun, "slurm": nodes.run_by_slurm, "torchx": nodes.run_by_torchx}[launcher]
@@ -93,11 +103,11 @@ def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
     """A command's words without those that say where it runs."""
     kept, skip = [], False
     for word in arguments:
-        name, _, value = word.partition("=")
+        name, has_value, _ = word.partition("=")
         if skip:
             skip = False
         elif name in WHERE:
-            skip = WHERE[name] and not value
+            skip = WHERE[name] and not has_value
         else:
             kept.append(word)
     return tuple(kept)

@@ -91,12 +91,23 @@ def _write(found: "Found", out: Path, page: Path | None) -> None:
     if files:
         say(f"picture: {files[0]}", err=True)
     if page is not None:
-        from distbench.render.html import Picture, page_of
-        from distbench.sweep.sweep_text import blocks_of
-
-        head, *rest = blocks_of(found)
-        with plot_style.styled():
-            figures = pareto_figures(found.title, found.plans, found.best, found.capacity_bytes)
-            pictures = [Picture(figure) for _, figure in figures]
-            write(page, page_of(found.title, [head, *pictures, *rest]))
+        write(page, _page(found))
         say(f"page: {page}", err=True)
+
+
+def _page(found: "Found") -> str:
+    """Everything as HTML: the recommendation first, then the picture."""
+    from distbench.render import plot_style
+    from distbench.render.blocks import Heading, Lines
+    from distbench.render.html import Picture, Verdict, page_of
+    from distbench.sweep.sweep_plot import pareto_figures
+    from distbench.sweep.sweep_text import blocks_of
+
+    _, *rest = blocks_of(found)
+    said = next(block for block in rest if isinstance(block, Lines))
+    rest.remove(said)
+    with plot_style.styled():
+        figures = pareto_figures(found.title, found.plans, found.best, found.capacity_bytes)
+        pictures = [Picture(figure) for _, figure in figures]
+        head = (Heading(found.title, 1), Heading("which plan"), Verdict(said.texts))
+        return page_of(found.title, [*head, *pictures, *rest])

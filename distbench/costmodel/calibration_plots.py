@@ -13,6 +13,7 @@ from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text, percent_text, size_text
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
     for panel in axes[::num_columns]:
         panel.set_ylabel("time")
     where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
-    text = f"What a step costs over {where}, groups of {measured[0].group_size} ranks"
+    text = f"What a step costs over {where}, groups of {count_text(measured[0].group_size, 'rank')}"
     figure.suptitle(text, x=0.01, ha="left", fontweight="bold")
     caption = "lines are fitted to the filled points and judged by the hollow ones (off by: median of the latter)"
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=9, color=style.GREY)
@@ -74,7 +75,7 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
     for kind, color in zip(kinds, style.CYCLE * 2, strict=False):
         number, messages = kind
         label = f"copied {number:g} x" if number else "contiguous"
-        label += f", {messages} messages" if messages else ""
+        label += f", {count_text(messages, 'message')}" if messages else ""
         curve = np.geomspace(sizes[0], sizes[-1], NUM_CURVE)
         axes.plot(curve, [line.seconds(size, *kind) for size in curve], color=color, linewidth=1.6, label=label)
         for points, face in ((measured.fitted, color), (measured.held_out, "white")):

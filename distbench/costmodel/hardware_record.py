@@ -21,6 +21,7 @@ from distbench.simulate.hardware.hardware_file import VERSION, Hardware, hardwar
 from distbench.simulate.hardware.host_figures import HOST_FIGURES, LEFT_OUT
 from distbench.simulate.recording import Recording
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 from distbench.spec.writing import write_whole
 
 ABSURD, ADVICE = "what was measured here", "calibrate again on a machine that does nothing else"
@@ -62,15 +63,15 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     operators, collectives = measured_curves(of_operators)
     whole = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
     if whole is None:
-        what = f"all_gather of all {num_ranks} ranks"
+        what = f"all_gather of all {count_text(num_ranks, 'rank')}"
         raise UserError(f"{of_operators.path} has no {what}; measure it with distbench calibrate")
     steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
     record: dict[str, Any] = {
         "hardware_version": VERSION,
         "name": str(environment["machine"]),
-        "summary": f"{environment.get('cpu_model') or environment['device']}, {num_ranks} ranks on "
-        f"{environment['num_cpus']} cores, {environment['backend']}, torch {environment['torch']}",
+        "summary": f"{environment.get('cpu_model') or environment['device']}, {count_text(num_ranks, 'rank')} on "
+        f"{count_text(environment['num_cpus'], 'core')}, {environment['backend']}, torch {environment['torch']}",
         "figures": _device_figures(environment, operators, whole, source),
         "host": {
             "num_ranks": num_ranks,

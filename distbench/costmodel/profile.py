@@ -30,7 +30,7 @@ from distbench.spec.fields import (
     shown,
     wrong_field,
 )
-from distbench.spec.levels import fits, mesh_shapes, more_like, ranks_per_host, slowest
+from distbench.spec.levels import fits, is_shape, mesh_shapes, more_like, ranks_per_host, sizes_of, slowest
 from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 
@@ -57,7 +57,7 @@ LINE: Kinds = {
     **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
     "knee_bytes": BYTES,
     **dict.fromkeys(("error", "held_out_error"), AMOUNT),
-    "hosts": TEXT,
+    "hosts": Kind(is_shape, "ranks of a group on each of its hosts, such as 4, 1+1 or 2|1+1"),
     "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds, messages)")),
 }
 
@@ -119,9 +119,10 @@ class Profile:
         by_shape = {} if by_name_only else {(line.op, line.hosts): line for line in reversed(self.lines)}
         for op, (name, shape) in product(dict.fromkeys(line.op for line in self.lines), shapes.items()):
             key = op, name, mesh.get(name, math.prod(mesh.values()))
-            line = lines.pop(key, None)
-            if line is None or not fits(line.hosts, shape):
-                line = by_shape.get((op, shape)) or by_shape.get((op, slowest(shape)))
+            own = lines.pop(key, None)
+            # A line of groups of several shapes costs what the slowest of them do.
+            likest = None if own is not None and own.hosts in ("", shape) else by_shape.get((op, shape))
+            line = likest or (own if own is not None and fits(own.hosts, shape) else by_shape.get((op, slowest(shape))))
             if line is not None:
                 lines[key] = replace(line, mesh_dim=name, group_size=key[2])
         return replace(self, lines=tuple(lines.values()))
@@ -171,6 +172,9 @@ def _wrong_in_profile(record: Any) -> str | None:
     needed = ("profile_version", "machine", "backend", "torch", "mesh", "lines")
     if wrong := wrong_field(record, {**HEAD, "profile_version": SIZE, "lines": LIST}, needed):
         return wrong
+    hosts, num_ranks = record.get("hosts"), math.prod(record["mesh"].values())
+    if hosts and len(hosts) != num_ranks:
+        return f"hosts names {len(hosts)}, and mesh has {num_ranks} ranks, each of which has one"
     wrong_lines = (_wrong_in_line(fields, f"lines[{index}]") for index, fields in enumerate(record["lines"]))
     if wrong := next(filter(None, wrong_lines), None):
         return wrong
@@ -184,7 +188,12 @@ def _wrong_in_line(fields: Any, where: str) -> str | None:
         return f"{where} is {shown(fields)}, not an object"
     if unknown := next((name for name in fields if name not in LINE), None):
         return f"{where} has a field {shown(unknown)}, which no line has"
-    return wrong_field(fields, LINE, NEEDED, f"{where}.")
+    if wrong := wrong_field(fields, LINE, NEEDED, f"{where}."):
+        return wrong
+    shape, size = fields.get("hosts") or "", fields["group_size"]
+    if shape and sizes_of(shape) != {size}:
+        return f"{where}.hosts is {shown(shape)}, which are no groups of {size} ranks"
+    return None
 
 
 def _line(fields: dict[str, Any]) -> Line:

@@ -21,7 +21,7 @@ def baseline_page(path: Path) -> str:
     record, launches = load_record(path), read_baseline(path)
     facts = record["facts"]
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
-    lines = (f"{len(launches)} launches, saved at {record['saved_at']}", ", ".join(facts_text))
+    lines = (f"{count_text(len(launches), 'launch', 'launches')}, saved at {record['saved_at']}", ", ".join(facts_text))
     ids = dict.fromkeys(case_id for launch in launches for case_id in launch.cases)
     rows = [_row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in ids]
     columns = ("<case", "launches", "mean", "p10")

@@ -13,6 +13,7 @@ from distbench.gate.table import CaseTable, table_of
 from distbench.runs.header import SHOWN
 from distbench.runs.launches import Launch, Value
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 OF_LATENCIES = (
     "times are latencies of a forward pass, of which a launch's mean and its fast end (p10, the 10th percentile) are "
@@ -87,10 +88,13 @@ def _design(group: Group, pairing: Pairing, options: Options) -> str:
     if pairing.interleaved:
         pairs = zip(pairing.baseline, pairing.candidate, strict=True)
         first = sum(group.baseline[one].started_at < group.candidate[other].started_at for one, other in pairs)
-        left_out = f", {pairing.num_left_out} launches left out" if pairing.num_left_out else ""
-        took_turns = f"{len(pairing.baseline)} pairs of launches that took turns, the baseline first in {first}"
+        num_left_out = pairing.num_left_out
+        left_out = f", {count_text(num_left_out, 'launch', 'launches')} left out" if num_left_out else ""
+        count = count_text(len(pairing.baseline), "pair")
+        took_turns = f"{count} of launches that took turns, the baseline first in {first}"
         return f"{group.label}: {took_turns}{left_out}"
-    sides = f"{len(group.baseline)} against {len(group.candidate)} launches, compared unpaired: {pairing.refusal}"
+    against = count_text(len(group.candidate), "launch", "launches")
+    sides = f"{len(group.baseline)} against {against}, compared unpaired: {pairing.refusal}"
     if options.dedicated and not pairing.is_disturbed:
         return f"{group.label}: {sides} (--dedicated)"
     return f"{group.label}: {sides}; so a slowdown is only warned about"
@@ -114,7 +118,9 @@ def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerd
 
 
 def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
-    counted = f"{failed[0].status} in {len(failed)} of {len(side.launches)} {name} launches"
+    counted = (
+        f"{failed[0].status} in {len(failed)} of {count_text(len(side.launches), f'{name} launch', f'{name} launches')}"
+    )
     return f"{counted}: {failed[0].error}" if failed[0].error else counted
 
 
@@ -146,7 +152,8 @@ def _untimed(label: str, case_id: str, baseline: CaseTable, candidate: CaseTable
         return _alone(label, case_id, candidate, "failed in the baseline" if broken_before else "not in the baseline")
     lacking = len(candidate.launches) if not after else candidate.num_lacking(case_id)
     if (before or broken_before) and lacking:
-        return CaseVerdict(label, case_id, MISSING, f"not measured in {lacking} of {len(candidate.launches)} launches")
+        launches = count_text(len(candidate.launches), "launch", "launches")
+        return CaseVerdict(label, case_id, MISSING, f"not measured in {lacking} of {launches}")
     return None
 
 

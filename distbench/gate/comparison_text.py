@@ -62,7 +62,7 @@ def _terms(gated: Gated) -> str:
     is_common = len(set(shares.values())) == 1
     tolerance = shares[METRICS[0]] if is_common else ", ".join(f"{metric} {share}" for metric, share in shares.items())
     floor = f" and {options.floor_s * 1e6:g} us" if options.floor_s else ""
-    return f"tolerance {tolerance}{floor}, alpha {options.alpha:g} over {gated.num_tests} tests"
+    return f"tolerance {tolerance}{floor}, alpha {options.alpha:g} over {count_text(gated.num_tests, 'test')}"
 
 
 def _capped(lines: Sequence[str]) -> list[str]:

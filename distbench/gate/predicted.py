@@ -6,11 +6,12 @@ from distbench.compare.medians import median
 from distbench.compare.options import Options
 from distbench.gate.outcome import Gated
 from distbench.gate.side_by_side import ComparedCase, Key, SideBySide
-from distbench.runs.header import SIMULATED
+from distbench.runs.header import SIMULATED, basis_text
 from distbench.runs.run_file import Record, Run
 from distbench.spec.errors import UserError
 
 PREDICTED = "predicted"
+MAX_LISTED = 3
 
 
 def predicted_side_by_side(
@@ -23,12 +24,17 @@ def predicted_side_by_side(
     """
     sides = [_times(runs) for runs in (a, b)]
     if not sides[0].keys() & sides[1].keys():
-        held = [", ".join(sorted({run.scenario for run in runs})) or "no scenario" for runs in (a, b)]
-        why = f"they have no step in common ({names[0]} holds {held[0]}, {names[1]} holds {held[1]})"
-        raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate what was measured")
+        held = [_listed([name for _, name in times]) for times in sides]
+        why = f"they have no step in common: the first holds {held[0]}, the second {held[1]}"
+        raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate both with the same inputs")
     cases = [_compared(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
     gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_said(a, b)])
     return SideBySide(names, cases, gated)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{more}" if names else "no step"
 
 
 def _times(runs: Sequence[Run]) -> dict[Key, float]:
@@ -63,4 +69,5 @@ def _said(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
         machines = {str(run.about.environment.machine) for run in runs if not run.is_simulated}
         where += [f"measured on {', '.join(sorted(machines))}"] if machines else []
         said.append(f"{letter} is {' and '.join(where)}")
+        said += dict.fromkeys(f"{letter}: {basis_text(run.about.simulated)}" for run in runs if run.is_simulated)
     return said

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from distbench.runs.header import MUST_AGREE
 from distbench.runs.launches import Launch
+from distbench.spec.printable import count_text
 
 # A level is of at least so many launches: fewer are outliers, not a change.
 MIN_LAUNCHES = 3
@@ -78,7 +79,7 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     ordered = sorted(launches, key=lambda launch: launch.started_at)
     newest = {launch.scenario: launch for launch in ordered}
     kept = [launch for launch in ordered if _alike(launch, newest[launch.scenario])]
-    left_out = f"{len(ordered) - len(kept)} of {len(ordered)} launches were left out"
+    left_out = f"{len(ordered) - len(kept)} of {count_text(len(ordered), 'launch', 'launches')} were left out"
     notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
     points: dict[tuple[str, str], list[Point]] = {}
     of_latencies: dict[str, None] = {}

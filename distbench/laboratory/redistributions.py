@@ -12,6 +12,7 @@ from distbench.laboratory.planner_table import PlannerTable, laboratory_rows, me
 from distbench.render.blocks import Rows, Table
 from distbench.render.units import NOTHING, percent_text, ratio_text, size_text, time_text, whole_text
 from distbench.spec.planner_names import BASELINE
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +111,7 @@ def pair_verdict(comparison: Comparison, pair: int) -> str:
 
 def _summary(comparison: Comparison) -> list[str]:
     table, planner, rows = comparison.table, comparison.planner, comparison.rows
-    lines = [f"{len(rows)} pairs" + _outcome(comparison)]
+    lines = [count_text(len(rows), "pair") + _outcome(comparison)]
     lines += [*comparison.ratios.told, *proof_lines([comparison.ratios])]
     planning = table.numbers["planning_cold_s"]
     cold = [time_text(median_of(planning[table.at(name), rows])) for name in (BASELINE, planner)]

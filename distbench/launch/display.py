@@ -81,7 +81,7 @@ class Live(Display):
                 text = f"{self._scenario}: {clean(event['id'].partition('/')[2][:LONGEST_ID])}"
                 self._progress.update(self._task, description=text, samples="")
             case "samples":
-                self._progress.update(self._task, samples=f"{event['count']} samples")
+                self._progress.update(self._task, samples=count_text(event["count"], "sample"))
             case "pass":
                 self._counts_turns, total = True, event["num_passes"] * event["num_cases"]
                 self._progress.update(self._task, total=total, completed=event["number"] * event["num_cases"])

@@ -15,6 +15,7 @@ from distbench.runs.machine import CpuUse, devices_here, load_average
 from distbench.runs.progress import FILE_NAME
 from distbench.runs.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job
+from distbench.spec.printable import count_text
 
 NUM_NAMED = 3
 
@@ -64,18 +65,18 @@ class JobRecord:
         if not self.lost:
             return cause
         also = "" if self.last.lost_case else f" and then {cause}" if cause else ""
-        return f"{_count(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()})"
+        return f"{count_text(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()})"
 
     def _what_followed(self) -> str:
         relaunches = self.num_attempts - 1
         if not self.num_left:
             if not relaunches:
                 return "it was the last one"
-            return f"the ranks were started again {_count(relaunches, 'time')} and all cases have a row"
-        left = f"{_count(self.num_left, 'case')} not run"
+            return f"the ranks were started again {count_text(relaunches, 'time')} and all cases have a row"
+        left = f"{count_text(self.num_left, 'case')} not run"
         if self._joined:
             return f"{left}: ranks that another launcher started are not started again"
-        return f"{left} after {_count(relaunches, 'relaunch', 'es')}"
+        return f"{left} after {count_text(relaunches, 'relaunch', 'relaunches')}"
 
     def add(self, ended: Attempt) -> None:
         """Count an attempt that ended, and give the case that broke it its row."""
@@ -163,7 +164,3 @@ def left_of(job: Job) -> Job:
     passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
     ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
     return replace(job, done_ids=list(passes), ended_ids=ended, passes_done=passes)
-
-
-def _count(number: int, word: str, plural: str = "s") -> str:
-    return f"{number} {word}{'' if number == 1 else plural}"

@@ -115,9 +115,11 @@ def address_by_slurm(node: str) -> str:
     """By which Slurm reaches a node; "" where it does not say."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command = ("scontrol", "show", "node", "--oneliner", node)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
-        about = dict(part.split("=", 1) for part in done.stdout.split() if "=" in part)
-        return about.get("NodeAddr", "")
+        done = subprocess.run(
+            command, capture_output=True, timeout=ASK_S, check=False, encoding="utf-8", errors="replace"
+        )
+        # A comment of the site's behind it may hold what looks like one.
+        return next((part.partition("=")[2] for part in done.stdout.split() if part.startswith("NodeAddr=")), "")
     return ""
 
 

@@ -119,9 +119,9 @@ def tasks_on_node(environ: Mapping[str, str]) -> int:
 
 
 def first_host(nodelist: str) -> str:
-    """First host of a Slurm node list: `"gpu[03-07,9],x1"` to `"gpu03"`."""
-    match = re.match(r"([^,\[]+)(?:\[([^,\]-]+))?", nodelist)
-    return "".join(part for part in match.groups() if part) if match else nodelist
+    """First host of a Slurm node list: `"gpu[03-07,9],x1"` to `"gpu03"`, `"rack[1-2]n[04,7]"` to `"rack1n04"`."""
+    match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
+    return re.sub(r"\[([^,\]-]*)[^\]]*\]", r"\1", match[0]) if match else nodelist
 
 
 def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:

@@ -17,6 +17,7 @@ from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_knobs import mesh_of
+from distbench.spec.printable import count_text
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
@@ -234,7 +235,8 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
         )
     if not joined and is_accelerator(device) and wanted > num_devices:
         raise UserError(
-            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has {num_devices} {device.upper()} devices; "
+            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has "
+            f"{count_text(num_devices, f'{device.upper()} device')}; "
             f"give sizes that multiply to at most {num_devices}, or --device cpu"
         )
     return mesh

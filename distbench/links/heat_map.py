@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distbench.links.effects import HOST, RANK
 from distbench.links.link_measurements import BANDWIDTH, LATENCY, LinkRun, link_run_of
 from distbench.links.link_text import MAX_MATRIX, SLOW_IN, name_of, pair_values, slow_pairs
-from distbench.links.outliers import RANK, LinkVerdict, verdict_of
+from distbench.links.outliers import LinkVerdict, verdict_of
 from distbench.render import plot_style as style
 from distbench.render.hover import Spot, hover
 from distbench.render.units import brief_time_text, decimals_for
 from distbench.runs.run_file import Run
+from distbench.spec.printable import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +50,10 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
     style.caption(
         figure,
-        f"numbers: medians of {verdict.num_passes} passes; framed: surely slower than its like; pale: may be chance",
+        (
+            f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}; framed: surely "
+            "slower than its like; pale: may be chance"
+        ),
     )
     yield "links", figure
 
@@ -114,6 +119,8 @@ def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tu
     for one in verdict.outliers:
         if one.kind == RANK and one.quantity == quantity:
             found[list(one.ranks), :] = found[:, list(one.ranks)] = True
+        if one.kind == HOST and one.quantity == quantity:
+            found[np.ix_(one.ranks, one.ranks)] = True
     for first, second in slow_pairs(verdict, quantity):
         found[first, second] = found[second, first] = True
     return found

@@ -1,7 +1,7 @@
 """The links of one run: what each rank, pair and group took, pass by pass."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,13 @@ import numpy as np
 from distbench.compare.intervals import Floats
 from distbench.runs.run_file import Run
 from distbench.spec import UserError
+from distbench.spec.printable import count_text
 
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
 # Messages up to this size, in bytes, tell latency.
 SMALL_BYTES = 4096
+# Of fewer things nobody can say which is unlike the others.
+MIN_LIKE = 4
 Ranks = tuple[int, ...]
 
 
@@ -44,11 +47,13 @@ class LinkRun:
         hosts: each rank's host, in rank order.
         alike: what was measured.
         devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
+        is_relative: whether times are over those of an earlier run.
     """
 
     hosts: tuple[str, ...]
     alike: tuple[Alike, ...]
     devices: tuple[str, ...] = ()
+    is_relative: bool = False
 
 
 def link_run_of(run: Run) -> LinkRun | None:
@@ -85,7 +90,10 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
     """
     places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
     if places[0] != places[1]:
-        what = f"{len(links.hosts)} ranks on {len(set(links.hosts))} hosts, the earlier run {len(earlier.hosts)} on"
+        what = (
+            f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}, "
+            f"the earlier run {len(earlier.hosts)} on"
+        )
         raise UserError(f"this run has {what} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
     known = {(one.quantity, one.level, one.size_bytes, one.members): one for one in earlier.alike}
     alike = []
@@ -95,7 +103,20 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
             alike.append(replace(one, times_s=one.times_s / center_s))
     if not alike:
         raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
-    return LinkRun(links.hosts, tuple(alike), links.devices)
+    return LinkRun(links.hosts, (*_few_together(alike),), links.devices, is_relative=True)
+
+
+def _few_together(alike: Sequence[Alike]) -> Iterator[Alike]:
+    """Pairs of different levels as one kind where each has too few: held against themselves they are all alike."""
+    few: dict[tuple[str, int], list[Alike]] = {}
+    for one in alike:
+        if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE:
+            few.setdefault((one.quantity, one.size_bytes), []).append(one)
+        else:
+            yield one
+    for (quantity, size_bytes), parts in few.items():
+        members = tuple(itertools.chain.from_iterable(one.members for one in parts))
+        yield Alike(quantity, "", members, np.column_stack([one.times_s for one in parts]), size_bytes)
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:

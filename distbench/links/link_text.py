@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distbench.links.effects import HOST, HOSTS, LINK, RANK
 from distbench.links.link_measurements import (
     BANDWIDTH,
     COMPUTE,
@@ -15,14 +16,18 @@ from distbench.links.link_measurements import (
     link_run_of,
     relative_to,
 )
-from distbench.links.outliers import HOST, LINK, RANK, LinkVerdict, Outlier, verdict_of
+from distbench.links.outliers import LinkVerdict, Outlier, verdict_of
 from distbench.render.blocks import Table, table_of
 from distbench.render.units import bandwidth_text, brief_time_text, ratio_text
 from distbench.runs.run_file import Run
 from distbench.spec import UserError
+from distbench.spec.devices import DRIVER_FIELDS
+from distbench.spec.printable import count_text
 
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
+# Fields of the environment, as a header has them.
+DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
 SLOW_IN = {
     LATENCY: "small messages",
     BANDWIDTH: "large messages",
@@ -32,9 +37,9 @@ SLOW_IN = {
 
 
 def name_of(one: Outlier, links: LinkRun) -> str:
-    """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `link 2-7 (on a and b)`."""
-    if one.kind == HOST:
-        return f"host {one.host}"
+    """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
+    if one.kind in (HOST, HOSTS):
+        return f"{one.kind} {one.host}"
     where = [f"on {one.host}"] if len(set(links.hosts)) > 1 else []
     if one.kind == RANK and links.devices:
         where.insert(0, links.devices[one.ranks[0]])
@@ -70,18 +75,25 @@ def judged(run: Run, earlier: Run | None = None) -> Judged | None:
         return Judged((verdict.why_not,), False, False)
     named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
     more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
-    is_told = any(at <= MAX_TOLD for at in verdict.detectable.values())
+    has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
+    is_told = any(at <= MAX_TOLD for at in verdict.detectable.values()) and not has_no_links
     if not named:
         return Judged((_nothing(verdict),), False, is_told)
     return Judged((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_told)
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """A sentence where the earlier run was on other hosts: each rank is held against the one of its number there."""
+    """Sentences where the earlier run was on other hosts, or by other means: each rank is held against the one of its
+    number there."""
     links, before = link_run_of(run), link_run_of(earlier)
     now, then = (list(dict.fromkeys(one.hosts)) if one else [] for one in (links, before))
     if now != then:
         yield f"caution: it was measured on {_hosts(then)}, this run on {_hosts(now)}: other hardware may be compared"
+    for name in DRIVEN_BY:
+        was, is_now = (getattr(one.about.environment, name, None) for one in (earlier, run))
+        if was and is_now and was != is_now:
+            said = f"its {name.replace('_', ' ')} was {was}, this run's is {is_now}"
+            yield f"caution: {said}: what differs need not be the hardware's fault"
 
 
 def _hosts(names: Sequence[str]) -> str:
@@ -98,8 +110,10 @@ def _since(links: LinkRun, earlier: Run) -> LinkRun:
 def sentence_of(one: Outlier, links: LinkRun) -> str:
     """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
     times = ratio_text(one.slowdown, one.low, one.high)
-    level = f" {one.level}" if one.level and one.kind != HOST else ""
-    return f"{name_of(one, links)} takes {times} times as long as its like in {SLOW_IN[one.quantity]}{level}"
+    level = f" {one.level}" if one.level else ""
+    verb, whose = ("take", "their") if one.kind == HOSTS else ("takes", "its")
+    like = f"{whose} like in {SLOW_IN[one.quantity]}{level}"
+    return f"{name_of(one, links)} {verb} {times} times as long as {like}"
 
 
 def _nothing(verdict: LinkVerdict) -> str:
@@ -109,11 +123,21 @@ def _nothing(verdict: LinkVerdict) -> str:
 def _found_from(verdict: LinkVerdict) -> str:
     within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
     found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
+    untold = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
+    passes = count_text(verdict.num_passes, "pass", "passes")
     if not found:
-        return (
-            f"{verdict.num_passes} passes on this busy machine could have told nothing; measure again, with more passes"
+        more = "told nothing more: what is alike" if verdict.outliers else "could have told nothing: what is alike"
+        said = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]
+    else:
+        said = [f"{passes}: what takes {', '.join(found)} would have been found"]
+        said += [f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much"] * bool(
+            untold
         )
-    return f"{verdict.num_passes} passes: what takes {', '.join(found)} would have been found"
+    return "; ".join([*said, *([_left_out(verdict)] if verdict.too_few else [])])
+
+
+def _left_out(verdict: LinkVerdict) -> str:
+    return f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}"
 
 
 def link_tables(run: Run) -> list[Table]:

@@ -7,12 +7,12 @@ from distbench.spec import UserError
 
 # Options by name, with their short form: how many nodes and ranks there are is distbench's to say.
 COUNTS = {
-    "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--nproc_per_node": "", "--standalone": ""},
+    "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
     "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
-    "torchx": {"-j": "-j"},
+    "torchx": {"--j": "-j"},
 }
-# Words of sbatch for something else than one job whose output is shown.
-NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e"}
+# Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
+NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
 
 
 def require_own_counts(asked: NodeLaunch, launcher: str) -> None:
@@ -37,9 +37,22 @@ def require_one_job(words: Sequence[str]) -> None:
         raise UserError(f"{what}; leave it out, or give the file that --print shows to sbatch yourself")
 
 
+def require_one_line(words: Sequence[str]) -> None:
+    """Refuse words of several lines: a batch file has one option a line, and would run what follows.
+
+    Raises:
+        UserError: there is one.
+    """
+    if word := next((one for one in words if set(one) & set("\r\n")), ""):
+        raise UserError(f"--launcher-args {word!r}: a word of several lines; leave it out")
+
+
 def _first_of(options: Mapping[str, str], words: Sequence[str]) -> str:
+    """The first word that is one of the options, which launchers also take shortened."""
     for word in words:
+        told = word.partition("=")[0].replace("_", "-")
         for name, short in options.items():
-            if word.partition("=")[0] == name or (short and word.startswith(short)):
+            is_long = len(told) > len("--") and told.startswith("--") and name.startswith(told)
+            if is_long or (short and word.startswith(short)):
                 return word
     return ""

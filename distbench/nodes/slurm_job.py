@@ -1,54 +1,28 @@
 """Slurm: a batch job that is written, submitted and followed; or srun, inside of an allocation."""
 
 import os
+import re
 import secrets
 import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from distbench.launch.meeting import address_by_slurm
 from distbench.launch.ranks import FIRST_PORT, NUM_PORTS, slurm_port
-from distbench.nodes.launcher_words import require_one_job, require_own_counts
+from distbench.nodes.launcher_words import require_one_job, require_one_line, require_own_counts
 from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
+from distbench.nodes.slurm_words import ADVICE, COMPLETED, FIELD, IN_VAIN, PENDING, UNANSWERED, WHY, JobState
 from distbench.spec import UserError
 from distbench.spec.printable import count_text
 
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
-COMMAND_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S, AT_ONCE_S = 60.0, 5.0
 # Seconds between two words on a job that goes on waiting; and for a node's file to be seen here: NFS may take a minute.
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
-# Not one of Slurm's words: its controller does not say.
-UNANSWERED = "UNANSWERED"
-# Slurm's words for a job that is not over, of squeue(1), JOB STATE CODES.
-UNDER_WAY = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "REQUEUED", "STAGE_OUT"}
-UNDER_WAY.add(UNANSWERED)
-# Why a job waits that will wait for ever unless somebody changes it, of squeue(1), JOB REASON CODES.
-IN_VAIN = {
-    "PartitionNodeLimit": "its partition has fewer nodes; give fewer --nodes, or another partition",
-    "PartitionTimeLimit": "its partition gives no job so much time; give less with --launcher-args '--time=MINUTES'",
-    "BadConstraints": "no node is as asked for; change --launcher-args",
-    "InvalidAccount": "there is no such account; give one with --launcher-args '--account=NAME'",
-    "InvalidQOS": "there is no such quality of service; give one with --launcher-args '--qos=NAME'",
-}
-# What may be done about a reason that may pass.
-ADVICE = {
-    "PartitionConfig": "its partition may never have so many nodes or CPUs; Ctrl-C cancels it",
-    "JobHeldUser": "it is held, as asked for; `scontrol release {job_id}` lets it begin",
-    "JobHeldAdmin": "whoever runs this cluster holds it; ask there",
-    "ReqNodeNotAvail": "a node that it needs is down or reserved",
-}
-WHY = {
-    "TIMEOUT": "its time limit was over; give it more with --launcher-args '--time=MINUTES'",
-    "NODE_FAIL": "a node was lost; Slurm's own log says which (scontrol show job {job_id})",
-    "CANCELLED": "it was cancelled",
-    "OUT_OF_MEMORY": "a node had no memory left",
-    "PREEMPTED": "another job took its nodes",
-}
-COMPLETED, PENDING = "COMPLETED", "PENDING"
+JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
 # Exit codes with which a rank's command has said why.
 LAST_OWN_CODE, INTERRUPTED = 2, 130
 # Slurm's reason where a node could not even open the output file.
@@ -58,31 +32,14 @@ NOT_BEGUN = "JobLaunchFailure"
 PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
 
 
-@dataclass(frozen=True)
-class JobState:
-    """What Slurm says of a job.
-
-    Args:
-        word: Slurm's own, such as RUNNING; "" where it does not know the job any more.
-        exit_code: of the script, once it has ended.
-        reason: why it waits, or why it ended, in Slurm's words.
-        begins: when Slurm expects it to begin; "" where it does not say.
-    """
-
-    word: str
-    exit_code: int = 0
-    reason: str = ""
-    begins: str = ""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, however."""
-        return self.word not in UNDER_WAY
-
-
 def slurm_script(asked: NodeLaunch) -> str:
     """The batch file. Each rank is a task of one srun; ranks meet at the first node's address, since its name need not
-    resolve on all."""
+    resolve on all.
+
+    Raises:
+        UserError: a further word has several lines.
+    """
+    require_one_line(asked.extra)
     options = [
         f"--job-name={asked.name}",
         # What was measured before a node was lost is in the run file: nobody wants all of it again, hours later.
@@ -107,6 +64,20 @@ def slurm_script(asked: NodeLaunch) -> str:
     )
 
 
+def slurm_text(asked: NodeLaunch) -> str:
+    """What `run_by_slurm` would start: srun within an allocation, else the batch file."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return slurm_script(asked)
+    return " ".join(
+        [*(f"{name}={value}" for name, value in _meeting_of(os.environ).items()), shlex.join(srun_words(asked))]
+    )
+
+
+def has_gpus() -> bool:
+    """Whether some node of this cluster has GPUs, as far as Slurm says so at once."""
+    return "gpu" in _ask("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)[1].lower()
+
+
 def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     """Run in the allocation that this shell has, or submit a job and follow it to its end; the exit code.
 
@@ -126,21 +97,21 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        script.write_text(slurm_script(asked))
+        script.write_text(slurm_script(asked), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise UserError(f"{script} cannot be written ({error}); give another --out") from error
-    job_id = _submit(script, log)
-    say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
+    job_id = _submit(script, log, say)
     try:
+        say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
         state = _follow(job_id, log, say)
     except KeyboardInterrupt:
-        code, _, complaint = _ask("scancel", job_id)
+        code, _, complaint = _ask(*_of_job("scancel", job_id))
         done = f"could not be cancelled ({complaint}), and may go on" if code else "is cancelled"
         say(f"Slurm job {job_id} {done}; what it measured is in {asked.out}")
         raise
     if state.word == PENDING:
-        _ask("scancel", job_id)
-        raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.reason]}")
+        _ask(*_of_job("scancel", job_id))
+        raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
     if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
         what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
         say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
@@ -169,30 +140,44 @@ def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
     return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
 
 
-def _ask(*command: str) -> tuple[int, str, str]:
+def _ask(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
     """One of Slurm's commands: its exit code, output and complaint. Never raises."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        # What users and sites write into a job's fields need not be text.
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, "", str(error)
     return done.returncode, done.stdout, done.stderr.strip()
 
 
-def _submit(script: Path, log: Path) -> str:
-    code, output, complaint = _ask("sbatch", "--parsable", f"--output={log}", str(script))
-    job_id = output.strip().partition(";")[0]
-    if code or not job_id:
+def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
+    """The job's number, with `;CLUSTER` behind it where Slurm says which of several clusters took it."""
+    # Slurm replaces %j and the like, in folders' names too.
+    code, output, complaint = _ask("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
+    found = JOB_ID.findall(output)  # what a site has its sbatch print besides is none
+    if code or not found:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
         raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
-    return job_id
+    if complaint:
+        say(complaint)
+    number, cluster = found[-1]
+    return f"{number};{cluster}" if cluster else str(number)
+
+
+def _of_job(command: str, job_id: str, *words: str) -> list[str]:
+    """A command of Slurm about a job, to the cluster that has it."""
+    number, _, cluster = job_id.partition(";")
+    return [command, *([f"--clusters={cluster}"] if cluster else []), *words, number]
 
 
 def state_of(job_id: str) -> JobState:
     """A job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
-    code, output, complaint = _ask("scontrol", "show", "job", "--oneliner", job_id)
+    code, output, complaint = _ask(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
     if code:
         return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
-    fields = dict(part.split("=", 1) for part in output.split() if "=" in part)
+    fields = dict(reversed(FIELD.findall(output)))  # a comment behind them may hold what looks like one
     status, _, number = fields.get("ExitCode", "0:0").partition(":")
     exit_code = int(status) if status.isdigit() else 1
     signalled = int(number) if number.isdigit() else 0
@@ -211,7 +196,7 @@ def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
     while True:
         state = state_of(job_id)
         shown = _show(log, shown, say)
-        if state.is_over or (state.word == PENDING and state.reason in IN_VAIN):
+        if state.is_over or (state.word == PENDING and state.why in IN_VAIN):
             return state
         waited_s = time.monotonic() - began
         waits = state.word in (PENDING, UNANSWERED) and state.reason != "None"
@@ -229,7 +214,7 @@ def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
         return f"{what}. Its run file grows as long as it runs"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
     begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
-    advice = f" ({ADVICE[state.reason].format(job_id=job_id)})" if state.reason in ADVICE else ""
+    advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""
     return f"Slurm job {job_id} waits{after}: {state.reason}{advice}{begins}"
 
 
@@ -258,7 +243,7 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
                 f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; finished cases are kept in {out}"
             )
         return state.exit_code
-    why = WHY.get(state.word, f"{state.word}, {state.reason}").format(job_id=job_id)
+    why = WHY.get(state.word, f"{state.word}, {state.reason}").replace("{job_id}", job_id.partition(";")[0])
     say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")
     return state.exit_code or 1
 

@@ -12,6 +12,7 @@ from typing import Any
 from distbench.spec import Entry, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
+from distbench.spec.printable import count_text
 
 DEFAULT_RANKS = 2
 DEFAULT_TIMEOUT_S = 300.0
@@ -51,7 +52,7 @@ def _mesh(ranks: Any, mesh: Any) -> dict[str, int]:
     if ranks is not None and ranks != mesh_size(mesh):
         raise UserError(
             f"@pytest.mark.distbench(ranks={ranks}, mesh={dict(mesh)}): the mesh {format_mesh(mesh)} has "
-            f"{mesh_size(mesh)} ranks; leave ranks out"
+            f"{count_text(mesh_size(mesh), 'rank')}; leave ranks out"
         )
     return dict(mesh)
 

@@ -9,6 +9,7 @@ from typing import Any
 from distbench.compare.medians import median, median_ci
 from distbench.runs.run_file import Record
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 
 @dataclass(frozen=True)
@@ -115,4 +116,4 @@ class MeasuredCase:
         is_known = not math.isnan(self.ci_s[0])
         (low, high), name = (self.ci_s, "95 % CI") if is_known else (self.quartiles_s, "quartiles")
         spread = "" if math.isnan(low) else f", {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
-        return f"{self.id}: median {1e3 * self.median_s:.3g} ms{spread}, {len(self.samples_s)} samples"
+        return f"{self.id}: median {1e3 * self.median_s:.3g} ms{spread}, {count_text(len(self.samples_s), 'sample')}"

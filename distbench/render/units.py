@@ -126,6 +126,13 @@ def count_text(value: float) -> str:
     return _plain(value) if value != int(value) else str(int(value))
 
 
+def rate_text(value: float | None) -> str:
+    """Of tokens or samples a second: `5,762`, and where that would be few digits `0.431`."""
+    if not known(value):
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 100 else _plain(value)
+
+
 def error_text(relative: float) -> str:
     """A relative error: `4.4e-07`, `0`."""
     if isinstance(relative, float) and math.isinf(relative):

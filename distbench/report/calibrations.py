@@ -14,6 +14,7 @@ from distbench.render.html import PageBlock, Picture
 from distbench.render.units import bandwidth_text, brief_time_text, percent_text
 from distbench.runs.run_file import Run
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 GB = 1e9
 
@@ -27,13 +28,16 @@ def calibration_lines(run: Run) -> Iterator[str]:
     lines = [line for line in profile.lines if line.op not in LOCAL_OPS]
     for mesh_dim, of_dim in groupby(lines, key=lambda line: line.mesh_dim):
         own = list(of_dim)
-        yield f"{mesh_dim} ({own[0].group_size} ranks), latency + bandwidth: {', '.join(map(_cost_text, own))}"
+        yield (
+            f"{mesh_dim} ({count_text(own[0].group_size, 'rank')}), latency + bandwidth: "
+            f"{', '.join(map(_cost_text, own))}"
+        )
     if lines:
         worst = max(lines, key=lambda line: line.expected_error)
         usual = percent_text(statistics.median(line.expected_error for line in lines))
         most = f"at worst {percent_text(worst.expected_error)}, {worst.op} over {worst.mesh_dim}"
         judged = "sizes held out" if worst.held_out_error is not None else "their own sizes"
-        yield f"off by {usual} on {judged} (median of {len(lines)} lines; {most})"
+        yield f"off by {usual} on {judged} (median of {count_text(len(lines), 'line')}; {most})"
 
 
 def calibration_tables(run: Run) -> list[Table]:

@@ -25,6 +25,7 @@ from distbench.report.steps import FORWARD_ONLY, steps_of
 from distbench.runs.frame import Row, measured_of, records_of
 from distbench.runs.run_file import AGAIN, Run
 from distbench.spec.planner_names import BASELINE
+from distbench.spec.printable import count_text
 from distbench.traces.costs import PATH, costs, step_of
 from distbench.traces.records import Trace, traces_of
 
@@ -82,7 +83,10 @@ def _speed_text(row: Row, called: dict[object, str]) -> str:
 def _how_sure(detectable: float, num_passes: int) -> list[str]:
     if not math.isfinite(detectable):
         return []
-    return [f"{num_passes} passes: what takes {percent_text(detectable)} longer would have been found"]
+    return [
+        f"{count_text(num_passes, 'pass', 'passes')}: what takes {percent_text(detectable)} "
+        "longer would have been found"
+    ]
 
 
 def collective_lines(frame: "pd.DataFrame") -> Iterator[str]:
@@ -113,10 +117,10 @@ def _planner_lines(planner: str, found: list[Comparison]) -> Iterator[str]:
     sides = [(one, pair) for one in found for pair in one.rows.tolist() if not one.ratios.same[pair]]
     num_pairs = sum(len(one.rows) for one in found)
     if not sides:
-        yield f"{planner} takes {BASELINE}'s path on all {num_pairs} pairs"
+        yield f"{planner} takes {BASELINE}'s path on all {count_text(num_pairs, 'pair')}"
         return
     enough = [(one, pair) for one, pair in sides if one.ratios.enough[pair]]
-    of_pairs = f"{len(sides)} of {num_pairs} pairs"
+    of_pairs = f"{len(sides)} of {count_text(num_pairs, 'pair')}"
     if not enough:
         yield f"{planner} takes another path than {BASELINE} on {of_pairs}; {NO_VERDICT}"
         return

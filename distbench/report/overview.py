@@ -98,7 +98,7 @@ def machine_line(run: Run) -> str:
     facts = run.about.environment
     commit = (facts.git_commit or "")[:8] + (" (dirty)" if facts.git_dirty else "")
     parts = (
-        f"{facts.num_cpus} CPUs ({facts.cpu_model or 'model unknown'})" if facts.num_cpus else "",
+        f"{count_text(facts.num_cpus, 'CPU')} ({facts.cpu_model or 'model unknown'})" if facts.num_cpus else "",
         f"{facts.num_devices} x {facts.device_name}" if facts.device_name else "",
         size_text(facts.memory_bytes) if facts.memory_bytes else "",
         f"{facts.num_hosts} hosts" if facts.num_hosts and facts.num_hosts != 1 else "",

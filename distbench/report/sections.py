@@ -18,7 +18,7 @@ from distbench.runs.run_file import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-PATHS = "which path costs what in its traced steps: distbench report --paths {}"
+PATHS = "which path costs what: distbench report --paths {}"
 EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from distbench.render.blocks import Table, TableColumns, capped, table_of
 from distbench.render.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
-from distbench.runs.header import SIMULATED
+from distbench.runs.header import SIMULATED, guesses_text
 from distbench.runs.run_file import Run
 
 Record = dict[str, Any]
@@ -26,6 +26,11 @@ def _rate_text(row: Record) -> str:
     return f"{count_text(amount / seconds / row['world_size'])} {unit}/s"
 
 
+def _is_tight(row: Record) -> bool:
+    """Whether it fits only because the allocator gives back what it cached."""
+    return row.get("fits") is True and bool(row.get("num_retries"))
+
+
 COLUMNS: TableColumns = (
     ("<variant", lambda row: str(row.get("variant") or row.get("scenario") or "step")),
     ("step", lambda row: time_text(row.get("predicted_s", float("nan")))),
@@ -37,7 +42,7 @@ COLUMNS: TableColumns = (
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
     ("reserved", lambda row: size_text(row.get("peak_reserved_bytes", float("nan")))),
     ("alive", lambda row: size_text(row.get("peak_bytes", float("nan")))),
-    ("<fits", lambda row: {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
+    ("<fits", lambda row: "tight" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
 )
 OPTIONAL = ("alive", "idle", "a device", "MFU")
 
@@ -48,6 +53,8 @@ def simulated_tables(run: Run) -> list[Table]:
     if not rows:
         return []
     notes = [f"{SIMULATED}, not measured: {_where(run)}; a share is of the step", *_assumed(run)]
+    if any(map(_is_tight, rows)):
+        notes.insert(1, "tight: it fits because the allocator gives back what it cached, whose time is not counted")
     is_pipeline = any(known(row.get("bubble_s")) for row in rows)
     columns = tuple(column for column in COLUMNS if is_pipeline or column[0] != "bubble")
     times = table_of(f"{SIMULATED} step time and memory", columns, rows, notes, (), OPTIONAL)
@@ -66,7 +73,8 @@ def simulated_lines(run: Run) -> Iterator[str]:
         for row in rows[:MAX_LISTED]
     ]
     more = f"; and {len(rows) - MAX_LISTED} more" if len(rows) > MAX_LISTED else ""
-    yield f"{SIMULATED} on {run.about.environment.device_name}, not measured: {'; '.join(listed)}{more}"
+    on = f"{run.about.environment.device_name} ({guesses_text(run.about.simulated)})"
+    yield f"{SIMULATED} on {on}, not measured: {'; '.join(listed)}{more}"
 
 
 def _rows(run: Run) -> list[Record]:
@@ -92,7 +100,11 @@ def _assumed(run: Run) -> list[str]:
         names = run.about.simulated.get(basis)
         if isinstance(names, list) and names:
             said.append(f"{verb} figures of the hardware file: {', '.join(map(str, names))}")
-    return said
+    if isinstance(taken := run.about.simulated.get("extrapolated"), dict) and taken:
+        listed = ", ".join(f"{name} ({instead})" for name, instead in sorted(taken.items()))
+        said.append(f"not in the hardware file, and extrapolated: {listed}")
+    rest = run.about.simulated.get("not_simulated")
+    return [*said, *map(str, rest if isinstance(rest, list) else ())]
 
 
 def _alive(rows: Sequence[Record]) -> list[Table]:

@@ -39,7 +39,7 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
     names = Counter(run.scenario for run in runs)
     count = count_text(len(names), "scenario")
     if len(names) < len(runs):
-        count = f"{len(runs)} runs of {count}"
+        count = f"{count_text(len(runs), 'run')} of {count}"
     statuses = counts_text({status: counted[status] for status in STATUSES}) or "no case finished"
     cautions = (*dict.fromkeys(line for run in runs for line in cautions_of(run)), *busy_line(runs))
     found = [
@@ -83,7 +83,7 @@ def _too_few(sections: Sequence[Sequence[str]]) -> list[str]:
 def _head(run: Run, with_file: bool) -> str:
     about, environment = run.about, run.about.environment
     device = "/".join(part for part in (environment.device or about.device, environment.backend) if part)
-    ranks = f"{environment.world_size} ranks" if environment.world_size else ""
+    ranks = count_text(environment.world_size, "rank") if environment.world_size else ""
     mesh = "" if about.mesh is None else format_mesh(about.mesh)
     label, file = f"label {about.label}" if about.label else "", run.path.name if with_file else ""
     where = ", ".join(filter(None, (mesh, device, ranks, label, file)))

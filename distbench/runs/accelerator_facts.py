@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from distbench.spec.printable import count_text
+
 SMI = "nvidia-smi"
 # As `nvidia-smi --help-query-gpu` has them; drivers before 535 have the older name of the last one.
 FIELDS = (
@@ -46,7 +48,7 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
     devices = devices_told(run)
     links = matrix_of(run((SMI, "topo", "-m")) or "")
     return {
-        "driver": next((one["driver_version"] for one in devices), None),
+        "driver": driver_of(devices),
         "accelerators": devices,
         "topology": dict(Counter(links.values())),
     }
@@ -59,6 +61,11 @@ def devices_told(run: Run) -> list[dict[str, Any]]:
         if text is not None and (found := devices_in(text)):
             return found
     return []
+
+
+def driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
+    """The driver's version, of a device that tells; they share it."""
+    return next((one["driver_version"] for one in devices if one["driver_version"]), None)
 
 
 def devices_in(text: str) -> list[dict[str, Any]]:
@@ -125,11 +132,13 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         advice = (
             f"only some pairs have NVLink; {_pairs(slow)} go another way: put neighbours of a mesh dim on the others"
         )
-        counts = ", ".join(f"{link} between {count} pairs" for link, count in Counter(links.values()).most_common())
+        counts = ", ".join(
+            f"{link} between {count_text(count, 'pair')}" for link, count in Counter(links.values()).most_common()
+        )
         checks.append(_row("GPU links", not is_mixed, counts, advice))
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
-        found = f"{len(peers) - len(closed)} of {len(peers)} pairs"
+        found = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
         advice = (
             f"{_pairs(closed)} have no access ({', '.join(sorted(set(closed.values())))}): NCCL copies through the host"
         )
@@ -155,7 +164,7 @@ def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     persistent = all(one["persistence_mode"] in ("Enabled", None) for one in devices)
     split = any(one["mig.mode.current"] == "Enabled" for one in devices)
     modes = f"persistence {'on' if persistent else 'off'}, MIG {'on' if split else 'off'}"
-    found = f"driver {devices[0]['driver_version']}, {modes}"
+    found = f"driver {driver_of(devices) or 'not told'}, {modes}"
     advice = "MIG devices have no peer access" if split else "turn persistence on: nvidia-smi -pm 1"
     return _row("GPU driver", persistent and not split, found, advice)
 

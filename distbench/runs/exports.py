@@ -18,7 +18,7 @@ from distbench.runs.nccl_tests import read_nccl_tests
 from distbench.runs.run_file import Record
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
-from distbench.spec.printable import cell
+from distbench.spec.printable import cell, count_text
 
 NS = 1e9
 Series = dict[tuple[str, str], list[float]]
@@ -117,7 +117,9 @@ def smaller_is_better(series: Series, latest: Launch) -> list[Record]:
             "unit": "ms",
             "value": 1e3 * median(values),
             "range": f"{1e3 * min(values):.4g} to {1e3 * max(values):.4g}",
-            "extra": f"{len(values)} launches, the mean of each, torch {latest.facts['torch']}",
+            "extra": (
+                f"{count_text(len(values), 'launch', 'launches')}, the mean of each, torch {latest.facts['torch']}"
+            ),
         }
         for (scenario, case_id), values in series.items()
     ]

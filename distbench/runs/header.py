@@ -73,6 +73,26 @@ class Header:
     simulated: dict[str, Any] = field(default_factory=dict)
 
 
+def basis_text(simulated: Mapping[str, Any]) -> str:
+    """On what a simulated run stands, in short: its hardware file, and how many of its figures are no facts.
+
+    Args:
+        simulated: `Header.simulated`.
+    """
+    hardware = _mapping(simulated.get("hardware")).get("name") or "unknown"
+    return f"by hardware file {hardware} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
+
+
+def guesses_text(simulated: Mapping[str, Any]) -> str:
+    """`13 guessed, 2 extrapolated figures` of a simulated run's hardware file."""
+    counts = [
+        f"{len(names)} {said}"
+        for basis, said in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
+        if isinstance(names := simulated.get(basis), list | dict) and names
+    ]
+    return f"{', '.join(counts)} figures" if counts else "no guessed figure"
+
+
 def header_of(record: Mapping[str, Any]) -> Header:
     """The header that a run file's first line is."""
     job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))

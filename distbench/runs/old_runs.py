@@ -12,6 +12,7 @@ from distbench.runs.find import run_files_in
 from distbench.runs.header import Header, header_of
 from distbench.runs.record_reader import RecordReader
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 
 # Folders whose launches belong together: one command made them, to be compared with each other.
 TOGETHER = ("ab", "self-test")
@@ -103,7 +104,7 @@ def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> O
         files,
         sum(path.lstat().st_size for path in files),
         min(float(about.started_at) for _, about in some) or min(path.stat().st_mtime for path in run_files),
-        f"{text} ({len(some)} launches)" if isinstance(key, tuple) else text,
+        f"{text} ({count_text(len(some), 'launch', 'launches')})" if isinstance(key, tuple) else text,
         any(_goes_on(path) for path in run_files),
     )
 

@@ -13,6 +13,7 @@ from distbench.simulate.recording import (
     Recording,
 )
 from distbench.spec.levels import group_shape
+from distbench.spec.printable import count_text
 
 FSDP, DDP = "fsdp", "ddp"
 # The host's own time for a collective, by who issues it: DDP's reducer does so in C++, like an operator.
@@ -111,7 +112,7 @@ def said_of_host(recording: Recording, host: HostFigures) -> list[str]:
     said = []
     if recording.world_size != host.num_ranks:
         said.append(
-            f"its times are those of {host.num_ranks} ranks that share this machine, and this step has "
+            f"its times are those of {count_text(host.num_ranks, 'rank')} that share this machine, and this step has "
             f"{recording.world_size}: a guess; calibrate with as many ranks"
         )
     if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):

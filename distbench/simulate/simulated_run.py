@@ -82,6 +82,7 @@ def _header(
             "expandable_segments": simulations[0].expandable,
             "ranks": sorted({one.recording.head.rank for one in simulations}),
             **{basis: sorted(hardware.of_basis(basis)) for basis in ("guess", "fitted")},
+            "extrapolated": hardware.extrapolated,
             "not_simulated": list(simulations[0].not_simulated),
         },
         "job": {

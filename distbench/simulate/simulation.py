@@ -212,8 +212,8 @@ def slowest(simulations: Sequence[Simulation]) -> Simulation:
 
 
 def fullest(simulations: Sequence[Simulation]) -> Simulation:
-    """The rank that reserves most memory."""
-    return max(simulations, key=lambda one: one.memory.reserved_bytes)
+    """The rank that reserves most memory, of several the one with most of it alive."""
+    return max(simulations, key=lambda one: (one.memory.reserved_bytes, one.memory.live_bytes))
 
 
 def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:

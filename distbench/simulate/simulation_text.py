@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from distbench.render import units
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, table_of
-from distbench.render.units import brief_time_text, size_text, time_text
+from distbench.render.units import brief_time_text, rate_text, size_text, time_text
 from distbench.simulate.clock import Exposed
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
+from distbench.spec.printable import count_text
 
 MAX_ROWS = 8
 LEAST_S = 1e-9  # below it is what floating point leaves over
@@ -76,21 +78,24 @@ def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulat
     head, memory = simulation.recording.head, full.memory
     unit = "tokens" if head.num_tokens else "samples"
     first = (
-        f"step {brief_time_text(simulation.timed.step_s)}: {simulation.tokens_per_s:,.0f} {unit}/s a device, "
+        f"step {brief_time_text(simulation.timed.step_s)}: {rate_text(simulation.tokens_per_s)} {unit}/s a device, "
         f"MFU {100 * simulation.model_share:.1f} %, HFU {100 * simulation.hardware_share:.1f} %"
     )
     second = (
         f"memory: {size_text(memory.reserved_bytes)} reserved at the peak, {size_text(memory.live_bytes)} of it alive; "
         f"{_fits(full)}"
     )
-    where = f"mesh {format_mesh(head.mesh)} ({simulation.recording.world_size:,} devices, {_nodes(simulation)})"
+    where = (
+        f"mesh {format_mesh(head.mesh)} ({count_text(simulation.recording.world_size, 'device')}, {_nodes(simulation)})"
+    )
     who: tuple[str, ...] = ()
     if len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{one.recording.head.rank:,}" for one in ranks)
         who = (f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full.recording.head.rank:,}",)
     if head.pipeline is not None:
         who = (_of_pipeline(ranks, full),)
-    about = f"{where}: {head.num_parameters / 1e9:.2f} G parameters, a batch of {head.batch_size:,}"
+    size = units.count_text(head.num_parameters)
+    about = f"{where}: {size} parameters, a batch of {head.batch_size:,}"
     return (first, second, about, *who)
 
 
@@ -98,7 +103,8 @@ def _of_pipeline(ranks: Sequence[Simulation], full: Simulation) -> str:
     pipeline = ranks[0].recording.head.pipeline
     assert pipeline is not None
     shares = [one.parts.bubble_s / one.timed.step_s for one in ranks]
-    stages = f"{pipeline.schedule} of {pipeline.num_stages} stages and {pipeline.microbatches} micro-batches"
+    parts = count_text(pipeline.microbatches, "micro-batch", "micro-batches")
+    stages = f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}"
     least = f"; {100 * least:.1f} % where stages take as long" if (least := pipeline.least_idle_share) else ""
     bubbles = f"bubbles are {100 * sum(shares) / len(shares):.1f} % of the step on a rank{least}"
     return f"{stages}: {bubbles}; the fullest rank is {full.recording.head.rank:,}"
@@ -106,7 +112,7 @@ def _of_pipeline(ranks: Sequence[Simulation], full: Simulation) -> str:
 
 def _nodes(simulation: Simulation) -> str:
     count = -(-simulation.recording.world_size // simulation.hardware.devices_per_node)
-    return f"{count:,} nodes of {simulation.hardware.devices_per_node}" if count > 1 else "1 node"
+    return f"{count_text(count, 'node')} of {simulation.hardware.devices_per_node}" if count > 1 else "1 node"
 
 
 def _fits(simulation: Simulation) -> str:
@@ -123,15 +129,17 @@ def _fits(simulation: Simulation) -> str:
 def _time(simulation: Simulation) -> Table:
     parts, step_s = simulation.parts, simulation.timed.step_s
     dims = by_mesh_dim(simulation.exposed_s)
+    # A group of one rank moves nothing.
+    taken = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
     rows = [
         _Part("compute: some operator runs", parts.compute_s, step_s),
-        *(_Part(f"exposed communication over {name}", seconds, step_s) for name, seconds in dims.items()),
+        *(_Part(f"exposed communication over {name}", dims[name], step_s) for name in dims if name in taken),
         _Part("idle: the host has issued nothing yet", max(parts.idle_s, 0.0), step_s),
     ]
     if simulation.recording.head.pipeline is not None:
         rows.insert(-1, _Part("bubble: another stage is waited for", parts.bubble_s, step_s))
     kinds = ", ".join(f"{_kind(kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items())
-    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in parts.communication_s.items())
+    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in taken.items())
     notes = [
         f"operators, on all streams: {kinds}",
         f"collectives, exposed or not: {moved or 'none'}",

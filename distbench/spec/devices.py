@@ -32,6 +32,7 @@ class DeviceType:
         files: patterns of files, one a device, where there is no lister; a file that holds "0" is none.
         brought_by: packages, or endings of torch's version, without one of which torch has no such device; without
             `listers` and `files` torch itself is then asked how many there are.
+        drivers: what torch must be built for, where that is not its name alone.
     """
 
     backend: str
@@ -44,6 +45,7 @@ class DeviceType:
     listers: tuple[Lister, ...] = ()
     files: tuple[str, ...] = ()
     brought_by: tuple[str, ...] = ()
+    drivers: str = ""
 
 
 # By torch's name, which is also what --device takes.
@@ -63,6 +65,7 @@ DEVICES = {
         listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU ", "MIG "),),
         # The driver of AMD's numbers CPUs too; those have no id.
         files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
+        drivers="CUDA or ROCm",
     ),
     "xpu": DeviceType("xccl", families=("ZE_", "CCL_", "SYCL_", "ONEAPI_"), brought_by=("+xpu",)),
     "npu": DeviceType(
@@ -96,6 +99,11 @@ DEVICE_HELP = "Default: the accelerator that is here, else cpu."
 def known_device(name: str) -> DeviceType:
     """The entry of a type of device; one that is not listed, as torch may have, is an accelerator like the others."""
     return DEVICES.get(name) or DeviceType("")
+
+
+def built_for(name: str) -> str:
+    """What torch must be built for to have such a device, in words."""
+    return known_device(name).drivers or name.upper()
 
 
 def is_accelerator(name: str) -> bool:

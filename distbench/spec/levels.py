@@ -6,10 +6,14 @@ groups of a mesh dim communicate at once, so on the same hosts a shape also says
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
+from distbench.spec.printable import count_text
+
+SHAPE = re.compile(r"[1-9]\d{0,8}(?:[+|][1-9]\d{0,8})*", re.ASCII)
 WITHIN, RAIL, ACROSS, PARTLY = "within a host", "across hosts, same local rank", "across hosts", "partly across hosts"
 
 
@@ -38,6 +42,16 @@ def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
     """The groups of a mesh dim of this size whose neighbours are `stride` ranks apart."""
     starts = (block + at for block, at in product(range(0, num_ranks, size * stride), range(stride)))
     return [range(start, start + size * stride, stride) for start in starts]
+
+
+def is_shape(told: object) -> bool:
+    """Whether it is a shape, or "" for an unknown one."""
+    return isinstance(told, str) and (not told or SHAPE.fullmatch(told) is not None)
+
+
+def sizes_of(shape: str) -> set[int]:
+    """How many ranks the groups of a shape have: one number, where it is of groups of a mesh dim."""
+    return {sum(map(int, one.split("+"))) for one in shape.split("|")}
 
 
 def fits(measured: str, shape: str) -> bool:
@@ -79,9 +93,9 @@ def layout_text(hosts: Sequence[str]) -> str:
     """`8 ranks on 2 hosts (4+4)`."""
     counts = list(Counter(hosts).values())
     if len(counts) == 1:
-        return f"{len(hosts)} ranks on one host"
+        return f"{count_text(len(hosts), 'rank')} on one host"
     each = f"{counts[0]} each" if len(set(counts)) == 1 else "+".join(map(str, counts))
-    return f"{len(hosts)} ranks on {len(counts)} hosts ({each})"
+    return f"{count_text(len(hosts), 'rank')} on {count_text(len(counts), 'host')} ({each})"
 
 
 def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from distbench.spec.errors import UserError
-from distbench.spec.printable import cut
+from distbench.spec.printable import count_text, cut
 
 MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
@@ -39,7 +39,7 @@ def mesh_dim_size(digits: str, part: str) -> int:
 def check_num_ranks(mesh: Mapping[str, int]) -> None:
     """Refuse a mesh of more ranks than MAX_RANKS."""
     if mesh_size(mesh) > MAX_RANKS:
-        wrong = f"mesh {format_mesh(mesh)} has {mesh_size(mesh):,} ranks"
+        wrong = f"mesh {format_mesh(mesh)} has {count_text(mesh_size(mesh), 'rank')}"
         raise UserError(f"{wrong}; give a mesh of at most {MAX_RANKS:,}")
 
 

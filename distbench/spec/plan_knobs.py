@@ -12,6 +12,7 @@ from typing import Any
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import Mesh, check_mesh_dims, mesh_dim_size, mesh_size
 from distbench.spec.parallel import ROTATIONS
+from distbench.spec.printable import count_text
 
 PREFIX = "plan."
 MESH = "plan.mesh"
@@ -98,6 +99,8 @@ def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
         return dict(mesh)
     own = parse_brief_mesh(variant[MESH])
     if mesh_size(own) != mesh_size(mesh):
-        what = f"--set {MESH}={variant[MESH]} has {mesh_size(own)} ranks, and the launch {mesh_size(mesh)}"
+        what = (
+            f"--set {MESH}={variant[MESH]} has {count_text(mesh_size(own), 'rank')}, and the launch {mesh_size(mesh)}"
+        )
         raise UserError(f"{what}; give meshes of as many, or --mesh")
     return {**dict.fromkeys(mesh, 1), **own}

@@ -15,9 +15,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ANYWHERE = re.compile(r"##(?=\w*\[)")
 
 
-def count_text(number: int, word: str) -> str:
-    """`1 case`, `30 cases`."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
+def count_text(number: float, word: str, plural: str = "") -> str:
+    """`1 case`, `30 cases`, `16,384 ranks`.
+
+    Args:
+        plural: where an s after the word does not make it: "passes".
+    """
+    return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
 
 
 def clean(text: str) -> str:

@@ -21,7 +21,9 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
     by_name = {name.lower(): size for name, size in units.items()}
     size = by_name.get((found[2] or default).lower()) if found else None
     value = float(found[1]) * size if found and size else math.nan
-    if not 0 < value <= most:
+    if value > most:
+        raise UserError(f"{option} {cut(text)} is too much; give at most {most / units[default]:g}{default}")
+    if not value > 0:
         known = ", ".join(units)
         raise UserError(f"{option} {cut(text)} cannot be used; give a positive number with one of {known}")
     return value

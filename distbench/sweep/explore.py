@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from distbench.render.units import disk_text
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Recording
 from distbench.simulate.recording_file import load_recordings
@@ -63,6 +64,11 @@ class Limits:
     max_plans: int
     budget_s: float
     started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def reached(self) -> str:
+        """That so many candidates were tried."""
+        return f"--plans {self.max_plans} allows no more"
 
     def left_s(self, share: float = 1.0) -> float:
         """Of a share of the budget."""
@@ -183,7 +189,7 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
             continue
         room = limits.max_plans - len(explored.found) - len(explored.left_out)
         if room <= 0:
-            explored.stopped = f"{limits.max_plans} plans were tried (--plans)"
+            explored.stopped = limits.reached
             break
         if limits.left_s(SEARCH_SHARE) < 0 and explored.found:
             explored.stopped = "the time for recording was used up (--budget)"
@@ -229,7 +235,11 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
                 continue
             few = explored.found[candidate]
             explored.found[candidate] = replace(
-                few, reserved_bytes=outcome.reserved_bytes, fits=outcome.fits, is_whole=True
+                few,
+                reserved_bytes=outcome.reserved_bytes,
+                fits=outcome.fits,
+                is_tight=outcome.is_tight,
+                is_whole=True,
             )
 
 
@@ -238,8 +248,8 @@ def nothing_found(scenario: str, explored: Explored, capacity: float) -> UserErr
     too_small = ""
     if explored.refused:
         candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
-        need = f"parameters, gradients and optimizer state alone are {bound / 1e9:.3g} GB a device"
-        too_small = f"fits into {capacity / 1e9:.3g} GB: in the nearest ({candidate.text}) {need}"
+        need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} a device"
+        too_small = f"fits into {disk_text(capacity)}: in the nearest ({candidate.text}) {need}"
     if explored.left_out:
         (candidate, why), *others = explored.left_out.items()
         more = f" ({len(others)} more plans likewise)" if others else ""

@@ -112,6 +112,15 @@ def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, Any]) -> li
     return [] if found in known else [found]
 
 
+def with_written(
+    kept: Sequence[Candidate], written: Candidate | None, known: Mapping[Candidate, Any]
+) -> Sequence[Candidate]:
+    """The best and the plan as written, where that works: in place of the last of more than two."""
+    if written is None or written in kept or written not in known:
+        return kept
+    return [*(kept[:-1] if len(kept) > 2 else kept), written]
+
+
 class Rounds:
     """The rounds of one launch.
 
@@ -126,12 +135,16 @@ class Rounds:
         self._spent_s = 0.0
 
     def run(
-        self, starting: Sequence[Candidate], changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+        self,
+        starting: Sequence[Candidate],
+        changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]],
+        written: Candidate | None = None,
     ) -> Measured:
         """All rounds, or as many as there were until it was interrupted.
 
         Args:
             changes: of candidates, the fastest first, what to try next, so many at most.
+            written: has a turn in the last round too, where others are held against it.
         """
         with self._kept_if_interrupted(), RankProcesses(self._jobs, None, MODULE) as ranks:
             self._round(ranks, 0, starting, SCREENING)
@@ -140,7 +153,8 @@ class Rounds:
             ):
                 self._round(ranks, 1, more, SCREENING)
             kept = self._best(max(NUM_FINAL, math.ceil(len(self.measured.plans) / KEPT_SHARE)))
-            more = combined(self.measured.ranked, self.measured.plans)
+            has_room = len(self.measured.plans) < self._limits.max_plans
+            more = combined(self.measured.ranked, self.measured.plans) if has_room else []
             if len(kept) <= NUM_FINAL:
                 kept = [*more, *kept]
             elif not self.measured.interrupted:
@@ -149,7 +163,7 @@ class Rounds:
                 measured_twice = {*kept, *more}
                 kept = [one for one in self._best(len(self.measured.plans)) if one in measured_twice][:NUM_FINAL]
             if not self.measured.interrupted and kept:
-                self._last_round(ranks, kept[: self._num_final()])
+                self._last_round(ranks, with_written(kept[: self._num_final()], written, self.measured.plans))
         return self.measured
 
     def run_last(self, kept: Sequence[Candidate]) -> Measured:
@@ -236,7 +250,8 @@ class Rounds:
         self._spent_s += sum((run.footer or {}).get("spent_s", {}).values())
         for record in run.cases:
             candidate = labels.get(str(record["case"]["params"].get("variant")))
-            if candidate is not None and record["status"] != "ok":
+            is_cut = self.measured.interrupted and record["status"] == "aborted"
+            if candidate is not None and record["status"] != "ok" and not is_cut:
                 self.measured.left_out[candidate] = f"{record['status']}: {record.get('error')}"
                 self.measured.plans.pop(candidate, None)
         rows = measured_of(frame_of([run]), "step")

@@ -6,11 +6,12 @@ from typing import Any
 
 from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.spec import UserError
+from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, count_of
 from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
-from distbench.sweep.ranking import change_lines, changes_of, imports_of, layouts_of, plan_of
+from distbench.sweep.ranking import RankedPlan, change_lines, changes_of, imports_of, layouts_of, plan_of
 from distbench.sweep.setup import Setup
 from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.sweep.sweep_text import Found
@@ -84,8 +85,10 @@ def predicted_around(
     setup.require_meshes(space)
     explored.written = setup.as_written(space)
     predictor = _predictor(setup, recorder, hardware, tell, explored)
-    candidates = [explored.written, *around_of(space, explored.written)][: limits.max_plans]
+    candidates = [explored.written, *around_of(space, explored.written)]
     explored.num_legal = len(candidates)
+    if len(candidates) > limits.max_plans:
+        candidates, explored.stopped = candidates[: limits.max_plans], limits.reached
     take_in(explored, predictor.outcomes(candidates[:1]))
     if explored.written not in explored.found:
         raise UserError(f"the plan as written does not work: {explored.left_out[explored.written]}")
@@ -112,7 +115,8 @@ def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Ex
     plans = [plan_of(prediction) for prediction in explored.ranked]
     best = explored.ranked[0]
     return Found(
-        title=f"{setup.entry.name} on {setup.world} devices: {len(plans)} plans, predicted on {hardware.name}",
+        title=f"{setup.entry.name} on {count_text(setup.world, 'device')}: {count_text(len(plans), 'plan')}, "
+        f"predicted on {hardware.name}",
         plans=plans,
         where=f"predicted on {hardware.name}",
         world=setup.world,
@@ -143,12 +147,13 @@ def best_measured(
         for plan in measured.final
     ]
     best = plans[0].candidate
-    said = f"{len(predictions)} plans predicted, the best {len(plans)} measured on this machine"
+    best_of = "it" if len(predictions) == 1 else f"the best {len(plans)}"
+    said = f"{count_text(len(predictions), 'plan')} predicted, {best_of} measured on this machine"
     files = [f"run file: {file}" for file in measured.run_files]
     if measured.interrupted:
         files.insert(0, "it was interrupted while it measured; --resume goes on")
     return Found(
-        title=f"{setup.entry.name} on {setup.world} ranks: {said}",
+        title=f"{setup.entry.name} on {count_text(setup.world, 'rank')}: {said}",
         plans=plans,
         where="measured here",
         world=setup.world,
@@ -171,16 +176,22 @@ def measured_found(
     plans = measured.ranked
     unit = "tokens" if space.facts["num_tokens"] else "samples"
     notes = [
-        f"every plan takes the same global batch a step ({space.facts['batch_size']:,} samples): step times rank them",
-        f"measured: {len(plans)} of {count_of(space):,} plans, the best third of each round in the next; those with a "
-        "verdict took turns in the last",
+        f"every plan takes the same global batch a step ({count_text(space.facts['batch_size'], 'sample')}): step "
+        "times rank them",
+        f"measured: {len(plans)} of {count_text(count_of(space), 'plan')}, the best third of each round in the next; "
+        "those with a verdict took turns in the last",
         *(f"left out: {candidate.text}: {why}" for candidate, why in list(measured.left_out.items())[:MAX_LEFT_OUT]),
         *(f"run file of a round: {file}" for file in measured.run_files),
     ]
     if measured.interrupted:
         notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
+    elif not measured.final:
+        notes.insert(
+            0, "no plan of the last round, which checks them, came out right: the one recommended is unchecked"
+        )
     return Found(
-        title=f"{setup.entry.name} on {setup.world} ranks: {len(plans)} plans, measured on this machine",
+        title=f"{setup.entry.name} on {count_text(setup.world, 'rank')}: {count_text(len(plans), 'plan')}, measured on "
+        "this machine",
         plans=plans,
         where="measured here",
         world=setup.world,
@@ -189,19 +200,27 @@ def measured_found(
         command=setup.command(plans[0].candidate),
         price=price,
         notes=notes,
-        changes=changes_of(plans, written, space.facts) if written else (),
+        changes=changes_of(_neighbours(plans, space, written), written, space.facts) if written else (),
         written_sizes=written.sizes if written else (),
         traces=measured.traces,
     )
 
 
+def _neighbours(plans: Sequence[RankedPlan], space: Space, written: Candidate) -> list[RankedPlan]:
+    """The plan as written and those of its neighbours; two changes together are none."""
+    near = {written, *around_of(space, written)}
+    return [plan for plan in plans if plan.candidate in near]
+
+
 def _notes(setup: Setup, explored: Explored) -> list[str]:
     best = explored.ranked[0]
-    tokens = f"{best.num_tokens:,} tokens" if best.num_tokens else f"{best.batch_size:,} samples"
+    tokens = count_text(best.num_tokens, "token") if best.num_tokens else count_text(best.batch_size, "sample")
+    which = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
+    if explored.written is not None:
+        which = "the plan as written, and those that differ from it by one change or by one factor of the mesh"
     notes = [
         f"every plan takes the same global batch a step ({tokens}), so step times rank them",
-        f"tried: {len(explored.found) + len(explored.left_out)} of {explored.num_legal:,} plans: meshes as written, "
-        "those that need the fewest fast links first, and changes of the best, one at a time"
+        f"tried: {len(explored.found) + len(explored.left_out)} of {count_text(explored.num_legal, 'plan')}: {which}"
         + (f"; {explored.stopped}" if explored.stopped else ""),
     ]
     if setup.note:

@@ -10,18 +10,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from distbench.render.units import disk_text
 from distbench.simulate.hardware.hardware_file import Figure, Hardware
 from distbench.simulate.recording import Recording
 from distbench.simulate.simulation import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
 from distbench.spec.parallel import folded
+from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate
 
 # Parameters of a scenario that say how many layers its model has, and the numbers that are recorded in their place.
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")
 FEW = (2, 4)
 BEYOND = 1.05
+SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
 Path = tuple[str, str, str]
 
@@ -38,6 +41,7 @@ class Prediction:
         reserved_bytes: by the allocator at its peak.
         is_whole: all layers were recorded.
         fits: whether that many bytes are there; None where it is not known.
+        is_tight: it fits only because the allocator gives back what it cached.
         assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
     """
 
@@ -53,6 +57,7 @@ class Prediction:
     batch_size: int
     num_tokens: int | None
     fits: bool | None = None
+    is_tight: bool = False
     assumed: Sequence[str] = ()
 
     @property
@@ -112,7 +117,8 @@ def predicted(
         is_whole=False,
     )
     # Estimates are rather too small, so one that is beyond the memory by so much is believed.
-    return replace(found, fits=False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None)
+    fits = False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None
+    return replace(found, fits=fits, is_tight=False)
 
 
 def _of(
@@ -146,6 +152,7 @@ def _of(
         batch_size=head.batch_size,
         num_tokens=head.num_tokens,
         fits=all(one.memory_here.out_of_memory is None for one in ranks),
+        is_tight=any(one.memory_here.num_retries > 0 for one in ranks),
         assumed=assumptions(simulation),
     )
 
@@ -172,7 +179,10 @@ def _lines(low: Mapping[Any, float], high: Mapping[Any, float], share: float) ->
 def require_same_work(first: Prediction, other: Prediction) -> str | None:
     """Why two candidates cannot be compared; None where they compute the same."""
     if first.num_parameters != other.num_parameters:
-        return f"its model has {other.num_parameters:,} parameters, and the plan as written {first.num_parameters:,}"
+        return (
+            f"its model has {count_text(other.num_parameters, 'parameter')}, and the plan as written "
+            f"{first.num_parameters:,}"
+        )
     if first.batch_size != other.batch_size:
         return f"its global batch is {other.batch_size}, and that of the plan as written {first.batch_size}"
     if first.num_tokens != other.num_tokens:
@@ -186,10 +196,11 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, memory_bytes: f
     Args:
         stopped: why not all plans were tried; empty where they were.
     """
-    need = nearest.reserved_bytes / 1e9
+    need = nearest.reserved_bytes
     about = "" if nearest.is_whole else "about "
-    what = f"no plan of {scenario} on {world} devices was found that fits into {memory_bytes / 1e9:.3g} GB"
+    what = f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {disk_text(memory_bytes)}"
     what += f" ({stopped})" if stopped else ""
-    near = f"the nearest ({nearest.candidate.text}) needs {about}{need:.3g} GB"
-    enough = f"{need * 1.02:.0f}GB" if need >= 10 else f"{max(math.ceil(need * 1020), 1)}MB"
+    near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
+    unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
+    enough = f"{math.ceil(need * SURELY / unit)}{name}"
     return UserError(f"{what}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")

@@ -14,6 +14,7 @@ from distbench.sweep.prediction import BUBBLE, COMPUTE, IDLE, Prediction
 HOUR_S = 3600.0
 MAX_REASONS = 4
 LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
+TIGHT = " (tight)"
 CLOSE = 0.01  # nearer predictions are not told apart
 # A policy as `plan.mixed_precision=bf16` has it.
 POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
@@ -109,7 +110,14 @@ def memory_text(plan: RankedPlan) -> str:
     if plan.memory_bytes is None:
         return "-"
     about = "~" if plan.memory_basis == "about" else ""
-    return f"{about}{size_text(plan.memory_bytes)}" + (" (no)" if plan.fits is False else "")
+    return f"{about}{size_text(plan.memory_bytes)}" + (
+        " (no)" if plan.fits is False else TIGHT if is_tight(plan) else ""
+    )
+
+
+def is_tight(plan: RankedPlan) -> bool:
+    """Whether a plan that fits needs more than is there, were nothing given back."""
+    return plan.fits is not False and plan.prediction is not None and plan.prediction.is_tight
 
 
 def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, Any]:
@@ -123,6 +131,7 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
         "memory_bytes": plan.memory_bytes,
         "memory_basis": plan.memory_basis,
         "fits": plan.fits,
+        "is_tight": is_tight(plan),
         "verdict": plan.verdict,
         "ratio": plan.measured,
         "predicted_s": plan.predicted_s,

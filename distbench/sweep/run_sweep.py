@@ -172,7 +172,7 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
         wrong.update(others)
         return works
 
-    measured = Rounds(setup, asked.limits, asked.out, asked.resume, asked.quiet).run(fine, changes)
+    measured = Rounds(setup, asked.limits, asked.out, asked.resume, asked.quiet).run(fine, changes, written)
     if not measured.plans:
         if measured.interrupted:
             raise KeyboardInterrupt

@@ -6,8 +6,9 @@ from typing import Any
 
 from distbench.spec import Entry, UserError, find, fit_mesh
 from distbench.spec.job import parse_choices, variants_of
-from distbench.spec.mesh import MAX_RANKS, Mesh, mesh_size
+from distbench.spec.mesh import MAX_RANKS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan_knobs import MESH, is_knob
+from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, as_written_on
 
 BATCH_NAMES = ("batch", "batch_size", "global_batch")
@@ -46,23 +47,29 @@ class Setup:
         if not space.meshes:
             batch = space.facts["batch_size"]
             names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
-            what = f"no mesh over {names} has {self.world} ranks that a global batch of {batch} can be split over"
+            what = (
+                f"no mesh over {names} has {count_text(self.world, 'rank')} that a global batch of "
+                f"{batch} can be split over"
+            )
             raise UserError(f"{what}; give another --world, or a batch with --set")
 
     def as_written(self, space: Space) -> Candidate:
         """The scenario's own plan on its own mesh."""
         found = as_written_on(space, self.mesh)
         if found is None:
-            what = f"the scenario's mesh on {self.world} ranks cannot split a batch of {space.facts['batch_size']}"
-            raise UserError(f"{what}; give --mesh, or a batch with --set")
+            names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
+            if strange := [name for name, size in self.mesh.items() if size > 1 and name not in names]:
+                raise UserError(f"--mesh: the plan does not use mesh dim {strange[0]!r}; it uses {', '.join(names)}")
+            what = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
+            raise UserError(f"{what}; give another --mesh, or a batch with --set")
         return found
 
     def command(self, candidate: Candidate) -> str:
-        """The `distbench run` that measures a candidate."""
-        changed = [name for name, _ in candidate.choices]
-        kept = [text for text in self.given if text.partition("=")[0] not in changed]
-        chosen = [*kept, *(f"{name}={value}" for name, value in candidate.choices)]
-        options = "".join(f" --set {text}" for text in chosen) + (" --quick" if self.quick else "")
+        """The `distbench run` that measures a candidate, and no other value of an axis."""
+        chosen = {**{name: self.base[name] for name in self.axes}, **dict(candidate.choices)}
+        kept = [text for text in self.given if text.partition("=")[0] not in chosen]
+        chosen_texts = [*kept, *(f"{name}={value}" for name, value in chosen.items())]
+        options = "".join(f" --set {text}" for text in chosen_texts) + (" --quick" if self.quick else "")
         return f"distbench run {self._target} --mesh {candidate.mesh_text}{options}"
 
     @property
@@ -88,7 +95,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     if not 1 <= size <= MAX_RANKS:
         raise UserError(f"--world {size} is no number of ranks; give one from 1 to {MAX_RANKS}")
     if mesh and mesh_size(mesh) != size:
-        raise UserError(f"--mesh has {mesh_size(mesh)} ranks and --world {size}; leave one of them out")
+        raise UserError(f"--mesh has {count_text(mesh_size(mesh), 'rank')} and --world {size}; leave one of them out")
     chosen = parse_choices(texts, entry.params)
     if MESH in chosen:
         raise UserError(f"a sweep tries all meshes itself; leave --set {MESH} out, or give --world")
@@ -117,4 +124,7 @@ def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any],
         return ""
     before = base[name]
     base[name] = before * world // own
-    return f"{name}={base[name]}, as {before} on the {own} ranks that {entry.name} is written for; --set {name}=N else"
+    return (
+        f"{name}={base[name]}, as {before} on the {count_text(own, 'rank')} that {entry.name} is "
+        f"written for; --set {name}=N else"
+    )

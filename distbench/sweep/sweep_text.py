@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distbench.render.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
-from distbench.render.units import brief_time_text, ratio_text, size_text, time_text
+from distbench.render.units import brief_time_text, rate_text, ratio_text, size_text, time_text
+from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate
 from distbench.sweep.ranking import (
     CLOSE,
@@ -15,6 +16,7 @@ from distbench.sweep.ranking import (
     cost_a_billion,
     cost_a_step,
     imports_of,
+    is_tight,
     memory_text,
     reasons,
     record_of,
@@ -84,6 +86,9 @@ class Found:
             "title": self.title,
             "where": self.where,
             "world": self.world,
+            "unit": self.unit,
+            "capacity_bytes": self.capacity_bytes,
+            "price": self.price,
             "recommendation": recommendation(self),
             "why": why(self),
             "plans": [record_of(plan, self.world, self.price) for plan in self.plans],
@@ -105,11 +110,10 @@ def recommendation(found: Found) -> str:
     """One sentence."""
     best = found.best
     changes = f" with {best.candidate.changes_text}" if best.candidate.choices else ", the plan as written"
-    rate = f"{best.tokens_per_s / found.world:,.0f} {found.unit}/s a device"
+    rate = f"{rate_text(best.tokens_per_s / found.world)} {found.unit}/s a device"
     parts = [f"{brief_time_text(best.step_s)} a step {found.where} ({rate})"]
     if best.memory_bytes is not None:
-        of = f" of {size_text(found.capacity_bytes)}" if found.capacity_bytes else ""
-        parts.append(f"{memory_text(best)}{of} at the peak")
+        parts.append(_memory_of(best, found.capacity_bytes))
     if found.price is not None:
         step = cost_a_step(found.price, found.world, best.step_s)
         billion = cost_a_billion(found.price, found.world, best.tokens_per_s)
@@ -119,11 +123,19 @@ def recommendation(found: Found) -> str:
     return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
 
 
+def _memory_of(plan: RankedPlan, capacity_bytes: float | None) -> str:
+    if is_tight(plan) and capacity_bytes:
+        need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes)
+        return f"{need} at the peak, squeezed into {there} because the allocator gives back what it cached"
+    of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
+    return f"{memory_text(plan)}{of} at the peak"
+
+
 def why(found: Found) -> list[str]:
     """How the next plan differs."""
     best, other = found.best, found.runner_up
     if other is None:
-        return ["no other plan works"]
+        return ["no other plan that was tried fits" if found.plans[1:] else "there is no other plan to hold it against"]
     said = []
     if other.measured is not None:
         said.append(f"next, {other.candidate.text}: {ratio_text(*other.measured)} times its time ({other.verdict})")
@@ -171,7 +183,7 @@ def _changes(found: Found) -> list[Block]:
         ("memory", _memory_change),
         ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
     )
-    title = f"{len(rows)} changes of the plan as written, each on its own, the most worth making first"
+    title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the most worth making first"
     table = table_of(title, columns, rows, (), (), ("verdict",))
     lines = [f"{line}  # {number}" for number, change in enumerate(rows, start=1) for line in change.code]
     code = Code((*imports_of(lines), *([""] if imports_of(lines) else []), *lines))
@@ -210,7 +222,7 @@ def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
         ("<changes", lambda plan: plan.candidate.changes_text),
         ("step", lambda plan: time_text(plan.step_s)),
         ("to best", lambda plan: f"{plan.step_s / best.step_s:.2f}"),
-        (f"{found.unit}/s", lambda plan: f"{plan.tokens_per_s:,.0f}"),
+        (f"{found.unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
         ("memory", memory_text),
     ]
     if found.price is not None:
@@ -226,7 +238,11 @@ def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
     notes = []
     if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
         notes.append("memory with ~ is extended from few layers, and may be 10 % off; the best are recorded whole")
+    if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
+        notes.append("without a verdict: times of an earlier, shorter round, which are not held against the last one's")
     if any(plan.fits is False for plan in plans):
         notes.append("(no): it does not fit")
+    if any(map(is_tight, plans)):
+        notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
     table = table_of(title, columns, plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
     return capped(table, MAX_ROWS, "more rows: --format json")

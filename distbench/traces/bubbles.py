@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from distbench.compare.medians import median
 from distbench.render.units import percent_text
 from distbench.runs.frame import records_of
+from distbench.spec.printable import count_text
 from distbench.traces.records import Trace
 from distbench.traces.spans import Stretch, left_of
 
@@ -65,9 +66,8 @@ def bubbles_text(trace: Trace) -> str | None:
     text = f"bubbles are {percent_text(mean)} of {of} on a rank"
     text += f" (rank {least} {percent_text(shares[least])}, rank {most} {percent_text(shares[most])})"
     at_least = pipeline.get("least_idle_share")
-    of_schedule = (
-        f"{pipeline['schedule']} of {pipeline['num_stages']} stages and {pipeline['microbatches']} micro-batches"
-    )
+    parts = count_text(pipeline["microbatches"], "micro-batch", "micro-batches")
+    of_schedule = f"{pipeline['schedule']} of {count_text(pipeline['num_stages'], 'stage')} and {parts}"
     if at_least is None:
         return f"{text}; {of_schedule} has no least share that holds for all models"
     return f"{text}; {of_schedule} leaves {percent_text(at_least)} where all stages take as long"

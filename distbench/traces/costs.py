@@ -7,6 +7,7 @@ import numpy as np
 
 from distbench.runs.frame import PHASES
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.printable import count_text
 from distbench.traces.records import Trace
 from distbench.traces.spans import left_of
 
@@ -122,7 +123,7 @@ def doubts(trace: Trace) -> list[str]:
     same = rows.groupby(["step", "group", "seq"], sort=False)
     num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind_of_both"].nunique()
     alone, mixed = int((num_ranks != sizes).sum()), int((kinds > 1).sum())
-    of = f"of {len(sizes)} collectives"
+    of = f"of {count_text(len(sizes), 'collective')}"
     said = {
         f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
         f"{alone} {of} were not seen on every rank of their group: no straggler share": alone,

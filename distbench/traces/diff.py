@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.compare.medians import median
 from distbench.compare.passes import as_table, compare_passes, pass_medians
 from distbench.runs.run_file import Record
+from distbench.spec.printable import count_text
 from distbench.traces.costs import PATH, costs, largest_first
 from distbench.traces.records import Trace
 
@@ -133,7 +134,7 @@ def cautions(one: Trace, other: Trace) -> list[str]:
     (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
     same_machine = machine == other_machine
     said = {
-        f"simulated is {_simulated_sides(one, other)}: times there are predictions": (
+        f"{_simulated_sides(one, other)} simulated: times there are predictions": (
             one.is_simulated or other.is_simulated
         ),
         f"measured on different machines, {machine} and {other_machine}: compare no times": (
@@ -144,13 +145,14 @@ def cautions(one: Trace, other: Trace) -> list[str]:
             same_machine and run_id != other_id and not one.is_simulated
         ),
         f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
-        f"{ranks} ranks against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
+        f"{count_text(ranks, 'rank')} against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
     }
     return [f"caution: {sentence}" for sentence, is_so in said.items() if is_so]
 
 
 def _simulated_sides(one: Trace, other: Trace) -> str:
-    return " and ".join(letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated)
+    found = [letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated]
+    return f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'}"
 
 
 def _num_ranks(trace: Trace) -> int:

@@ -9,7 +9,7 @@ from distbench.runs.frame import Row, records_of
 from distbench.spec.mesh import format_mesh
 from distbench.traces.costs import PATH
 from distbench.traces.diff import PREDICTED, cautions, difference, names_of, sizes, step_change
-from distbench.traces.path_tables import number_text, overhead_text, whole_bytes
+from distbench.traces.path_tables import method_lines, number_text, whole_bytes
 from distbench.traces.records import Trace
 
 MAX_ROWS = 40
@@ -29,7 +29,7 @@ def comparison_blocks(one: Trace, other: Trace) -> list[Block]:
         Lines(tuple(changes) or ("every path is taken as often and moves as many bytes on both sides",)),
         _paths_table(one, other),
         _owners_table(one, other),
-        Lines(tuple(f"{letter} {overhead_text(trace.record)}" for letter, _, trace in sides)),
+        Lines(tuple(f"{letter} {line}" for letter, _, trace in sides for line in method_lines(trace))),
     ]
 
 
@@ -125,8 +125,9 @@ SIDES = tuple(
 
 def _paths_table(one: Trace, other: Trace) -> Table:
     rows = records_of(difference(one, other))
-    notes = ["times here are of traced steps, the median of them and the mean over ranks"]
-    if change := step_change(one, other):
+    kinds = {"simulated" if trace.is_simulated else "traced" for trace in (one, other)}
+    notes = [f"times here are of {' and '.join(sorted(kinds))} steps, the median of them and the mean over ranks"]
+    if kinds != {"simulated"} and (change := step_change(one, other)):
         taken, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
         of = "predicted where simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
         notes.append(f"a step without tracing takes {taken} (A) against {other_taken} (B), {of}")

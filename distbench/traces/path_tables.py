@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.render.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.runs.frame import Row, records_of
-from distbench.runs.header import SIMULATED
+from distbench.runs.header import basis_text
+from distbench.spec.printable import count_text
 from distbench.traces.bubbles import bubbles_text
 from distbench.traces.costs import PATH, busy_share, costs, doubts, step_of
 from distbench.traces.records import NOBODY, Trace
@@ -63,7 +64,7 @@ def trace_blocks(trace: Trace) -> list[Block]:
     record = trace.record
     # How far to trust the tables.
     trust = () if trace.is_simulated else (*_agreement(record), *_memory(record), *doubts(trace))
-    return [*blocks, Lines((overhead_text(record), *trust))]
+    return [*blocks, Lines((*method_lines(trace), *trust))]
 
 
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
@@ -79,7 +80,7 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     if trace.rows.empty:
         return (case, "this step communicates nothing")
     (whole,) = records_of(costs(trace, ()))
-    spent = f"a traced step takes {brief_time_text(step_of(trace))} on {len(trace.ranks)} ranks"
+    spent = f"a traced step takes {brief_time_text(step_of(trace))} on {count_text(len(trace.ranks), 'rank')}"
     if trace.is_simulated:
         spent = f"a simulated step takes {brief_time_text(step_of(trace))}, {_ranks_text(trace)}"
     if known(busy := busy_share(trace)):
@@ -145,7 +146,7 @@ def seen_of(trace: Trace) -> str:
     if not isinstance(all_of_them, int) or trace.rows.empty or not trace.steps:
         return ""
     first = trace.rows[(trace.rows["rank"] == trace.ranks[0]) & (trace.rows["step"] == trace.steps[0])]
-    return f" ({len(first)} of {all_of_them} collectives)" if len(first) < all_of_them else ""
+    return f" ({len(first)} of {count_text(all_of_them, 'collective')})" if len(first) < all_of_them else ""
 
 
 def _executed(trace: Trace) -> dict[tuple[str, str], str]:
@@ -169,7 +170,9 @@ def _owners_table(trace: Trace) -> Table:
     title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
     title += seen_of(trace)
     owned = trace.rows["owner_known"].astype(bool)
-    notes = [f"owner known for {int(owned.sum())} of {len(owned)} collectives ({percent_text(owned.mean())})"]
+    notes = [
+        f"owner known for {int(owned.sum())} of {count_text(len(owned), 'collective')} ({percent_text(owned.mean())})"
+    ]
     if not owned.all():
         notes.append(f"{NOBODY}: no module was at work that we know of")
     return table_of(title, columns, rows, notes, (), ("straggler", "payload", "of step", "count"))
@@ -209,11 +212,17 @@ def _redistributions_table(trace: Trace) -> list[Table]:
     return [capped(table_of(title, columns, rows, notes, (), optional), MAX_OWNERS)]
 
 
-def overhead_text(record: dict[str, Any]) -> str:
-    """By what the trace was taken and what that costs."""
+def method_lines(trace: Trace) -> list[str]:
+    """By what the trace was taken, and what that costs or stands on."""
+    if not trace.is_simulated:
+        return [_overhead(trace.record)]
+    method = trace.record.get("method") or "a simulation"
+    measured = f"by {method}: nothing here was measured; docs/simulation.md says how well that holds"
+    return [measured, basis_text(trace.run.about.simulated)]
+
+
+def _overhead(record: dict[str, Any]) -> str:
     method = str(record.get("method") or "unknown")
-    if record.get(SIMULATED):
-        return f"by {method}: nothing here was measured; docs/simulation.md says how well that holds"
     overhead = record.get("overhead") or {}
     if not known(overhead.get("ratio")):
         return f"traced by {method}; what that adds to a step was not measured"

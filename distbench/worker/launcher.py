@@ -23,7 +23,7 @@ from distbench.spec import Job, UserError
 from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed
 from distbench.spec.job import LAUNCH_LOG
-from distbench.worker.rank.failure import report_failure
+from distbench.worker.rank.failure import one_line, report_failure
 from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.stopwatch import SPENT_BEFORE
 
@@ -111,10 +111,8 @@ class Ranks:
             return pid
         try:
             os.environ.update(_variables(rank, self._num_ranks, port))
-            if mode := os.environ.get(NUMA_BINDING):
-                from distbench.worker.torch_internals import bind_to_numa_node
-
-                bind_to_numa_node(rank, mode)
+            if not _is_bound(rank, job_file.parent):
+                _leave(1)
             *how, program = self._program
             sys.argv = [program, str(job_file)]
             runpy.run_module(program, run_name="__main__") if how else runpy.run_path(program, run_name="__main__")
@@ -144,6 +142,24 @@ class Ranks:
         self._end()
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
+
+
+def _is_bound(rank: int, log_dir: Path) -> bool:
+    """Whether this rank is bound as asked, if it is; why it is not is left where ranks say why they fail."""
+    if mode := os.environ.get(NUMA_BINDING):
+        from distbench.worker.torch_internals import Unsupported, bind_to_numa_node
+
+        try:
+            bind_to_numa_node(rank, mode)
+        except (UserError, Unsupported) as error:
+            why = str(error)
+        except Exception as error:  # torch 2.13 knows CUDA's devices alone, and a container may hide the system's files
+            why = f"{NUMA_BINDING}={mode}: torch cannot bind rank {rank} near a device ({one_line(error)}); unset it"
+        else:
+            return True
+        report_failure(log_dir, rank, "user", why)
+        return False
+    return True
 
 
 def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:

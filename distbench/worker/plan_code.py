@@ -46,7 +46,8 @@ class _NoText(Exception):
 
 
 def plan_code(plan: ParallelPlan) -> list[str] | None:
-    """Lines of Python, imports first and `plan = ...` last; functions of the scenario's own files by their names.
+    """Lines of Python, imports first and `plan = ...` last; functions of the scenario's own files by their names, which
+    a comment lists.
 
     None where some value has no text that makes it again.
     """
@@ -64,11 +65,13 @@ class _Writer:
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}
         self._modules: set[str] = set()
+        self._own: set[str] = set()
 
     def imports(self) -> list[str]:
         """What everything that was written takes."""
         named = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())]
-        return [*(f"import {module}" for module in sorted(self._modules)), *named]
+        own = [f"# as the scenario's own files have it: {', '.join(sorted(self._own))}"] if self._own else []
+        return [*(f"import {module}" for module in sorted(self._modules)), *named, *own]
 
     def text(self, value: Any, indent: str = "") -> str:
         """An expression, over as many lines as it takes. Raises _NoText."""
@@ -119,6 +122,8 @@ class _Writer:
         package = _public(value, name.partition(".")[0], module)
         if package.partition(".")[0] in ("torch", "distbench", "transformers", "torchao", "functools"):
             self._names.setdefault(package, set()).add(name.partition(".")[0])
+        elif package != "builtins":
+            self._own.add(name)
         return str(name)
 
 

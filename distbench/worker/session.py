@@ -33,6 +33,7 @@ from distbench.worker.hosts.alike import digest, require_alike, require_own_devi
 from distbench.worker.hosts.cautions import host_cautions
 from distbench.worker.hosts.log_folder import join_logs
 from distbench.worker.hosts.presence import presence_of
+from distbench.worker.hosts.same_device import require_same_device
 from distbench.worker.pass_plan import groups_of
 from distbench.worker.rank.agreement import Agreement, Store
 from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
@@ -172,6 +173,7 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
+    require_same_device(store, rank, world_size, job.device)
     backend = backend_of(job.device)
     moves = backend_for(job.device, backend)
     dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -30,13 +30,15 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @scenario(
     mesh={"dp_shard": 4},
-    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "fuse")},
+    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "fuse", "declared")},
     tags=("tests",),
 )
 def unsimulable(*, fault: str = "none") -> Scenario:
     """One fault a variant."""
     from torch.distributed.fsdp import CPUOffloadPolicy
 
+    if fault == "declared":
+        raise ValueError("no such model")
     ddp = DdpPlan(mesh_dims=("dp_shard",), fuse="concat") if fault == "fuse" else None
     offload = CPUOffloadPolicy() if fault == "offload" else None
     return Scenario(

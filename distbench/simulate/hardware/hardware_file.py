@@ -1,6 +1,6 @@
 """A hardware file: JSON, every figure with its value, its basis and its source; checked when it is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from distbench.spec.fields import NAME, TEXT, Kind, Kinds, number_within, one_of
 from distbench.spec.reading import read_json
 
 VERSION = 1
+MAX_NAME = 100  # folders of results are called by it
 FOLDER = Path(__file__).parent
 # published: by the maker or in a paper; measured: on the machine; fitted: to one published run; guess: by nobody.
 BASES = ("published", "measured", "fitted", "guess")
@@ -62,6 +63,16 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
     "device_spread": ("0: all devices equally fast", lambda _: 0.0),
 }
+# Rates and the peak that none of them is above; on a CPU, whose peak is measured, only the first two.
+PEAKS = (
+    ("matmul_bf16_flops", "peak_bf16_flops"),
+    ("matmul_fp8_flops", "peak_fp8_flops"),
+    ("matmul_f32_flops", "peak_bf16_flops"),
+    ("attention_flops", "peak_bf16_flops"),
+    ("attention_full_flops", "peak_bf16_flops"),
+    ("attention_backward_flops", "peak_bf16_flops"),
+    ("attention_backward_full_flops", "peak_bf16_flops"),
+)
 _FIGURE: Kinds = {"basis": one_of(BASES), "source": NAME}
 
 
@@ -141,13 +152,16 @@ def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says 
     version = record.get("hardware_version")
     if type(version) is int and version > VERSION:
         raise UserError(f"{where} is newer than this distbench; update distbench")
-    wrong = None if version == VERSION else f"hardware_version is {shown(version)}, not {VERSION}"
-    wrong = wrong or wrong_field(record, {"name": NAME, "summary": TEXT}, ("name", "summary"))
+    wrong = wrong_field(record, {"name": NAME, "summary": TEXT}, ("hardware_version", "name", "summary", "figures"))
+    if version is not None and version != VERSION:
+        wrong = f"hardware_version is {shown(version)}, not {VERSION}"
+    if not wrong and len(record["name"]) > MAX_NAME:
+        wrong = f"name has more than {MAX_NAME} characters"
     figures: Any = record.get("figures")
     if not wrong and not isinstance(figures, dict):
         wrong = f"figures is {shown(figures)}, not an object"
-    wrong = wrong or _wrong_in_figures(figures)
     host = record.get("host")
+    wrong = wrong or _wrong_in_figures(figures, PEAKS if host is None else PEAKS[:2])
     wrong = wrong or (wrong_in_host(host) if host is not None else None)
     if wrong:
         raise UserError(f"{where} cannot be used: {wrong}; {advice}")
@@ -155,7 +169,7 @@ def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says 
     return Hardware(record["name"], record["summary"], found, host_figures(host) if host is not None else None)
 
 
-def _wrong_in_figures(figures: Any) -> str | None:
+def _wrong_in_figures(figures: Any, peaks: Sequence[tuple[str, str]]) -> str | None:
     # What is misspelt lacks the right name too.
     for name in figures:
         if name not in FIGURES:
@@ -169,7 +183,7 @@ def _wrong_in_figures(figures: Any) -> str | None:
         kinds = {**_FIGURE, "value": FIGURES[name]}
         if wrong := wrong_field(figure, kinds, ("value", "basis", "source"), f"figures.{name}."):
             return wrong
-    for reached, peak in (("matmul_bf16_flops", "peak_bf16_flops"), ("matmul_fp8_flops", "peak_fp8_flops")):
+    for reached, peak in peaks:
         if reached in figures and peak in figures and figures[reached]["value"] > figures[peak]["value"]:
             return f"figures.{reached} is above figures.{peak}, which nothing reaches"
     return None

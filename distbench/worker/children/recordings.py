@@ -22,9 +22,9 @@ def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> It
     """Record a step of each variant, as some ranks run it, into a file, whose name begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
-        scenario = declared(function, variant)
         label = variant_label(job, variant)
         try:
+            scenario = declared(function, variant)
             mesh = mesh_of(variant, job.mesh)
             found = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks)
         except (UserError, Unsupported) as error:

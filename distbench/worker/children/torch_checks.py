@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.spec.devices import ACCELERATORS, known_device
+from distbench.spec.devices import ACCELERATORS, built_for, known_device
 from distbench.worker.rank.device import Accelerator, nccl_version
 from distbench.worker.rank.failure import one_line
 from distbench.worker.torch_internals import probe
@@ -44,7 +44,8 @@ def accelerator_checks() -> list[dict[str, Any]]:
         devices = f"{used.num_devices} x {_name_of(used)}, {shown} {used.version}" if used.is_available else ""
         has_backend = dist.is_available() and dist.is_backend_available(backend)
         version = nccl_version() if has_backend and backend == known_device(ACCELERATORS[0]).backend else None
-        advice = f"to measure GPUs, install a torch built for {shown} and its driver"
+        wanted = shown if used.is_available else built_for(name)
+        advice = f"to measure GPUs, install a torch built for {wanted} and its driver"
         told = f"{shown} backend{f', version {version}' if version else ''}"
         rows = [
             _row(shown, used.is_available, devices or f"no {shown} device", advice),

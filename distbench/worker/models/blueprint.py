@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from distbench.spec import UserError
 from distbench.spec.errors import nearest
+from distbench.spec.printable import count_text
 from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import blamed, place_of
@@ -203,7 +204,7 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     if flat := next((name for name in found if name.endswith(FLAT)), None):
         what = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
         raise UserError(f"{what}; use fully_shard, which leaves parameters what they were")
-    what = f"the parallel model{where} has {len(found)} parameters where build_model made {len(wanted)}"
+    what = f"the parallel model{where} has {count_text(len(found), 'parameter')} where build_model made {len(wanted)}"
     new = next((name for name in found if name not in names), None)
     lost = next((name for name in wanted if name not in found), None)
     odd = f"lacks {lost!r}" if new is None else f"{new!r} is new ({nearest(new, wanted)})"

@@ -7,6 +7,7 @@ from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.pipeline_plan import SCHEDULES, PipelinePlan
+from distbench.spec.printable import count_text
 from distbench.worker.pipelines.stage_modules import check_split, num_layers, stage_of
 
 
@@ -59,8 +60,8 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
 def _stages(pipeline: PipelinePlan, size: int) -> Iterator[str]:
     schedule, count = SCHEDULES[pipeline.schedule], pipeline.stages_of_a_rank
     if count < 1 or (schedule.is_fixed and count != schedule.stages_per_rank):
-        must = f"{schedule.stages_per_rank}" if schedule.is_fixed else "1 or more"
-        yield f"schedule {pipeline.schedule} has {must} stages a rank, not {count}; leave stages_per_rank out"
+        must = count_text(schedule.stages_per_rank, "stage") if schedule.is_fixed else "1 stage or more"
+        yield f"schedule {pipeline.schedule} has {must} a rank, not {count}; leave stages_per_rank out"
     wanted = size * count - 1
     if pipeline.first_layers and (
         len(pipeline.first_layers) != wanted or list(pipeline.first_layers) != sorted({*pipeline.first_layers, 0} - {0})
@@ -74,10 +75,16 @@ def _microbatches(plan: ParallelPlan, pipeline: PipelinePlan, size: int) -> Iter
     num_stages = size * pipeline.stages_of_a_rank
     least = {"1f1b": num_stages, "dualpipev": num_stages}.get(name, 1)
     if count < least:
-        yield f"schedule {name} of {num_stages} stages needs {least} micro-batches or more, not {count}"
+        yield (
+            f"schedule {name} of {count_text(num_stages, 'stage')} needs "
+            f"{count_text(least, 'micro-batch', 'micro-batches')} or more, not {count}"
+        )
     elif name in ("interleaved_1f1b", "interleaved_zero_bubble") and count % (rounds := max(1, count // size)):
         fit = count // rounds * rounds
-        yield f"schedule {name} over {size} ranks takes micro-batches in {rounds} even rounds; use {fit}, not {count}"
+        yield (
+            f"schedule {name} over {count_text(size, 'rank')} takes micro-batches in {rounds} even "
+            f"rounds; use {fit}, not {count}"
+        )
 
 
 def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]:
@@ -90,7 +97,10 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
         last = max(pipeline.first_layers, default=0)
         if found < num_stages or last >= found:
             more = f", stage {num_stages - 1} begins with layer {last}" if last >= found else ""
-            yield f"{found} layers cannot be split into {num_stages} stages{more}; use more layers, or fewer stages"
+            yield (
+                f"{count_text(found, 'layer')} cannot be split into "
+                f"{count_text(num_stages, 'stage')}{more}; use more layers, or fewer stages"
+            )
             return
     try:
         check_split(model, [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)])

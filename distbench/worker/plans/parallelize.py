@@ -32,7 +32,8 @@ def parallelize(
 ) -> tuple[nn.Module, Sharded]:
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
-    Skipped where a part of the plan has nothing to do on this machine.
+    Skipped where a part of the plan has nothing to do on this machine: tensor parallel over one rank, which would
+    cost DTensor's dispatch and its own loss.
 
     Args:
         own: the scenario's `parallelize`, which is given the whole mesh and takes the place of the plan's `tp`.
@@ -43,7 +44,7 @@ def parallelize(
         model = _parallel_by(own, model, context.mesh)
     elif callable(plan.tp) and tp_dims:
         model = _parallel_by(plan.tp, model, context.mesh[tuple(tp_dims)])
-    elif plan.tp is not None and tp_dims:
+    elif plan.tp is not None and any(context.size(name) > 1 for name in tp_dims):
         model = _tensor_parallel(model, plan, context, tp_dims)
     if plan.ep and (ep_dims := [name for name in plan.ep_dims if name in context.mesh_dims]):
         _expert_parallel(model, plan, context, ep_dims)

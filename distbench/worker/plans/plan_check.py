@@ -61,7 +61,7 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
         yield from _unknown_mesh_dims(context)
         return
     for name in context.mesh_dims:
-        if name not in used:
+        if name not in used and context.size(name) > 1:
             known = ", ".join(sorted(used)) or "none"
             yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {known}"
 

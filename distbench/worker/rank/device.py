@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from distbench.spec import UserError
-from distbench.spec.devices import DEVICES, is_accelerator, known_device
+from distbench.spec.devices import DEVICES, built_for, is_accelerator, known_device
 
 POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
@@ -111,10 +111,8 @@ class Accelerator:
         return None if function is None else function(device)
 
     def _missing(self) -> str:
-        advice = (
-            f"install a torch built for {self.type.upper()} and its driver, or use --device cpu; see `distbench doctor`"
-        )
-        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}"
+        advice = f"install a torch built for {built_for(self.type)} and its driver, or use --device cpu"
+        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}; see `distbench doctor`"
 
 
 def select_device(device_type: str) -> torch.device:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from distbench.runs.run_file import Case, CaseResult
+from distbench.spec.printable import count_text
 from distbench.worker.rank.measure import Call, Samples
 
 
@@ -81,7 +82,7 @@ def first_difference(got: Any, expected: Any) -> str | None:
     offset = int((got.flatten() != expected.flatten()).nonzero()[0])
     wrong = int((got != expected).sum())
     return (
-        f"{wrong} of {got.numel()} elements are wrong; the first, at offset {offset}, "
+        f"{wrong} of {count_text(got.numel(), 'element')} are wrong; the first, at offset {offset}, "
         f"is {float(got.flatten()[offset])}, {float(expected.flatten()[offset])} was expected"
     )
 

@@ -12,7 +12,15 @@ from functools import cache
 from typing import Any
 
 from distbench.worker.torch_internals import FAMILIES, OTHERS, kind_of
-from distbench.worker.tracing.host_calls import HOST_OPERATOR, KERNEL, Event, HostCalls, is_on_device, span_of
+from distbench.worker.tracing.host_calls import (
+    HOST_OPERATOR,
+    Event,
+    HostCall,
+    HostCalls,
+    is_copy,
+    is_on_device,
+    span_of,
+)
 
 # Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), libraries made after them (MCCL,
 # CNCL), MSCCL, oneCCL and Ascend's HCCL, torch's over symmetric memory, vLLM's; some profilers leave C++ names as they
@@ -57,7 +65,8 @@ class HostCollectives:
             if event.get("cat") == HOST_OPERATOR and event.get("ph") == "X" and facts.get(COLLECTIVE):
                 call = HostCollective(facts, *span_of(event))
                 self._by_thread.setdefault(event.get("tid"), []).append(call)
-                self._by_number[facts.get(NUMBER)] = call
+                if number := facts.get(NUMBER):
+                    self._by_number[number] = call
         for calls in self._by_thread.values():
             _nest(calls)
         self._of_kernels = self._find([event for event in events if is_on_device(event)])
@@ -71,37 +80,42 @@ class HostCollectives:
         silent = []
         for event in events:
             facts = event.get("args") or {}
-            if event.get("cat") in (KERNEL, "collective_comm") and facts.get(COLLECTIVE):
+            if facts.get(COLLECTIVE):
                 found[id(event)] = (self._told(event),)
-            elif event.get("cat") == KERNEL and communicates(str(event.get("name", ""))):
+            elif not is_copy(event) and communicates(str(event.get("name", ""))):
                 found[id(event)] = self._open_at(event)
                 silent += [event] if not found[id(event)] else []
-        return found | self._of_batches(silent)
+        return found | self._of_batches(silent) | self._of_copies(events)
 
     def _told(self, event: Event) -> HostCollective:
         """The call of a kernel's facts; each other kernel that bears its number is of it too."""
         facts, launch = event["args"], self._launches.of(event)
         number = facts.get(NUMBER)
-        call = self._by_number.get(number)
+        call = self._by_number.get(number) if number else self._around(launch)
         if call is None or call.facts[COLLECTIVE] != facts[COLLECTIVE]:
             at_s = launch.at_s if launch else span_of(event)[0]
             call = HostCollective(facts, at_s, at_s)
-            if number is not None:
+            if number:
                 self._by_number[number] = call
         call.has_kernel = True
         return call
 
     def _open_at(self, event: Event) -> tuple[HostCollective, ...]:
-        launch = self._launches.of(event)
-        calls = self._by_thread.get(launch.thread, []) if launch else []
-        place = bisect_right(calls, launch.at_s, key=lambda call: call.at_s) - 1 if launch else -1
-        call = calls[place] if place >= 0 else None
-        while call is not None and launch is not None and call.ended_s < launch.at_s:
-            call = call.within
-        if call is None:
+        if (call := self._around(self._launches.of(event))) is None:
             return ()
         call.has_kernel = True
         return (call,)
+
+    def _around(self, launch: HostCall | None) -> HostCollective | None:
+        """The innermost call of its thread that was open at a launch."""
+        if launch is None:
+            return None
+        calls = self._by_thread.get(launch.thread, [])
+        place = bisect_right(calls, launch.at_s, key=lambda call: call.at_s) - 1
+        call = calls[place] if place >= 0 else None
+        while call is not None and call.ended_s < launch.at_s:
+            call = call.within
+        return call
 
     def _of_batches(self, kernels: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
         """Of kernels launched while no call was open: the calls of that thread since the one before that have none.
@@ -122,6 +136,16 @@ class HostCollectives:
                 batch = before
             seen[launch.thread] = until, this, batch
             found[id(event)] = batch
+        return found
+
+    def _of_copies(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
+        """Of copies that bear the number of a call without a kernel: NCCL over symmetric memory lets copy engines move
+        what nobody reduces, and kineto gives facts to kernels alone."""
+        found: dict[int, tuple[HostCollective, ...]] = {}
+        for event in filter(is_copy, events):
+            call = self._by_number.get((event.get("args") or {}).get(NUMBER))
+            if call is not None and call.communicates and not call.has_kernel:
+                found[id(event)] = (call,)
         return found
 
 

@@ -65,11 +65,13 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
         unnamed += [span_of(event)] if own == () else []
 
     def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
-        begun, ended = min(span[0] for span, _ in shared), max(span[1] for span, _ in shared)
-        exposed = sum(max(span[1] - span[0] - covered.seconds(span), 0.0) / size for span, size in shared)
+        # Copy engines, and several kernels of a split one, may run at once.
+        spans = union(span for span, _ in shared)
+        exposed = sum(max(ended - begun - covered.seconds((begun, ended)), 0.0) for begun, ended in spans)
         kind = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED
         group = str(facts.get("Process Group Name", ""))
-        return Ran(kind, group, begun, ended, exposed, _payload_bytes(kind, facts), issued_s)
+        size = max(size for _, size in shared)
+        return Ran(kind, group, spans[0][0], spans[-1][1], exposed / size, _payload_bytes(kind, facts), issued_s)
 
     found = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
     found += [ran([(span, 1)], {}, span[0]) for span in unnamed]
@@ -79,7 +81,7 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
 def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
     numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
     itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
-    return int(numel) * itemsize if numel is not None and itemsize is not None else None
+    return numel * itemsize if isinstance(numel, int) and itemsize is not None else None
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from distbench.compare.medians import median
 from distbench.spec.devices import known_device
+from distbench.spec.printable import count_text
 from distbench.worker.pipelines.pipeline import StageWork
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
@@ -192,7 +193,10 @@ def differences(forwarded: Sequence[Communication], dispatched: Sequence[Communi
     for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if tag != "equal":
             one, other = (", ".join(rows) or "nothing" for rows in (ours[start:end], theirs[other_start:other_end]))
-            found.append(f"after {start} collectives the forwarding groups saw {one}, the dispatch mode saw {other}")
+            found.append(
+                f"after {count_text(start, 'collective')} the forwarding groups saw {one}, the dispatch "
+                f"mode saw {other}"
+            )
     return found
 
 

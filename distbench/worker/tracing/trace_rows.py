@@ -43,7 +43,7 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
     by_rank: list[Sequence[Traced]] = context.gather(steps)
     lengths, phase_rows, rows, working = [], [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
-        lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if ranks[0].ends_s else []
+        lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if all(one.ends_s for one in ranks) else []
         last_in = max(one.start_s for one in ranks)
         for rank, one in enumerate(ranks):
             zero = last_in if clock_shared else one.start_s
@@ -56,7 +56,8 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
             rows += _rows_of(rank, number, one.rows, zero, context.backend)
     return {
         "num_steps": len(steps),
-        "steps_s": lengths,
+        # Of each step, or of none: who reads them takes the n-th for the n-th step's.
+        "steps_s": lengths if len(lengths) == len(steps) else [],
         "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
         "columns": COLUMNS,
         "rows": rows,
