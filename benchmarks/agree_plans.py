@@ -28,7 +28,6 @@ WRAP = ("blocks.*",)
 PAIR: dict[str, Any] = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
 HYBRID = FsdpPlan(wrap=WRAP, mesh_dims=("dp_shard",), replicate_dims=("dp_replicate",))
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-TWO_INPUTS = PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Replicate(), None))
 BOTH = ("dp_replicate", "dp_shard")
 
 

@@ -5,10 +5,9 @@ the commands do (docs/python.md). In training code: `with distbench.calibrated_p
 DTensor plan by a measured profile.
 """
 
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from distbench.spec.lazy_names import import_when_asked
 from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -18,35 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ComparedRuns", "Report", "Runs", "UserError", "calibrated_planning", "compare", "load", "run"]
 
-
-def __getattr__(name: str) -> Any:
-    """What is imported when it is asked for: neither the command line nor training code pays for the other."""
-    if name == "calibrated_planning":
-        from distbench.worker.torch_internals.calibrated import calibrated_planning
-
-        return calibrated_planning
-    if name == "UserError":
-        from distbench.spec.errors import UserError
-
-        return UserError
-    if name in __all__:
-        from distbench import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _Package(ModuleType):
-    """`distbench.compare` is the function, also once the room of that name was imported, which stays importable."""
-
-    @property
-    def compare(self) -> Any:
-        """The function of the API."""
-        return __getattr__("compare")
-
-    @compare.setter
-    def compare(self, room: ModuleType) -> None:
-        """Importing a room puts it here."""
-
-
-sys.modules[__name__].__class__ = _Package
+# Neither the command line nor training code pays for the other.
+import_when_asked(
+    __name__,
+    {
+        "api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
+        "spec.errors": ("UserError",),
+        "worker.torch_internals.calibrated": ("calibrated_planning",),
+    },
+)

@@ -6,14 +6,20 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from processes import Children, Ranks
-from tiers import pytest_addoption, pytest_configure  # noqa: F401 (hooks of this conftest too)
+import tiers
+from processes import Children, Ranks, SharedServer
+from tiers import pytest_addoption  # noqa: F401 (a hook of this conftest too)
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 # Marker to the accelerators that its tests need.
 NEEDED = {"gpu": 1, "multi_gpu": 2}
 Cli = Callable[..., CompletedProcess[str]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.pytest_configure(config)
+    config.pluginmanager.register(SharedServer(ROOT), "fork server")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,9 +44,10 @@ def num_accelerators() -> int:
 
 
 @pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """For the two fixtures below alone: a test that uses it without them may not start anything."""
-    started = Ranks(ROOT, tmp_path_factory.mktemp("forks"))
+    shared = getattr(request.config, "workerinput", {}).get("fork_server")
+    started = Ranks(ROOT, tmp_path_factory.mktemp("forks"), shared and Path(shared))
     yield started
     started.close()
 

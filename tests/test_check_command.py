@@ -95,7 +95,7 @@ def test_the_mesh_that_a_problem_names_does_work(here: None) -> None:
 
 
 def test_the_problems_of_many_layers_fit_a_screen(here: None) -> None:
-    refused = check("llama_3d", "--mesh", "dp_shard=2,tp=3", "--width", "80")
+    refused = check("llama_3d", "--set", "dim=64", "--set", "hidden=256", "--mesh", "dp_shard=2,tp=3", "--width", "80")
     lines = refused.stdout.splitlines()
     assert refused.exit_code == 2 and len(lines) <= 12 and max(map(len, lines)) <= 80
     told = " ".join(refused.stdout.split())
@@ -149,14 +149,19 @@ def test_4096_ranks_are_checked_in_seconds_and_in_little_memory(children: Childr
 
 def test_all_shipped_plans_pass(cli: Cli) -> None:
     names = ("fsdp_knobs", "fsdp_stack", "llama_2d", "llama_3d", "tp_styles", "shard_params", "recompute")
-    knobs = "knob=plain,reshard_to_2,hybrid,bf16_params,cpu_offload,uneven,frozen,accumulate,gather_int8"
-    some = ("--quick", "--set", knobs, "--set", "rotate=allgather")
+    # Some variants of those that have many; which of them fit their meshes is told before any test of ranks, too.
+    chosen = (
+        "knob=plain,hybrid,bf16_params,cpu_offload,uneven",
+        "style=embedding_rows,vocabulary,sequence,prepare_both,callable",
+        *("layout=rows_then_columns", "rotate=allgather"),
+    )
+    some = ("--quick", *(word for one in chosen for word in ("--set", one)))
     done = cli("check", *names, "tp_mlp", "tp_attention", "cp_attention", "collectives", *some)
     assert done.returncode == 0, done.stdout
     assert "llama_3d on dp_replicate=1,dp_shard=1,cp=2,tp=2 (4 ranks)" in done.stdout
     assert "knob=cpu_offload: skipped: CPU offload" in done.stdout
     told = " ".join(done.stdout.split())
-    assert told.count(": ok, ") >= 35 and told.count("; a step runs") == told.count(": ok, ")
+    assert told.count(": ok, ") >= 20 and told.count("; a step runs") == told.count(": ok, ")
 
 
 def test_a_step_that_cannot_run_names_a_mesh_on_which_it_does(cli: Cli) -> None:

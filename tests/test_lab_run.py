@@ -35,7 +35,8 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """(suite, "source->target shape") to planner to record."""
     folder = tmp_path_factory.mktemp("laboratory")
     profile_of().save(folder / "profile.json")
-    small = ("--budget", "0.5", "--set", "max_pairs=3", "--set", "small_bytes=4096", "--set", "large_bytes=16384")
+    sizes = ("--set", "max_pairs=3", "--set", "small_bytes=4096", "--set", "large_bytes=16384")
+    small = ("--budget", "0.5", "--passes", "1", *sizes)
     done = ranks.run_here("run", "redistribute_lab", "--quick", "--device", "cpu", *small, cwd=folder)
     assert done.exit_code == 1, done.stderr
     assert "redistribute_lab: plans and predicts by ./profile.json" in done.stderr

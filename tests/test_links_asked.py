@@ -15,8 +15,6 @@ from distbench.commands.links_asked import links_code
 from distbench.links.link_text import judged, link_hosts_note, link_tables
 from distbench.runs.run_file import Run
 
-DAMAGE: tuple[Any, ...] = (None, "x", -1, [], [[]], [[0]], [["a", "b"]], [[0, 99]], [[-1, 1]], {}, 1e300, [None] * 8)
-
 
 def saved(run: Run, path: Path) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in (run.header, *(typed(one) for one in run.cases))))

@@ -29,7 +29,7 @@ def mutant(ranks: Ranks, tmp_path: Path, target: str, *choices: str, **more: Any
         **more,
     )
     (job,) = jobs_of(request, None)
-    job = replace(job, settings=replace(job.settings, min_samples=1, budget_s=0.1, passes=1))
+    job = replace(job, settings=replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=1))
     outcome = ranks.launch(job, MUTANT)
     assert outcome.status == "complete" and outcome.exit_code == 1, outcome.message
     return read_run(Path(job.run_file)).cases
@@ -52,7 +52,7 @@ def test_every_redistribution_that_communicates_is_wrong_and_no_other(ranks: Ran
     planners = [f"{name}{native}" for name in PLANNERS for native in ("", "+native")]
     assert found >= {(None, planner) for planner in planners}
     assert {suite for suite, _ in found} == {None, "pairs", "partials", "shard_orders", "backward"}
-    assert len(communicating) > 200
+    assert len(communicating) > 100
     for record in moved:
         assert record["status"] == ("wrong" if record in communicating else "ok"), record["case"]["id"]
 

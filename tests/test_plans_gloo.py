@@ -22,6 +22,9 @@ SCENARIOS = {
     "shard_params": (),
 }
 NO_MEMORY = (str(ROOT / "tests" / "ranks" / "no_memory.py"),)
+# A job of llama_3d stands there for all combinations of plans, each on a mesh of its own.
+COMBINED = (str(ROOT / "tests" / "ranks" / "combined_plans.py"),)
+COMBINATIONS = "llama_3d"
 Variants = dict[str, dict[str, Any]]
 Rows = dict[str, Variants]
 
@@ -61,7 +64,8 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Scenario name to variant to row, all of one launch; the stacks are as low as their plans allow."""
     folder = tmp_path_factory.mktemp("plans")
     jobs = [job_of(name, folder, None, "full", *choices) for name, choices in SCENARIOS.items()]
-    outcomes = ranks.launch_all(jobs, NO_MEMORY)
+    jobs.append(job_of(COMBINATIONS, folder, "cp=2,tp=2"))
+    outcomes = ranks.launch_all(jobs, COMBINED)
     assert {outcome.exit_code for outcome in outcomes} == {0}
     return {job.scenario: variants_of(job, outcome) for job, outcome in zip(jobs, outcomes, strict=True)}
 
@@ -189,13 +193,19 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
 
 
 @pytest.fixture(scope="module")
-def combined(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants:
-    """ "number scenario mesh" to row: every combination of plans, on eight ranks that are launched once."""
-    script = str(ROOT / "tests" / "ranks" / "combined_plans.py")
+def combined(rows: Rows, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants:
+    """ "ranks: number scenario mesh" to row: every combination of plans, on four ranks or eight."""
     mesh = "dp_shard=2,cp=2,tp=2"
-    exit_code, found = measured(ranks, job_of("llama_3d", tmp_path_factory.mktemp("combined"), mesh), (script,))
-    assert exit_code == 0 and len(found) == 9
-    return found
+    exit_code, on_eight = measured(ranks, job_of(COMBINATIONS, tmp_path_factory.mktemp("combined"), mesh), COMBINED)
+    on_four = rows[COMBINATIONS]
+    assert exit_code == 0 and len(on_four) == 6 and len(on_eight) == 4
+    return {f"{count}: {name}": row for count, found in ((4, on_four), (8, on_eight)) for name, row in found.items()}
+
+
+def combination(combined: Variants, name: str) -> dict[str, Any]:
+    (row,) = (row for whole, row in combined.items() if whole.startswith(name))
+    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+    return row
 
 
 # Parameters of the small llama, and how many ranks share each: TP shards matrices only, norms go to FSDP alone.
@@ -204,36 +214,35 @@ NORMS = 5 * 64
 
 
 @pytest.mark.parametrize(
-    ("number", "share", "tp"),
+    ("name", "share", "tp"),
     [
-        pytest.param(0, 8, 2, id="TP x CP x FSDP"),
-        pytest.param(1, 4, 2, id="HSDP x TP"),
-        pytest.param(2, 8, 1, id="CP x FSDP"),
-        pytest.param(3, 8, 2, id="CP x TP"),
-        pytest.param(4, 4, 2, id="HSDP x CP x TP, the output made whole"),
-        pytest.param(7, 8, 2, id="TP x CP by Ulysses x FSDP"),
+        pytest.param("8: 0 llama_3d", 8, 2, id="TP x CP x FSDP"),
+        pytest.param("8: 1 llama_3d", 4, 2, id="HSDP x TP"),
+        pytest.param("4: 0 llama_3d", 4, 1, id="CP x FSDP"),
+        pytest.param("4: 1 llama_3d", 4, 2, id="CP x TP"),
+        pytest.param("8: 2 llama_3d", 4, 2, id="HSDP x CP x TP, the output made whole"),
+        pytest.param("4: 2 llama_3d", 4, 2, id="TP x CP by Ulysses x FSDP"),
     ],
 )
-def test_combined_plans_compute_what_one_device_computes(combined: Variants, number: int, share: int, tp: int) -> None:
-    (row,) = (row for name, row in combined.items() if name.startswith(f"{number} llama_3d"))
-    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
-    assert row["counters"].get("output_rel_error", 0) <= 1e-5 and ("output_rel_error" in row["counters"]) == (
-        number == 4
-    )
+def test_combined_plans_compute_what_one_device_computes(combined: Variants, name: str, share: int, tp: int) -> None:
+    row = combination(combined, name)
+    assert row["counters"].get("output_rel_error", 0) <= 1e-5
+    assert ("output_rel_error" in row["counters"]) == (name == "8: 2 llama_3d")
     assert row["counters"]["parameter_bytes"] == 4 * (MATRICES // share + NORMS * tp // share)
 
 
-def test_a_plan_on_one_spmd_mesh_computes_what_one_device_computes(combined: Variants) -> None:
-    (row,) = (row for name, row in combined.items() if name.startswith("8 spmd_mesh"))
-    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+def test_plans_on_one_spmd_mesh_compute_what_one_device_computes(combined: Variants) -> None:
+    row = combination(combined, "4: 5 spmd_mesh")
     embedding = 1000 * 64  # is sharded by FSDP alone, as norms are
     assert row["counters"]["parameter_bytes"] == 4 * ((MATRICES - embedding) // 4 + (embedding + NORMS) // 2)
+    row = combination(combined, "8: 3 hybrid_spmd")
+    # Of three matrices two are in quarters, one in halves; over dp_replicate they are whole.
+    assert row["counters"]["parameter_bytes"] == 4 * 64 * 64 * (2 / 4 + 1 / 2)
 
 
-@pytest.mark.parametrize("number", [5, 6])
-def test_full_ring_attention_computes_what_one_device_computes(combined: Variants, number: int) -> None:
-    (row,) = (row for name, row in combined.items() if name.startswith(f"{number} cp_attention"))
-    assert row["status"] == "ok" and max(errors(row)) <= 1e-5
+@pytest.mark.parametrize("name", ["4: 3 cp_attention", "4: 4 cp_attention"])
+def test_full_ring_attention_computes_what_one_device_computes(combined: Variants, name: str) -> None:
+    combination(combined, name)
 
 
 def test_a_plan_that_computes_something_else_comes_out_wrong(ranks: Ranks, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ SOME = {"ddp": slice(1, None, 3), "llama_inference": slice(2, 3), "pipeline": sl
 SOME |= {"moe_tp": slice(5, 7), "replicate_tp": slice(2, None)}
 # On a mesh of its own.
 PROMPT = {"phase": "prefill", "sequence_parallel": True, "rotate": "allgather", "plan.mesh": "cp2xtp2"}
-SKIPPED = {"rotate": "ulysses", "load_balance": True}
+SKIPPED = ({"rotate": "ulysses", "load_balance": True}, {"rotate": "alltoall", "unshard_output": False})
 SMALL = ("max_bytes=65536", "small=32", "large=32", "ops=add")
 
 
@@ -41,7 +41,9 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         min_samples = FEWER.get(job.scenario, MIN_SAMPLES)
         settings = replace(job.settings, warmup_iterations=1, min_samples=min_samples, budget_s=0.5, passes=passes)
         variants = [
-            one for one in job.variants[SOME.get(job.scenario, slice(None))] if not SKIPPED.items() <= one.items()
+            one
+            for one in job.variants[SOME.get(job.scenario, slice(None))]
+            if not any(left_out.items() <= one.items() for left_out in SKIPPED)
         ]
         variants += [{**job.variants[0], **PROMPT}] if job.scenario == "llama_inference" else []
         # Of the redistributions those to three of the nine targets.
@@ -148,10 +150,13 @@ def test_context_parallel_runs_every_rotation_balanced_or_not_with_the_output_sh
         f"rotate={rotate},load_balance={balance},unshard_output={whole}"
         for rotate, balance in (*itertools.product(("allgather", "alltoall"), (True, False)), ("ulysses", False))
         for whole in (False, True)
+        if whole or rotate != "alltoall"
     ]
     # What is whole is compared value by value, in its original order.
-    assert all(record["counters"]["output_rel_error"] <= 1e-5 for record in cases[1::2])
-    assert not any("output_rel_error" in record["counters"] for record in cases[::2])
+    for record in cases:
+        is_whole = record["case"]["params"]["variant"].endswith("True")
+        assert record["counters"].get("output_rel_error", 0) <= 1e-5
+        assert ("output_rel_error" in record["counters"]) is is_whole
 
 
 def test_redistribution_moves_every_source_to_a_target_with_both_planners(shipped: dict[str, Run]) -> None:

@@ -9,8 +9,6 @@ from processes import Children
 from distbench.simulate.allocator import MIB, CachingAllocator, OutOfMemory, replay_memory
 from distbench.simulate.recording import Allocated, Event, Freed
 
-KIB = 1 << 10
-
 
 def given(*sizes: int, stream: int = 0, **options: int) -> CachingAllocator:
     """An allocator that was asked for blocks 0, 1, ... of these sizes."""

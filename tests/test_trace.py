@@ -113,6 +113,14 @@ ROTATIONS = {f"rotate=alltoall,load_balance={balanced},unshard_output={balanced}
 ROTATIONS |= {"rotate=ulysses,load_balance=False,unshard_output=True"}
 SOME = {"fsdp_knobs": KNOBS, "tp_styles": STYLES, "recompute": RECOMPUTED, "cp_attention": ROTATIONS}
 SOME |= {"pipeline": {"schedule=1f1b", "schedule=interleaved_zero_bubble"}, "ddp": {"knob=plain", "knob=find_unused"}}
+# How tokens are spread over experts changes no collective of a step.
+SOME |= {
+    "moe": {"load=zipf,capacity=0.0", "load=uniform,capacity=1.25"},
+    "replicate_tp": {"knob=plain", "knob=accumulate"},
+}
+SOME |= {"moe_tp": {"load=zipf,capacity=0.0,expert_tp=False", "load=uniform,capacity=1.25,expert_tp=True"}}
+SOME |= {"llama_inference": {f"phase={one},sequence_parallel={one == 'prefill'}" for one in ("prefill", "decode")}}
+SOME |= {"shard_params": {"layout=rows_of_both", "layout=rows_then_columns"}}
 
 
 def variants_of_interest(job: Job) -> Job:

@@ -65,5 +65,5 @@ def test_what_the_first_run_shows_is_what_its_commands_print(ranks: Ranks, tmp_p
         printed = shape_of(done.stdout)
         missing = {text for text in shape_of(shown) - printed if not any(alike(text, other) for other in printed)}
         # Verdicts, cautions and which columns fit are the run's own.
-        own = ("caution", "best", "worst", "columns", "in", "a", "more", "and")
+        own = ("caution", "best", "worst", "columns", "in", "a", "more", "and", "speed")
         assert {text for text in missing if text.strip().split(":")[0] not in own} == set(), line

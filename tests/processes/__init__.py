@@ -17,8 +17,10 @@ from distbench.cli import main
 from distbench.launch import JobOutcome, RankProcesses, launch, launch_on
 from distbench.launch.display import Quiet
 from distbench.spec import Job
+from processes.server import ForkServer, SharedServer, wait_for
 
 FOLDER = Path(__file__).parent
+__all__ = ["Children", "Ranks", "SharedServer"]
 # A rank of somebody's launch, or a worker of pytest-xdist, is nothing that a child should take itself for.
 NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTEST_XDIST")
 WORKER = ("-m", "distbench.worker")
@@ -35,13 +37,13 @@ class Children:
 
     Args:
         root: the repository: where they start, and whose code they find first.
-        folder: for the server that forks processes.
+        folder: for the stand-in for `sys.executable`.
+        address: of a server that forks processes, where there is one already.
     """
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        self._root = root
-        self._folder = folder
-        self._server: subprocess.Popen[bytes] | None = None
+    def __init__(self, root: Path, folder: Path, address: Path | None = None) -> None:
+        self._root, self._folder, self._address = root, folder, address
+        self._server: ForkServer | None = None
 
     def run(self, *command: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """`subprocess.run` with the output captured.
@@ -78,17 +80,15 @@ class Children:
     @cached_property
     def forked_python(self) -> str:
         """A stand-in for `sys.executable` that has torch imported, where the start is not what is tested."""
-        address = self._folder / "server"
-        self._server = subprocess.Popen(
-            [sys.executable, str(FOLDER / "fork_server.py"), str(address)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(self._root)},
-        )
-        assert self._server.stdout is not None and self._server.stdout.readline() == b"ready\n"
+        if self._address is None:
+            self._server = ForkServer(self._root)
+            self._address = self._server.address
+        wait_for(self._address)
         client = self._folder / "python"
         lines = f"#!{sys.executable} -IS", "import sys", f"sys.path.insert(0, {str(FOLDER)!r})"
-        client.write_text("\n".join([*lines, "import forked_python", f"forked_python.main({str(address)!r})", ""]))
+        client.write_text(
+            "\n".join([*lines, "import forked_python", f"forked_python.main({str(self._address)!r})", ""])
+        )
         client.chmod(0o755)
         return str(client)
 
@@ -101,10 +101,9 @@ class Children:
             yield
 
     def close(self) -> None:
-        """End the server and with it whatever it forked."""
+        """End the server, if it is this one's own."""
         if self._server is not None:
-            self._server.kill()
-            self._server.communicate()
+            self._server.close()
 
     def _surroundings(self, options: dict[str, Any]) -> dict[str, Any]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}

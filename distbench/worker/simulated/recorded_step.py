@@ -1,6 +1,7 @@
 """A variant's step, its plan applied as for a measured one, recorded on the simulated device as one rank runs it."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,20 +104,12 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
         recorder = Recorder(at_once=bool(compiled))
         try:
-            step = _built(scenario, context, built, shapes, recorder)
-            phases, differing = step.phases, differing_ranks(step, batch.first, context)
-            busier = busier_ranks(step, context)
-            _run(step, context, shapes, recorder)
-            pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
-        except Unsupported as error:
-            # What torch's fake tensors raise is told of where they are switched off.
-            where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
-            raise UserError(f"it cannot be simulated, it {error}{f' ({where})' if where else ''}") from error
-        except UserError as error:
-            raise UserError(f"it cannot be simulated, it {error}") from error
-        except Exception as error:
-            reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
-            raise UserError(f"it cannot be simulated, {reason}") from error
+            with _told_in_a_sentence():
+                step = _built(scenario, context, built, shapes, recorder)
+                phases, differing = step.phases, differing_ranks(step, batch.first, context)
+                busier = busier_ranks(step, context)
+                _run(step, context, shapes, recorder)
+                pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
         finally:
             with shapes.on():
                 forget_layouts_of_backward(device)
@@ -149,6 +142,22 @@ def _require_simulable(scenario: Scenario, name: str) -> None:
             f"DdpPlan(fuse={scenario.plan.ddp.fuse!r}) has inductor compile backward, and no operator of that is seen"
         )
         raise UserError(f"it cannot be simulated: {what}; leave fuse out")
+
+
+@contextlib.contextmanager
+def _told_in_a_sentence() -> Iterator[None]:
+    """Why a step cannot be simulated, whatever it raises."""
+    try:
+        yield
+    except Unsupported as error:
+        # What torch's fake tensors raise is told of where they are switched off.
+        where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
+        raise UserError(f"it cannot be simulated, it {error}{f' ({where})' if where else ''}") from error
+    except UserError as error:
+        raise UserError(f"it cannot be simulated, it {error}") from error
+    except Exception as error:
+        reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
+        raise UserError(f"it cannot be simulated, {reason}") from error
 
 
 def untested(version: str) -> str:

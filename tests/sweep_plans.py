@@ -1,0 +1,43 @@
+"""Facts of a small scenario, its space of plans, and plans whose times are said by the test."""
+
+from typing import Any
+
+from distbench.sweep.candidates import Candidate, Space
+from distbench.sweep.prediction import Prediction
+from distbench.sweep.ranking import (
+    RankedPlan,
+)
+
+FACTS: dict[str, Any] = {
+    "mesh_dims": ["dp_shard", "tp"],
+    "shard_dims": ["dp_shard", "tp"],
+    "fsdp": {"reshard_after_forward": None, "mixed_precision": True, "prefetch": False},
+    "cp": None,
+    "checkpoint": [],
+    "is_selective": False,
+    "checkpointable": ["layers.*"],
+    "microbatches": 1,
+    "parameter_bytes": 4_000,
+    "trained_bytes": 4_000,
+    "pipeline": False,
+    "optimizer_share": 2.0,
+    "batch_size": 4,
+    "num_tokens": 64,
+}
+
+
+def space(world: int = 4, **facts: Any) -> Space:
+    return Space({"dp_shard": 2, "tp": 2}, FACTS["mesh_dims"], world, {**FACTS, **facts}, {})
+
+
+def prediction(step_s: float, reserved: float = 1e9, fits: bool | None = True, **fields: Any) -> Prediction:
+    candidate = fields.pop("candidate", Candidate((("dp_shard", 4),)))
+    given = {"parts_s": {}, "exposed_s": {}, "moved_bytes": {}, "implicit_s": {}, **fields}
+    return Prediction(
+        candidate, step_s, reserved_bytes=reserved, is_whole=True, num_parameters=10, batch_size=4, num_tokens=100,
+        fits=fits, **given,
+    )  # fmt: skip
+
+
+def measured(step_s: float, *choices: tuple[str, Any]) -> RankedPlan:
+    return RankedPlan(Candidate((("dp_shard", 4),), choices), step_s, 100 / step_s, None, "measured", True)

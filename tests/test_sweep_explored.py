@@ -1,0 +1,143 @@
+"""Which plans a sweep looks at next, predicted or measured, by a child that answers as it is told."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from sweep_plans import FACTS, measured, prediction, space
+
+from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.spec import UserError
+from distbench.sweep import explore as explore_module
+from distbench.sweep import measured_sweep as measured_module
+from distbench.sweep.candidates import Candidate, Space
+from distbench.sweep.explore import Explored, Limits, Predictor, explore
+from distbench.sweep.measured_sweep import changes_of_best, combined, num_affordable
+from distbench.sweep.prediction import Prediction, layers_of
+from distbench.sweep.setup import set_up
+from distbench.sweep.sweep_child import Question, SweepChild
+
+
+def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
+    class Known:
+        hardware = load_hardware("h100")
+
+        def outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Prediction]]:
+            """Slower from mesh to mesh; no change makes a difference."""
+            return ((one, prediction(1.0 + sizes.index(one.sizes), candidate=one)) for one in candidates)
+
+    names = {"dp_replicate": 1, "dp_shard": 64, "tp": 1}
+    many = Space(names, [*names], 64, {**FACTS, "batch_size": 64}, {})
+    sizes = [mesh.sizes for mesh in many.meshes]
+    explored = Explored()
+    explore(many, cast(Predictor, Known()), Limits(20, 600.0), explored)
+    tried = list(explored.found)
+    assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
+    assert len(tried) == 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
+    explored = Explored()
+    explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
+    assert {*many.meshes} <= {*explored.found} and not explored.stopped
+
+
+class Recorder:
+    """A child process that answers as it is told.
+
+    Args:
+        of: number of variants to what it answers, one after another.
+    """
+
+    def __init__(self, of: dict[int, list[dict[str, Any]]]) -> None:
+        self.of, self.forgotten = of, 0
+
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for place, question in enumerate(questions):
+            yield place, self.of[len(question.variants)].pop(0)
+
+    def forget(self, question: Question) -> None:
+        self.forgotten += 1
+
+
+def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Predictor]:
+    def load(file: Path) -> list[Any]:
+        if file.name == "damaged":
+            raise UserError("recording damaged, line 1: it is no JSON")
+        return []
+
+    monkeypatch.setattr(explore_module, "load_recordings", load)
+    monkeypatch.setattr(explore_module, "predicted", lambda candidate, points, *_: len(points))
+    base = {"num_layers": 32}
+    predictor = Predictor(cast(SweepChild, recorder), base, load_hardware("h100"), lambda *_: None, (), "num_layers")
+    return list(predictor.outcomes(space().meshes[:2])), predictor
+
+
+def test_where_no_plan_works_with_few_layers_all_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, one, other = (
+        {"left_out": "layers.31 matches no module"},
+        {"answers": ["whole"]},
+        {"left_out": "its own reason"},
+    )
+    found, predictor = outcomes_of(Recorder({2: [few, few], 1: [one, other]}), monkeypatch)
+    assert [outcome for _, outcome in found] == [1, "its own reason"] and predictor.layers is None
+    # What works neither way is left out for what few layers say, and no other plan is recorded whole.
+    found, predictor = outcomes_of(Recorder({2: [few, few], 1: [other]}), monkeypatch)
+    assert [outcome for _, outcome in found] == [few["left_out"]] * 2 and predictor.layers == "num_layers"
+    assert layers_of({"num_layers": 32}) == "num_layers" and layers_of({"num_layers": 32}, {"num_layers": ()}) is None
+
+
+def test_a_damaged_recording_of_an_earlier_sweep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder({2: [{"answers": ["2", "damaged"]}, {"left_out": "other"}, {"answers": ["2", "4"]}]})
+    found, _ = outcomes_of(recorder, monkeypatch)
+    assert sorted(str(outcome) for _, outcome in found) == ["2", "other"] and recorder.forgotten == 1
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_what_may_go_well_another_time_is_not_remembered(tmp_path: Path, lasts: bool) -> None:
+    entry = set_up("tp_mlp", (), 2, None, True).entry
+    child = SweepChild(entry.file, entry.name, tmp_path, resume=True)
+    question = Question("record", [{"dim": 8}], {"tp": 2})
+    child._recorded(question, {"left_out": "it raises OSError: no space left", "lasts": lasts})
+    assert (child._known(question) is not None) is lasts
+
+
+def test_an_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_module, "RankProcesses", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(measured_module.Rounds, "_job", lambda self: None)
+    rounds = measured_module.Rounds(set_up("tp_mlp", (), 2, None, True), Limits(5, 60.0), tmp_path, False, True)
+
+    def measure(self: Any, _: Any, number: int, candidates: Sequence[Candidate], __: Any) -> None:
+        assert number == 0
+        self.measured.plans |= {one: measured(1.0) for one in candidates}
+
+    def interrupted(*_: Any) -> list[Candidate]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measured_module.Rounds, "_round", measure)
+    found = rounds.run(space().meshes[:1], interrupted)
+    assert found.interrupted and [*found.plans] == space().meshes[:1]
+
+
+def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_time_for() -> None:
+    one = space()
+    slow, fast = one.meshes[0], one.meshes[1]
+    found = changes_of_best(one, [fast, slow, slow.with_choice("plan.prefetch", 2)])
+    num_of_fast = len([*one.neighbours(fast)])
+    for changed, mesh in ((found[:num_of_fast], fast), (found[num_of_fast:], slow)):
+        assert set(changed) == {*one.neighbours(mesh)} and len(changed) == len({*changed})
+        names = [name for candidate in changed for name, _ in candidate.choices]
+        soonest = [name in ("plan.mixed_precision", "plan.reshard_after_forward") for name in names]
+        assert any(soonest) and soonest == sorted(soonest, reverse=True), names
+    # 20 s, half of them for the second look, and 2 s a plan.
+    assert num_affordable(2.0, 20.0, 80) == 5 and num_affordable(2.0, 20.0, 3) == 3
+    assert (
+        num_affordable(2.0, -1.0, 80) == 4 and num_affordable(0.0, 20.0, 7) == 7 and num_affordable(2.0, 20.0, -1) == 0
+    )
+
+
+def test_the_two_best_changes_are_tried_together() -> None:
+    plans = [measured(0.8, ("plan.prefetch", 2)), measured(0.9, ("plan.checkpoint", "full")), measured(1.0)]
+    known = {plan.candidate: plan for plan in plans}
+    both = (("plan.checkpoint", "full"), ("plan.prefetch", 2))
+    assert [one.choices for one in combined(plans, known)] == [both]
+    assert combined([measured(0.8, ("plan.prefetch", 2)), measured(0.7)], known) == []

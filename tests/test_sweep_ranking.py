@@ -1,0 +1,186 @@
+"""What a sweep says of the plans it has seen: order, refusals, costs, reasons, verdicts."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from sweep_plans import FACTS, measured, prediction, space
+
+from distbench.render.terminal import text_of
+from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.simulate.hardware.host_figures import HostFigures
+from distbench.spec import UserError
+from distbench.sweep import predicted_sweep as predicted_sweep_module
+from distbench.sweep.candidates import Candidate, Space
+from distbench.sweep.explore import Explored, Limits, Predictor, take_in
+from distbench.sweep.measured_sweep import Measured, judged
+from distbench.sweep.predicted_sweep import found_of, measured_found, predicted_around
+from distbench.sweep.prediction import no_plan_fits, require_same_work
+from distbench.sweep.ranking import (
+    changes_of,
+    cost_a_billion,
+    cost_a_step,
+    memory_text,
+    plan_of,
+    reasons,
+    record_of,
+    undominated,
+)
+from distbench.sweep.run_sweep import is_here
+from distbench.sweep.setup import set_up
+from distbench.sweep.sweep_child import SweepChild
+from distbench.sweep.sweep_text import Found, recommendation, why
+from distbench.sweep.sweep_text import blocks_of as sweep_blocks
+
+
+def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
+    a, b, c = (Candidate((("dp_shard", size),)) for size in (1, 2, 4))
+    explored = Explored()
+    other = replace(prediction(0.1, candidate=c), num_parameters=11)
+    outcomes: list[tuple[Candidate, Any]] = [
+        (a, prediction(2.0, candidate=a)),
+        (b, prediction(1.0, fits=False, candidate=b)),
+        (c, other),
+    ]
+    take_in(explored, outcomes)
+    assert [one.candidate for one in explored.ranked] == [a, b]
+    assert explored.left_out[c] == "its model has 11 parameters, and the plan as written 10"
+
+
+def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
+    rows = [(3.0, 1e9, True), (1.0, 3e9, True), (2.0, 3e9, True), (2.5, 2e9, True), (0.5, 9e9, False)]
+    plans = [plan_of(prediction(*row)) for row in rows]
+    assert [(plan.step_s, plan.memory_bytes) for plan in undominated(plans)] == [(1.0, 3e9), (2.5, 2e9), (3.0, 1e9)]
+
+
+def test_costs() -> None:
+    # 64 devices at 2.50 an hour are 160 an hour: 0.08 in 1.8 s; 1e9 tokens at 1e6 a second take 1,000 s.
+    assert cost_a_step(2.5, 64, 1.8) == pytest.approx(0.08)
+    assert cost_a_billion(2.5, 64, 1e6) == pytest.approx(160 * 1000 / 3600)
+
+
+def test_the_next_plan_is_told_apart_by_its_paths() -> None:
+    ours = prediction(1.0, exposed_s={("tp", "all_gather", "layers.*"): 0.1})
+    theirs = prediction(1.3, exposed_s={("tp", "all_gather", "layers.*"): 0.5}, parts_s={"compute": 0.0})
+    assert reasons(plan_of(ours), plan_of(theirs)) == ["400 ms more exposed all_gather over tp of layers.*"]
+
+
+def test_what_is_squeezed_into_memory_says_so() -> None:
+    """43 GiB that fit into 38 GiB are no slip of the pen."""
+    tight = plan_of(prediction(1.0, 43 * (1 << 30), is_tight=True))
+    assert memory_text(tight) == "43 GiB (tight)" and record_of(tight, 1, None)["is_tight"] is True
+    assert memory_text(plan_of(prediction(1.0, 43 * (1 << 30), fits=False, is_tight=True))) == "43 GiB (no)"
+    found = Found("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
+    assert "43 GiB at the peak, squeezed into 38 GiB because the allocator gives back" in recommendation(found)
+    assert "(tight): it fits because" in text_of(sweep_blocks(found))
+
+
+def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
+    for mesh, says in (
+        ({"pp": 2}, "the plan does not use mesh dim 'pp'; it uses dp_shard, tp"),
+        ({"dp_shard": 3}, "a batch of 4 cannot be split over mesh dp_shard=3,tp=1; give another --mesh"),
+    ):
+        setup = set_up("llama_2d", (), None, mesh, True)
+        with pytest.raises(UserError, match=says):
+            setup.as_written(setup.space({**FACTS, "mesh_dims": ["dp_shard", "tp"]}))
+
+
+def test_a_plan_without_a_next_one_says_why() -> None:
+    found = Found("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
+    assert why(found) == ["there is no other plan to hold it against"]
+    beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
+    assert why(beside) == ["no other plan that was tried fits"]
+    # Few a second are shown with their digits.
+    slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
+    assert "(0.00250 tokens/s a device)" in recommendation(slow)
+
+
+def test_around_a_plan_says_how_many_neighbours_were_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, explored = set_up("llama_2d", (), 4, None, True), Explored()
+    monkeypatch.setattr(predicted_sweep_module, "facts_of", lambda *_: FACTS)
+    monkeypatch.setattr(predicted_sweep_module, "confirm", lambda *_: None)
+    monkeypatch.setattr(
+        Predictor,
+        "outcomes",
+        lambda self, candidates, whole=False: [(one, prediction(1.0, candidate=one)) for one in candidates],
+    )
+    child = cast(SweepChild, None)
+    predicted_around(setup, child, load_hardware("h100"), Limits(3, 60.0), lambda *_: None, explored)
+    assert len(explored.found) == 3 < explored.num_legal and explored.stopped == "--plans 3 allows no more"
+    said = found_of(setup, (), load_hardware("h100"), explored, None).notes
+    assert any("the plan as written, and those that differ from it by one change" in note for note in said)
+
+
+def test_changes_are_held_against_the_plan_as_written() -> None:
+    written = space().meshes[0]
+    changed = written.with_choice("plan.reshard_after_forward", False)
+    moved = Candidate((("dp_shard", 2), ("tp", 2)))
+    plans = [
+        plan_of(prediction(1.0, 2e9, candidate=written)),
+        plan_of(prediction(0.9, 3e9, candidate=changed)),
+        plan_of(prediction(0.5, 9e9, fits=False, candidate=moved)),
+    ]
+    found = changes_of(plans, written)
+    assert [(one.code, round(one.time_share, 3), one.memory_bytes) for one in found] == [
+        (["plan = replace(plan, fsdp=replace(plan.fsdp, reshard_after_forward=False))"], -0.1, 1e9),
+        (["mesh = {'dp_shard': 2, 'tp': 2}"], -0.5, 7e9),
+    ]
+
+
+@pytest.mark.parametrize(("is_selective", "rest"), [(False, ")"), (True, ", checkpoint_context=None)")])
+def test_a_change_names_the_modules_that_it_checkpoints(is_selective: bool, rest: str) -> None:
+    written = space().meshes[0]
+    plans = [
+        plan_of(prediction(1.0, candidate=one)) for one in (written, written.with_choice("plan.checkpoint", "full"))
+    ]
+    (change,) = changes_of(plans, written, {**FACTS, "is_selective": is_selective})
+    assert change.code == [f"plan = replace(plan, checkpoint=('layers.*',){rest}"]
+
+
+def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTBENCH_MACHINE", "this-one")
+    setup = set_up("llama_2d", (), 4, None, True)
+    figures = HostFigures(4, {}, {}, {})
+    assert is_here(setup, replace(load_hardware("h100"), name="this-one", host=figures))
+    assert not is_here(setup, replace(load_hardware("h100"), name="another", host=figures))
+    assert not is_here(setup, replace(load_hardware("h100"), name="this-one"))
+
+
+def test_memory_that_no_plan_fits_names_the_nearest() -> None:
+    said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), 80e9))
+    assert said.startswith(
+        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB; the nearest (dp_shard=4)"
+    )
+    assert "needs 100 GB; give --memory 102GB or more" in said
+    # Rounded up: 20.4 GB would not be enough of 20.04 GB and what is lost to blocks that are too small.
+    assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), 8e9))
+    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), 8e9))
+    small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), 1e6, "it was interrupted; --resume goes on"))
+    assert "fits into 1.00 MB (it was interrupted; --resume goes on); the nearest" in small
+    assert "give --memory 8MB or more" in small
+
+
+def test_what_computes_something_else_is_no_plan_to_compare() -> None:
+    first = prediction(1.0)
+    assert require_same_work(first, replace(first, step_s=2.0)) is None
+    assert "has 50 tokens" in str(require_same_work(first, replace(first, num_tokens=50)))
+
+
+def test_the_last_round_has_verdicts_against_its_fastest() -> None:
+    passes = [[1.0 + 0.001 * number for number in range(10)], [1.5 + 0.001 * number for number in range(10)]]
+    found = judged([measured(1.0), measured(1.5, ("plan.prefetch", 2))], passes)
+    assert [plan.verdict for plan in found] == ["recommended", "slower"]
+    assert found[1].measured is not None and found[1].measured[0] == pytest.approx(1.5, rel=0.01)
+
+
+def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_together() -> None:
+    one, policy = ("plan.prefetch", 2), ("plan.mixed_precision", "bf16")
+    plans = [replace(measured(2.0), verdict="recommended"), measured(1.0, one), measured(1.5, policy, one)]
+    of = Measured({plan.candidate: plan for plan in plans}, final=plans[:1])
+    where = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {})
+    setup = set_up("llama_2d", (), 4, None, True)
+    found = measured_found(setup, (), where, of, plans[0].candidate, None)
+    assert [change.plan.candidate.choices for change in found.changes] == [(one,)]
+    # A faster one that is not recommended was measured in another round.
+    assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(found))
+    assert "without a verdict" not in text_of(sweep_blocks(replace(found, plans=plans[:1])))

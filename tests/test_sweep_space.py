@@ -1,0 +1,139 @@
+"""What a sweep tries: meshes, changes, and what may be said of them on the command line."""
+
+from dataclasses import replace
+
+import pytest
+from sweep_plans import FACTS, space
+
+from distbench.spec import UserError
+from distbench.spec.job import parse_choices
+from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
+from distbench.spec.quantities import BYTES, SECONDS, amount
+from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
+from distbench.sweep.setup import set_up
+from distbench.worker.rank import rank_context
+
+
+def test_every_mesh_of_a_world_is_tried() -> None:
+    assert sorted(factorizations(4, 2)) == [(1, 4), (2, 2), (4, 1)]
+    # C(6 + 2, 2) ways to share six factors of 2 between three mesh dims.
+    assert len(list(factorizations(64, 3))) == 28
+    found = [one.mesh_text for one in space().meshes]
+    assert found == ["dp_shard=4", "dp_shard=2,tp=2", "tp=4"]
+    assert next(one.mesh for one in space().meshes) == {"dp_shard": 4, "tp": 1}
+
+
+def test_mesh_dims_that_the_scenario_does_not_declare_stand_in_their_order() -> None:
+    hybrid = Space({"dp_shard": 4, "tp": 1}, ["dp_replicate", "cp", "dp_shard"], 4, FACTS, {})
+    assert [*hybrid.meshes[0].mesh] == ["dp_shard", "tp"]
+    assert {tuple(one.mesh) for one in hybrid.meshes if one.mesh.get("dp_replicate", 1) == 2} == {
+        ("dp_replicate", "dp_shard", "tp"),
+        ("dp_replicate", "dp_shard", "cp", "tp"),
+    }
+
+
+def test_a_mesh_that_the_batch_cannot_be_split_over_is_not() -> None:
+    assert [one.mesh_text for one in space(batch_size=2).meshes] == ["dp_shard=2,tp=2", "tp=4"]
+    setup = set_up("fsdp_stack", (), 4, None, False)
+    one_dim = Space({"dp_shard": 2}, ["dp_shard"], 4, {**FACTS, "batch_size": 3}, {})
+    with pytest.raises(UserError, match="no mesh over dp_shard has 4 ranks that a global batch of 3 can be split over"):
+        setup.require_meshes(one_dim)
+
+
+def test_every_change_of_a_plan_is_tried_where_it_has_something_to_change() -> None:
+    options = {
+        one.mesh_text: {name.removeprefix("plan."): values[1:] for name, values in space().alternatives(one).items()}
+        for one in space().meshes
+    }
+    common = {"reshard_after_forward": [False], "prefetch": [2], "checkpoint": ["full"]}
+    assert options == {
+        "dp_shard=4": common,
+        "dp_shard=2,tp=2": {**common, "microbatches": [2]},
+        "tp=4": {**common, "microbatches": [2, 4]},
+    }
+    assert count_of(space()) == len(set(all_of(space()))) == 8 + 16 + 24
+    selective = space(checkpoint=["layers.*"], is_selective=True)
+    assert selective.alternatives(selective.meshes[0])["plan.checkpoint"][1:] == ["none", "full"]
+    pinned = replace(space(), pinned=frozenset({"plan.prefetch"}))
+    assert "plan.prefetch" not in pinned.alternatives(pinned.meshes[0])
+
+
+def test_ranks_of_experts_have_different_parts_of_the_batch() -> None:
+    mixture = Space({"ep": 2, "dp_shard": 2}, ["ep", "dp_shard"], 4, {**FACTS, "batch_size": 2}, {})
+    assert mixture.meshes == [] and BATCH_DIMS == rank_context.BATCH_DIMS
+
+
+def test_neighbours_differ_by_one_change() -> None:
+    written = space().meshes[0]
+    assert [one.changes_text for one in space().neighbours(written)] == [
+        "checkpoint=full",
+        "reshard_after_forward=False",
+        "prefetch=2",
+    ]
+    changed = written.with_choice("plan.prefetch", 2)
+    assert written in space().neighbours(changed)
+    assert [one.mesh_text for one in space().moved_meshes(written)] == ["dp_shard=2,tp=2"]
+
+
+def test_the_lower_bound_is_of_shards_of_parameters_gradients_and_optimizer() -> None:
+    # 4,000 bytes of parameters, as many of gradients, and twice as many of AdamW's moments, over 4 ranks.
+    assert lower_bound_bytes(FACTS, {"dp_shard": 2, "tp": 2}) == (4_000 + 4_000 + 8_000) // 4
+    assert lower_bound_bytes(FACTS, {"dp_replicate": 8, "tp": 2}) == 8_000
+    # What is frozen has neither gradients nor optimizer state.
+    assert lower_bound_bytes({**FACTS, "trained_bytes": 1_000}, {"tp": 1}) == 4_000 + 1_000 + 2_000
+
+
+def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
+    chosen = parse_choices(["plan.mesh=dp_shard4,dp_shard2xtp2", "plan.microbatches=2"], {})
+    assert chosen == {"plan.mesh": ["dp_shard4", "dp_shard2xtp2"], "plan.microbatches": [2]}
+    assert split_variant({"dim": 1, "plan.prefetch": 2}) == ({"dim": 1}, {"plan.prefetch": 2})
+    assert brief_mesh({"dp_shard": 2, "cp": 1, "tp": 2}) == "dp_shard2xtp2"
+    assert parse_brief_mesh("dp_replicate2xtp16") == {"dp_replicate": 2, "tp": 16}
+    assert mesh_of({"plan.mesh": "tp4"}, {"dp_shard": 2, "tp": 2}) == {"dp_shard": 1, "tp": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("plan.reshard=True", "plan.reshard: no such change to a plan (nearest: "),
+        ("plan.rotate=left", "--set plan.rotate=left is unknown; use allgather, alltoall, ulysses"),
+        ("plan.microbatches=0", "give a whole number from 1"),
+        ("plan.mesh=4", "is no mesh; write for example plan.mesh=dp_shard2xtp2"),
+        ("plan.prefetch=two", "plan.prefetch takes int values such as 2"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_choices([text], {})
+    assert says in str(refused.value)
+
+
+def test_a_mesh_of_other_ranks_than_the_launch_is_refused() -> None:
+    with pytest.raises(UserError, match="has 8 ranks, and the launch 4"):
+        mesh_of({"plan.mesh": "tp8"}, {"tp": 4})
+
+
+def test_the_batch_grows_with_the_world_where_nobody_gave_one() -> None:
+    setup = set_up("llama3_8b", (), 64, None, False)
+    assert setup.base["batch"] == 128 and setup.note.startswith("batch=128, as 16 on the 8 ranks")
+    assert setup.command(Candidate((("dp_shard", 64),))) == "distbench run llama3_8b --mesh dp_shard=64 --set batch=128"
+    assert set_up("llama3_8b", ("batch=64",), 64, None, False).base["batch"] == 64
+
+
+def test_the_command_measures_the_candidate_alone() -> None:
+    """Of a scenario with axes, and of values to try, the one that the plan has."""
+    setup = set_up("fsdp_stack", ("batch=8,16", "dim=64"), 4, None, False)
+    plain = Candidate((("dp_shard", 4),))
+    own = "--set reshard_after_forward=True --set batch=8"
+    assert setup.base["reshard_after_forward"] is True and "reshard_after_forward" in setup.axes
+    assert setup.command(plain) == f"distbench run fsdp_stack --mesh dp_shard=4 --set dim=64 {own}"
+    other = setup.command(plain.with_choice("batch", 16))
+    assert "--set batch=16" in other and "batch=8" not in other and "--set reshard_after_forward=True" in other
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GB", 80e9), ("80", 80e9), ("79.5 GiB", 79.5 * (1 << 30)), ("1tb", 1e12)]
+)
+def test_amounts_of_memory(text: str, size: float) -> None:
+    assert amount(text, "--memory", BYTES, "GB", 1e15) == size
+    assert amount("10min", "--budget", SECONDS, "s", 1e9) == 600 and amount("90", "--budget", SECONDS, "s", 1e9) == 90
