@@ -3,8 +3,10 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
@@ -14,7 +16,7 @@ from distbench.sweep import explore as explore_module
 from distbench.sweep import measured_sweep as measured_module
 from distbench.sweep.candidates import Candidate, Space
 from distbench.sweep.explore import Explored, Limits, Predictor, explore
-from distbench.sweep.measured_sweep import changes_of_best, combined, num_affordable
+from distbench.sweep.measured_sweep import changes_of_best, combined, num_affordable, with_written
 from distbench.sweep.prediction import Prediction, layers_of
 from distbench.sweep.setup import set_up
 from distbench.sweep.sweep_child import Question, SweepChild
@@ -116,6 +118,33 @@ def test_an_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, mon
     monkeypatch.setattr(measured_module.Rounds, "_round", measure)
     found = rounds.run(space().meshes[:1], interrupted)
     assert found.interrupted and [*found.plans] == space().meshes[:1]
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_an_interrupt_cut_short_keeps_its_earlier_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    monkeypatch.setattr(measured_module.Rounds, "_job", lambda self: None)
+    rounds = measured_module.Rounds(set_up("tp_mlp", (), 2, None, True), Limits(5, 60.0), tmp_path, False, True)
+    plan = measured(1.0)
+    rounds.measured.plans[plan.candidate] = plan
+    rounds.measured.interrupted = interrupted
+    case = {"case": {"params": {"variant": "it"}}, "status": "aborted", "error": "interrupted"}
+    monkeypatch.setattr(measured_module, "read_run", lambda _: SimpleNamespace(footer=None, cases=[case]))
+    monkeypatch.setattr(measured_module, "frame_of", lambda _: None)
+    monkeypatch.setattr(measured_module, "measured_of", lambda *_: pd.DataFrame({"variant": []}))
+    rounds._take_in(tmp_path, {"it": plan.candidate}, False)
+    assert (plan.candidate in rounds.measured.plans) is interrupted
+    assert (plan.candidate in rounds.measured.left_out) is not interrupted
+
+
+def test_the_plan_as_written_has_a_turn_in_the_last_round() -> None:
+    written, *others = (measured(1.0, *choices).candidate for choices in ((), [("a", 1)], [("b", 1)], [("c", 1)]))
+    known = dict.fromkeys([written, *others])
+    assert with_written(others, written, known) == [*others[:2], written]
+    assert with_written(others[:2], written, known) == [*others[:2], written]
+    assert with_written(others, written, dict.fromkeys(others)) == others  # it did not work
+    assert with_written(others, None, known) == others and with_written([written], written, known) == [written]
 
 
 def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_time_for() -> None:

@@ -13,13 +13,14 @@ from distbench.spec import UserError
 from distbench.sweep import predicted_sweep as predicted_sweep_module
 from distbench.sweep.candidates import Candidate, Space
 from distbench.sweep.explore import Explored, Limits, Predictor, take_in
-from distbench.sweep.measured_sweep import Measured, judged
+from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.predicted_sweep import found_of, measured_found, predicted_around
 from distbench.sweep.prediction import no_plan_fits, require_same_work
 from distbench.sweep.ranking import (
     changes_of,
     cost_a_billion,
     cost_a_step,
+    judged,
     memory_text,
     plan_of,
     reasons,

@@ -14,9 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from distbench.compare.passes import as_table, compare_passes
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
 from distbench.runs.frame import PASSES, frame_of, measured_of, records_of
@@ -27,7 +24,7 @@ from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 from distbench.sweep.candidates import Candidate, Space
 from distbench.sweep.explore import Limits
-from distbench.sweep.ranking import RankedPlan
+from distbench.sweep.ranking import RankedPlan, judged
 from distbench.sweep.setup import Setup
 from distbench.sweep.sweep_child import Question, SweepChild
 from distbench.traces.records import Trace, traces_of
@@ -266,18 +263,6 @@ class Rounds:
                 if one.case
             ]
             self.measured.traces = {candidate: trace for candidate, trace in traced if candidate is not None}
-
-
-def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
-    """The fastest first, the others each with its verdict against that one."""
-    best = int(np.argmin([plan.step_s for plan in plans]))
-    found = compare_passes(as_table(passes), [best] * len(plans))
-    bounds = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
-    told = [
-        replace(plan, verdict=verdict if place != best else "recommended", measured=None if place == best else bound)
-        for place, (plan, verdict, bound) in enumerate(zip(plans, found.verdict, bounds, strict=True))
-    ]
-    return [told[best], *sorted((one for one in told if one is not told[best]), key=lambda one: one.step_s)]
 
 
 def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from distbench.compare.passes import as_table, compare_passes
 from distbench.render.units import brief_time_text, size_text
 from distbench.spec.parallel import ULYSSES
 from distbench.spec.plan_knobs import PREFIX
@@ -56,6 +59,18 @@ def plan_of(prediction: Prediction) -> RankedPlan:
         prediction.fits,
         prediction=prediction,
     )
+
+
+def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
+    """The fastest first, the others each with its verdict against that one."""
+    best = int(np.argmin([plan.step_s for plan in plans]))
+    found = compare_passes(as_table(passes), [best] * len(plans))
+    bounds = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
+    told = [
+        replace(plan, verdict=verdict if place != best else "recommended", measured=None if place == best else bound)
+        for place, (plan, verdict, bound) in enumerate(zip(plans, found.verdict, bounds, strict=True))
+    ]
+    return [told[best], *sorted((one for one in told if one is not told[best]), key=lambda one: one.step_s)]
 
 
 def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
