@@ -1,200 +1,51 @@
-"""Models, batches and parallelize functions of others, as they are, that `check` and a step on real ranks must agree
-about."""
+"""Models, batches and parallelize functions of others that `check` and a step on real ranks must agree about."""
 
 import collections
-import dataclasses
+from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel
 
+from benchmarks.agree_parts import (
+    FLAT,
+    STYLES,
+    TP,
+    Bags,
+    Item,
+    Loose,
+    Mesh,
+    Net,
+    Pair,
+    Scalar,
+    Slope,
+    Tied,
+    WithLoss,
+    both,
+    by_field,
+    by_key,
+    cast,
+    compiled,
+    frozen,
+    half,
+    head_alone,
+    in_wrappers,
+    on_meta,
+    over_a_group,
+    own_mesh,
+    scattering,
+    shard,
+    with_buffer,
+    without_values,
+    xs,
+    ys,
+)
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario
-
-Mesh = dict[str, int]
-FLAT, TP = {"dp_shard": 4}, {"dp_shard": 2, "tp": 2}
-STYLES = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise"}
-
-
-class Net(nn.Module):
-    """Two blocks and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        blocks = (nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2))
-        self.blocks, self.head = nn.ModuleList(blocks), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of each sample."""
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x)
-
-
-class Loose(Net):
-    """A tensor that is no buffer, a buffer made of a parameter, one on its device, and rates that are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = torch.linspace(0.5, 1.5, 16)
-        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
-        self.register_buffer("mean", self.head.weight.detach().clone())
-        self.register_buffer("mask", torch.ones(16, device=self.head.weight.device))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Likewise."""
-        return super().forward(x * self.scale.to(x.device) * self.mask) + x @ self.mean.T
-
-
-class Scalar(Net):
-    """With a parameter of no tensor dim."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Likewise."""
-        return super().forward(x) * self.scale
-
-
-class Bags(nn.Module):
-    """Sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(4, 16, sparse=True), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Likewise."""
-        return self.head(self.bag((x > 0).long()))
-
-
-class Pair(NamedTuple):
-    """A batch."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """A batch."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    note: str = "none"
-
-
-def xs(rows: int = 8) -> torch.Tensor:
-    """Inputs, the same on every rank."""
-    return torch.randn(rows, 16, generator=torch.Generator().manual_seed(3))
-
-
-def ys(rows: int = 8) -> torch.Tensor:
-    """Classes, likewise."""
-    return torch.randint(8, (rows,), generator=torch.Generator().manual_seed(4))
-
-
-def by_key(model: Any, batch: Any) -> torch.Tensor:
-    """Of a mapping."""
-    return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
-def by_field(model: Any, batch: Any) -> torch.Tensor:
-    """Of an object."""
-    return F.cross_entropy(model(batch.x), batch.y)
-
-
-def cast(model: Any, batch: Any) -> torch.Tensor:
-    """Under autocast."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return F.cross_entropy(model(batch["x"]).float(), batch["y"])
-
-
-def shard(model: Any, mesh: Any, factor: float | None = None, **options: Any) -> None:
-    """FSDP2 over blocks and root."""
-    for one in (*model.blocks, model):
-        fully_shard(one, mesh=mesh, **options)
-        if factor is not None:
-            one.set_gradient_divide_factor(factor)
-
-
-def styled(model: Any, mesh: Any) -> None:
-    """Tensor parallel blocks."""
-    for block in model.blocks:
-        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-
-
-def both(model: Any, mesh: Any) -> None:
-    """On the mesh that is given."""
-    styled(model, mesh["tp"])
-    shard(model, mesh["dp_shard"])
-
-
-def own_mesh(model: Any, mesh: Any) -> None:
-    """On a mesh of its own."""
-    own = init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("data", "model"))
-    styled(model, own["model"])
-    shard(model, own["data"])
-
-
-def in_wrappers(model: Any, mesh: Any) -> None:
-    """Checkpointed blocks, which names change by."""
-    for at, block in enumerate(model.blocks):
-        model.blocks[at] = checkpoint_wrapper(block)
-    shard(model, mesh)
-
-
-def compiled(model: Any, mesh: Any) -> Any:
-    """Compiled as a whole."""
-    shard(model, mesh)
-    return torch.compile(model, backend="aot_eager")
-
-
-def over_a_group(model: Any, mesh: Any) -> None:
-    """A collective over a group of its own, in a hook."""
-    from torch.distributed.nn.functional import all_reduce
-
-    group, _ = dist.new_subgroups(group_size=2)
-    model.head.register_forward_hook(lambda _, given, output: all_reduce(output, group=group) / 2)
-    shard(model, mesh)
-
-
-def frozen(model: Any, mesh: Any) -> None:
-    """Freezes what was built to learn."""
-    model.blocks[0].requires_grad_(False)
-    shard(model, mesh)
-
-
-def half(model: Any, mesh: Any) -> None:
-    """Casts what was built in f32."""
-    shard(model.to(torch.bfloat16), mesh)
-
-
-def with_buffer(model: Any, mesh: Any) -> None:
-    """Adds a buffer that has values."""
-    shard(model, mesh)
-    model.register_buffer("steps", torch.zeros(3))
-
-
-def without_values(model: Any, mesh: Any) -> None:
-    """Adds one that has none."""
-    shard(model, mesh)
-    model.register_buffer("steps", torch.zeros(3, device="meta"))
-
-
-def on_meta(model: Any, mesh: Any) -> None:
-    """Takes a parameter from FSDP2."""
-    shard(model, mesh)
-    model.head.bias = nn.Parameter(torch.empty(8, device="meta"))
-
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 F16_SUMS = MixedPrecisionPolicy(reduce_dtype=torch.float16)
@@ -227,6 +78,32 @@ MODELS: dict[str, tuple[Mesh, dict[str, Any]]] = {
     "an uneven batch": (FLAT, {"make_batch": lambda: {"x": xs(6), "y": ys(6)}}),
     "a batch of nothing": (FLAT, {"make_batch": lambda: {"x": 3}}),
     "a tuple for a loss": (FLAT, {"call": lambda m, b: (by_key(m, b), 3)}),
+    "tensors of an object": (FLAT, {"make_batch": lambda: SimpleNamespace(x=xs(), y=ys()), "call": by_field}),
+    "a deque": (FLAT, {"make_batch": lambda: deque([xs(), ys()]), "call": lambda m, b: F.cross_entropy(m(b[0]), b[1])}),
+    "a batch that was computed": (FLAT, {"make_batch": lambda: {"x": xs().requires_grad_() * 2, "y": ys()}}),
+    "a sparse batch": (FLAT, {"make_batch": lambda: {"x": xs().to_sparse(), "y": ys()}}),
+    "a sparse matrix for every rank": (
+        FLAT,
+        {"make_batch": lambda: {**NAMED, "a": torch.eye(8).to_sparse()}, "batch_dims": {"x": 0, "y": 0}},
+    ),
+    "names with brackets": (
+        FLAT,
+        {
+            "make_batch": lambda: {"x[0]": xs(), "y": ys()},
+            "batch_dims": {"x[0]": 0, "y": 0},
+            "call": lambda m, b: F.cross_entropy(m(b["x[0]"]), b["y"]),
+        },
+    ),
+    "a list of samples": (FLAT, {"make_batch": lambda: [{"x": one, "y": ys(1)[0]} for one in xs()]}),
+    "an output with its loss": (FLAT, {"build_model": WithLoss, "call": None}),
+    "a detached loss": (FLAT, {"call": lambda m, b: by_key(m, b).detach()}),
+    "nothing that learns": (FLAT, {"build_model": lambda: Net().requires_grad_(False)}),
+    "slopes of units": (FLAT, {"build_model": Slope, "plan": ParallelPlan(fsdp=FsdpPlan(wrap=("blocks.*",)))}),
+    "a tie that a style breaks": (
+        TP,
+        {"build_model": Tied, "parallelize": head_alone, "call": lambda m, b: F.cross_entropy(m(b["y"]), b["y"])},
+    ),
+    "a scatter": (FLAT, {"parallelize": scattering}),
     "its own function": (TP, {"parallelize": both}),
     "a mesh of its own": (TP, {"parallelize": own_mesh}),
     "wrapped in checkpoints": (FLAT, {"parallelize": in_wrappers}),

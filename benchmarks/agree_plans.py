@@ -167,6 +167,17 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
         FSDP,
         {"fsdp": FsdpPlan(mesh_dims=BOTH, mixed_precision=BF16)},
     ),
+    "bf16 outputs": (
+        FSDP,
+        {"fsdp": FsdpPlan(mesh_dims=BOTH, mixed_precision=MixedPrecisionPolicy(output_dtype=torch.bfloat16))},
+    ),
+    "checkpointed within units": (FSDP, {"fsdp": FsdpPlan(wrap=WRAP, mesh_dims=BOTH), "checkpoint": ("blocks.*.up",)}),
+    "names of styles": (
+        TP,
+        {"tp": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise", "head": "colwise_rep"}, "fsdp": FsdpPlan()},
+    ),
+    "a name of no style": (TP, {"tp": {"blocks.*.up": "columns"}, "fsdp": FsdpPlan()}),
+    "a model's own plan that there is none of": (TP, {"tp": "auto", "fsdp": FsdpPlan()}),
     "f16 reductions": (
         FSDP,
         {"fsdp": FsdpPlan(mesh_dims=BOTH, mixed_precision=MixedPrecisionPolicy(reduce_dtype=torch.float16))},
@@ -184,6 +195,11 @@ PLANS: dict[str, tuple[Mesh, dict[str, Any]]] = {
     "DDP, an unused block looked for": (DDP, {"ddp": DdpPlan(find_unused_parameters=True), "unused": True}),
     "DDP, an unused block left out": (DDP, {"ddp": DdpPlan(ignored=("unused",)), "unused": True}),
     "DDP, a static graph and an unused block": (DDP, {"ddp": DdpPlan(static_graph=True), "unused": True}),
+    "DDP that ignores all": (DDP, {"ddp": DdpPlan(ignored=("",))}),
+    "DDP, a static graph whose first backward is left out": (
+        DDP,
+        {"ddp": DdpPlan(static_graph=True, sync_each_microbatch=False), "microbatches": 2},
+    ),
     "DDP over no such dim": (FSDP, {"ddp": DdpPlan(mesh_dims=("dp",))}),
     "DDP with TP": ({"dp_replicate": 2, "tp": 2}, {"ddp": DdpPlan(), "tp": PAIR}),
     "stages with FSDP": (PP, {"pipeline": PipelinePlan("gpipe"), "microbatches": 2, "fsdp": FsdpPlan(wrap=WRAP)}),

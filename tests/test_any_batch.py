@@ -1,9 +1,10 @@
 """Batches as people have them, containers of any class among them; and what of a batch or loss makes a step `wrong`."""
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserList, deque, namedtuple
 from collections.abc import Iterator, MutableMapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,17 @@ import torch
 import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
 
-from distbench.spec import Scenario
+from distbench.spec import Scenario, UserError
 from distbench.worker.cases.step_check import StepCheck
-from distbench.worker.models.likely_causes import fingerprint, of_batches, of_loss
-from distbench.worker.plans.batch import Batch, batch_of
+from distbench.worker.models.likely_causes import (
+    fingerprint,
+    held_gradients,
+    of_another_run,
+    of_batches,
+    of_loss,
+    of_replicas,
+)
+from distbench.worker.plans.batch import Batch, batch_of, loss_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -63,6 +71,11 @@ class OfPair(namedtuple("OfPair", "x y")):
         return super().__new__(cls, *pair)
 
 
+class Holder:
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y, self.note = x, y, "kept"
+
+
 @dataclasses.dataclass(frozen=True)
 class Scaled:
     """Would scale twice if it were made anew, and asks for what it does not keep."""
@@ -87,6 +100,58 @@ def test_a_batch_of_somebodys_own_class_is_copied_and_not_made_anew() -> None:
     size = torch.Size([2, 3])
     assert Batch({"x": x, "size": size, "n": np.int64(3)}).part(0, 2, CPU)["size"] is size
     assert batch_of(Scenario(make_batch=lambda: {"x": x, "n": np.int64(3)})).length == 8
+
+
+def test_objects_that_hold_tensors_are_split_like_any_other_container() -> None:
+    x, y = torch.arange(8.0), torch.ones(8)
+    for given in (SimpleNamespace(x=x, y=y, note="kept"), Holder(x, y)):
+        part = Batch({"of": given, "y": y}).part(1, 2, CPU)
+        assert type(part["of"]) is type(given) and part["of"].x.tolist() == [4, 5, 6, 7] and len(given.x) == 8
+        assert part["of"].note == "kept"
+    for filled in (deque([x, y], maxlen=2), UserList([x, y])):
+        part = Batch(filled).part(0, 2, CPU)
+        assert type(part) is type(filled) and [len(one) for one in part] == [4, 4] and len(filled[0]) == 8
+    assert Batch({"x[0]": x}, dims={"x[0]": 0}).split_dims == {"x[0]": 0}
+    whole = Batch({"x": x, "adjacency": torch.eye(8).to_sparse()}, dims={"x": 0}).part(0, 2, CPU)
+    assert whole["adjacency"].is_sparse and fingerprint(whole) != fingerprint({})
+
+
+def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(n, 4) for n in (1, 2)], layout=torch.jagged)
+    for given, says in (
+        ({"x": jagged}, "gives x as a jagged tensor, which ranks cannot have parts of"),
+        ({"x": torch.eye(4).to_sparse()}, "gives x as a sparse_coo tensor"),
+        ({"x": torch.ones(4, 4, device="meta")}, "gives x on the meta device; give values"),
+    ):
+        said = problems_or_error(context, make_batch=lambda given=given: given, loss=None, call=lambda m, b: m(b["x"]))
+        assert f"make_batch ({HERE}:" in said and says in said
+    samples = [{"x": torch.ones(4), "y": torch.tensor(1)} for _ in range(4)]
+    said = problems_or_error(
+        context, make_batch=lambda: samples, loss=None, call=lambda m, b: m(torch.stack([one["x"] for one in b])).sum()
+    )
+    assert said.endswith("of a list of samples it is each one's tensors that are split: stack them, batch first")
+
+
+def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None:
+    """Its history is not a step's: the second step would run backward through it again."""
+    weight = torch.ones(4, requires_grad=True)
+    scenario = Scenario(**{**GIVEN, "plan": SHARDED, "make_batch": lambda: (batch()[0] * weight * weight, batch()[1])})
+    step = TrainingStep(scenario, context)
+    step(no_stamp)
+    step(no_stamp)
+    assert weight.grad is None
+
+
+def test_a_loss_that_nothing_learns_from_and_an_output_without_one_are_named(context: RankContext) -> None:
+    (said,) = problems_of(context, loss=lambda output, labels: F.cross_entropy(output, labels).detach())
+    assert f"the loss ({HERE}:" in said and "does not depend on a parameter that learns: it was detached" in said
+    (said,) = problems_of(context, build_model=lambda: torch.nn.Linear(4, 2).requires_grad_(False))
+    assert "none learns (requires_grad_); say Scenario(inference=True)" in said
+    Named = namedtuple("Named", "logits loss")
+    taken = loss_of(Scenario(), lambda x: Named(torch.ones(2, 2), torch.tensor(3.0)), {"x": 1})
+    assert float(taken) == 3
+    with pytest.raises(UserError, match="returns a dict whose keys are losses; give loss="):
+        loss_of(Scenario(), lambda x: {"losses": 1}, {"x": 1})
 
 
 def test_what_ranks_do_not_divide_is_said_with_file_line_and_the_tensor(context: RankContext) -> None:
@@ -147,6 +212,32 @@ def test_what_a_batch_or_loss_is_to_blame_for_is_named(context: RankContext, giv
     step = TrainingStep(scenario, context)
     step(no_stamp)
     assert f"the likely cause: {says}" in str(StepCheck(step, scenario, context)())
+
+
+def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: RankContext) -> None:
+    """Shards of one parameter may differ, copies of one part may not."""
+    step = TrainingStep(Scenario(**{**GIVEN, "plan": SHARDED}), context)
+    step.forward_backward()
+    held = held_gradients(step.model)
+    assert {part for part, _ in held.values()} == {(0,)} and len(held) == 4
+    (said,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
+    assert said.startswith("ranks 0 and 1 hold the same part of b, and other gradients of it, which nobody adds up")
+    assert not [*of_replicas([held, held]), *of_replicas([{"a": ((0,), 1.0)}, {"a": ((1,), 5.0)}, {}])]
+    (said,) = of_another_run(1.0, 2.0)
+    assert "neither parameter nor buffer" in said
+    assert not [*of_another_run(1.0, 1.0), *of_another_run(None, 1.0)]
+
+
+def test_a_guess_of_what_is_split_is_told_where_nothing_else_is_to_blame(context: RankContext) -> None:
+    given = {"mask": torch.tril(torch.ones(2, 2)), "x": batch()[0]}
+    scenario = Scenario(
+        **{**GIVEN, "plan": SHARDED, "loss": None, "make_batch": lambda: given},
+        call=lambda model, b: model(b["x"]).square().mean() * b["mask"].sum(),
+    )
+    told = StepCheck(TrainingStep(scenario, context), scenario, context)()
+    assert told is not None and told.endswith(
+        "mask is split over data parallel ranks and x is not: say batch_dims where that is wrong"
+    )
 
 
 def test_ranks_whose_batches_differ_are_told() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,12 +13,15 @@ import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, net, on, problems_of, shards
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.reference import model_on_device, reference_of
+from distbench.worker.cases.reference import _shared, model_on_device, reference_of
 from distbench.worker.cases.rounding import measured_rounding
 from distbench.worker.children.plan_problems import answer_of
 from distbench.worker.models.blueprint import blueprint
+from distbench.worker.plans.materialise import initial_value
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -62,8 +66,39 @@ def test_a_model_of_tensors_that_are_no_parameters_runs_as_it_is(context: RankCo
     assert torch.equal(step.model.mean, one.mean) and float(one.mean.abs().sum()) > 0
 
 
+class Reading(nn.Module):
+    """Values of its parameters while it is built, numpy's put into one, and a weight that two modules share."""
+
+    def __init__(self, scaled: bool = True) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.scale = self.first.weight.abs().max().item() if scaled else 1.0
+        if scaled:
+            self.first.bias.data = torch.from_numpy(np.ones(4, dtype=np.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)) * self.scale
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_model_that_reads_its_parameters_is_the_same_on_one_device(context: RankContext, scaled: bool) -> None:
+    """Also where a weight is shared, which building it on the CPU made two of."""
+
+    def build() -> nn.Module:
+        return Reading(scaled)
+
+    built = blueprint(build, context.seed)
+    assert built.needs_values == scaled and built.model.first.weight.is_meta
+    assert built.parameters == ["first.weight", "first.bias", "second.bias"]
+    assert problems_of(context, build_model=build) == []
+    one = model_on_device(Scenario(**{**GIVEN, "build_model": build}), context, built)
+    assert one.scale == built.model.scale and one.first.weight is one.second.weight
+
+
 def test_values_made_of_a_large_model_s_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbench.worker.models.blueprint.MOST_DRAWN", 9)
+    monkeypatch.setattr("distbench.worker.models.building.MOST_DRAWN", 9)
     with pytest.raises(UserError, match="makes mask of parameters, which have no values in a model of 10"):
         blueprint(OwnTensors, 1)
 
@@ -233,6 +268,102 @@ def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) ->
     for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give a style of it"), (3, "3 is a int; give a")):
         (said,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
         assert f"TP pattern '0': {says}" in said
+
+
+def test_a_tie_that_a_plan_breaks_is_refused() -> None:
+    """The other copy had no initial values: LFM2 under its own plan, which is of its output layer alone."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(2, 4), nn.Linear(4, 2, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(x))
+
+    def own(model: nn.Module, mesh: Any) -> Any:
+        style = ColwiseParallel(output_layouts=Replicate())
+        return parallelize_module(model, mesh["tp"], {"head": style})
+
+    def as_in(wrapped: bool) -> Any:
+        return lambda model, mesh: nn.Sequential(own(model, mesh)) if wrapped else own(model, mesh)
+
+    for context in on({"tp": 2}):
+        for wrapped in (False, True):
+            given = {"build_model": Tied, "make_batch": lambda: (batch()[1], batch()[1]), "plan": ParallelPlan()}
+            (said,) = problems_of(context, **given, parallelize=as_in(wrapped))
+            assert said.startswith(
+                "parameter embedding.weight is shared with head.weight in the model that build_model"
+            )
+
+
+def test_a_default_dtype_of_the_user_s_own_stays_out_of_values_and_what_is_shared(context: RankContext) -> None:
+    """Rank 0 alone builds the model once more, so that ranks had other dtypes from then on."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert initial_value(0, "weight", (2,), 1).dtype == torch.float32
+        assert _shared(None, (2,), context).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_memory_that_fsdp_has_freed_is_no_index(context: RankContext) -> None:
+    """`check` leaves out what an index says that other ranks would have sent, and left this out with it."""
+
+    class Twice(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            output = super().forward(x)
+            (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+            return output + slope[:, :2]
+
+    (said,) = problems_of(
+        context,
+        build_model=lambda: Twice(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))),
+        plan=ParallelPlan(fsdp=FsdpPlan(wrap=("0",))),
+    )
+    assert "are out of bounds for storage of size 0" in said
+
+
+def test_modules_in_a_plain_list_are_named_where_a_step_fails(context: RankContext) -> None:
+    class Hiding(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 2)
+            self.extra = [nn.Linear(4, 4)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.extra[0](x))
+
+    (said,) = problems_of(context, build_model=Hiding)
+    assert said.endswith("; extra holds modules in a plain list: use ModuleList or ModuleDict")
+
+
+def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankContext) -> None:
+    """An expert that no token of a rank chooses: FSDP2 then reduces tensors of other sizes on each rank."""
+
+    class Choosing(nn.Module):
+        def __init__(self, always: bool) -> None:
+            super().__init__()
+            self.experts, self.always = nn.ModuleList(nn.Linear(4, 2) for _ in range(3)), always
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            chosen = int(x[0, 0] > 0)
+            return self.experts[chosen](x) + sum(0 * one(x) for one in self.experts[:2] if self.always)
+
+    x = torch.tensor([1.0, 1, -1, -1])[:, None].expand(4, 4)
+    given = {"make_batch": lambda: (x, batch()[1])}
+    (said,) = problems_of(context, build_model=lambda: Choosing(False), **given)
+    assert said.startswith("parameter experts.0.bias gets a gradient from part 1 of the batch and none from part 0")
+    # The third one, which nobody uses, is nobody's.
+    assert problems_of(context, build_model=lambda: Choosing(True), **given) == []
+
+
+@pytest.mark.parametrize("given", [{"loss": torch.nn.CrossEntropyLoss}, {"plan": ParallelPlan(tp={"0": "colwise"})}])
+def test_what_contradicts_itself_is_refused_where_it_is_said(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"Scenario\.loss is the class CrossEntropyLoss|and a plan with tp, which it"):
+        Scenario(**{**GIVEN, "parallelize": shards, **given})
 
 
 @pytest.mark.parametrize("given", [{"gradient_divide_factor": 0.0}, {"tolerance": -1.0}])

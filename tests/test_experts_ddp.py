@@ -177,6 +177,11 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
         (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
         (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is no size of a bucket"),
+        (ParallelPlan(ddp=DdpPlan(ignored=("",))), "no parameter of the model that it does not ignore requires"),
+        (
+            ParallelPlan(ddp=DdpPlan(static_graph=True, sync_each_microbatch=False), microbatches=2),
+            "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out",
+        ),
         (ParallelPlan(ddp=DdpPlan(fuse="concat"), cp=CpPlan()), "and that of context parallel is not in time"),
         (ParallelPlan(ddp=DdpPlan(fuse="concat", static_graph=True)), "static_graph of DDP are of its reducer in C++"),
         (

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
-from distbench.spec import DdpPlan, ParallelPlan, Scenario
+from distbench.spec import DdpPlan, ParallelPlan, Scenario, Settings
 from distbench.worker.children.fake_step import rehearse
+from distbench.worker.children.plan_problems import answer_on
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Forwarding, fake_ranks
@@ -91,6 +93,17 @@ def test_experts_and_stages_of_the_docs_are_seen_by_both_methods(monkeypatch: py
         assert {row.owner for row in rows if row.kind == "all_to_all"} == {"layers.0.experts", "layers.1.experts"}
     messages = Counter((row.kind, row.source) for row in seen(own_pipeline.own_pipeline(), {"pp": 4}))
     assert messages == {("send", "pp"): 8, ("recv", "pp"): 8}
+
+
+def test_check_calls_a_function_as_other_ranks_would() -> None:
+    def own(model: nn.Module, mesh: Any) -> None:
+        if dist.get_rank() == 2:
+            raise ValueError("only here")
+
+    given = {"build_model": WithUnused, "make_batch": lambda: {"x": torch.ones(4, 4)}}
+    job: Any = SimpleNamespace(device="cpu", settings=Settings())
+    (said,) = answer_on({"dp_shard": 4}, Scenario(**given, parallelize=own), job)["problems"]
+    assert said.startswith(f"on rank 2: parallelize raises ValueError: only here ({__file__}:")
 
 
 def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Ranks, tmp_path: Path) -> None:

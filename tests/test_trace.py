@@ -168,6 +168,7 @@ def every_collective(mesh: Any) -> None:
     dist.broadcast(one, src=0)
     dist.reduce(two, dst=0)
     dist.gather(one, [torch.empty(2), torch.empty(2)], dst=0)
+    dist.scatter(one, src=1)  # to a rank that has nothing to give
     dist.send(one, 1)
     dist.recv(two, 1)
     dist.barrier()
@@ -191,9 +192,10 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     assert facts == [(one.kind, one.ranks, one.payload_numel) for one in dispatched]
     assert [fact[0] for fact in facts] == [
         *("all_gather", "reduce_scatter", "all_reduce", "all_to_all"),
-        *("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "reduce", "gather", "send", "recv"),
+        *("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast", "reduce", "gather", "scatter"),
+        *("send", "recv"),
     ]
-    assert [fact[2] for fact in facts] == [12, 6, 6, 2, 8, 4, 4, 4, 2, 4, 2, 2, 4]
+    assert [fact[2] for fact in facts] == [12, 6, 6, 2, 8, 4, 4, 4, 2, 4, 2, 4, 2, 4]
     assert all(one.completed_s >= one.issued_s for one in told)
 
 

@@ -208,6 +208,11 @@ class Scenario(Declared):
         if hasattr(self.build_model, "named_parameters") and not isinstance(self.build_model, type):
             what = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
             raise TypeError(f"{what}; give a function that makes one, which is called under the meta device")
+        if isinstance(self.loss, type):
+            kind = self.loss.__qualname__
+            raise TypeError(f"Scenario.loss is the class {kind}; give one of it, {kind}(), or a function")
+        if self.parallelize is not None and self.plan.tp is not None:
+            raise TypeError("Scenario has parallelize and a plan with tp, which it would replace; drop one of them")
         if self.gradient_divide_factor is not None and not self.gradient_divide_factor > 0:
             raise TypeError(f"Scenario.gradient_divide_factor is {self.gradient_divide_factor}; give a number above 0")
         if self.tolerance is not None and not self.tolerance >= 0:

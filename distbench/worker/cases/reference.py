@@ -18,6 +18,7 @@ from torch import nn
 from distbench.spec import Scenario
 from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.models.blueprint import Blueprint, as_built, blueprint
+from distbench.worker.models.building import whole_on_cpu
 from distbench.worker.models.likely_causes import batch_statistics_of, dropout_of
 from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.plans.batch import batch_of, loss_of
@@ -108,8 +109,11 @@ def model_on_device(
 ) -> nn.Module:
     """The whole model with its initial values, or those that are given, on this rank's device."""
     assert scenario.build_model is not None
-    with torch.device(context.device):
-        model: nn.Module = scenario.build_model()
+    if built.needs_values:
+        model: nn.Module = whole_on_cpu(scenario.build_model, context.seed).to(context.device)
+    else:
+        with torch.device(context.device):
+            model = scenario.build_model()
     load_initial_values(model, context, built)
     place_attributes(model, built, context.device)
     with torch.no_grad():
@@ -145,7 +149,7 @@ def run_step(
             outputs.append(output.detach().cpu().float())
 
     if scenario.inference:
-        loss = torch.zeros(())
+        loss = torch.zeros((), dtype=torch.float32)
         with forward_alone(context.device):
             keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
         outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
@@ -242,7 +246,7 @@ def _gradient_differences(
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
     """Rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
-    tensor = torch.zeros(shape) if tensor is None else tensor
+    tensor = torch.zeros(shape, dtype=torch.float32) if tensor is None else tensor
     dist.broadcast(tensor, src=0, group=context.control)
     return tensor
 

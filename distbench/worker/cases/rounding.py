@@ -96,7 +96,7 @@ def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -
     if held != F32:
         model.float()
         return f"computing in f32 instead of {dtype_name(held)}", F32
-    if (lowest := _lowest([policy.param_dtype for _, policy in units])) != F32:
+    if (lowest := _lowest([one for _, policy in units for one in (policy.param_dtype, policy.output_dtype)])) != F32:
         _apply_policies(model, units)
         return f"computing in {dtype_name(lowest)} instead of f32", None
     generator = torch.Generator().manual_seed(0)

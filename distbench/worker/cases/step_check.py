@@ -213,18 +213,16 @@ class StepCheck:
         allowance = self._allowance(reference)
         findings = allowance.judged(found)
         # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.
-        is_open = any(one.is_wrong and math.isfinite(one.error) for one in findings)
-        if is_open and found.random is None:
+        if found.random is None and any(one.is_wrong and math.isfinite(one.error) for one in findings):
             allowance = self._measured(allowance, reference)
             findings = allowance.judged(found)
         self.counters = _counters(found, findings)
         wrong = next((finding for finding in findings if finding.is_wrong), None)
-        return None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found)])
+        return None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found, loss)])
 
     def _allowance(self, reference: Reference) -> Allowance:
         model, units = reference.built.model, self._step.units
-        named = self._scenario.tolerance
-        if named is not None:
+        if (named := self._scenario.tolerance) is not None:
             return Allowance(named, named, "the scenario's tolerance", True, None, self._step.gradient_scale)
         lowest = lowest_precision(model, units, self._computed_in)
         for_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
@@ -251,24 +249,27 @@ class StepCheck:
         because = f"{allowance.because}, as rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
-    def _likely_causes(self, found: Differences) -> list[str]:
+    def _likely_causes(self, found: Differences, loss: float | None) -> list[str]:
         step, scenario = self._step, self._scenario
         num_parts = self._context.index(BATCH_DIMS)[1] * scenario.plan.microbatches
         made, again = batch_of(scenario), batch_of(scenario)
-        named = dict(tensors_of(made.tree))
         is_unsaid = scenario.parallelize is not None and scenario.gradient_divide_factor is None
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
-        errors = [one.apart / one.size for one in found.gradients.values() if one.size]
-        prints = self._context.gather(likely_causes.fingerprint(made.tree))
+        errors = (one.apart / one.size for one in found.gradients.values() if one.size)
+        told = self._context.gather((likely_causes.fingerprint(made.tree), likely_causes.held_gradients(step.model)))
+        step.restart()
+        rerun = loss if found.random else _run(step, False)[0]
         causes = [
             *likely_causes.of_model(found.random, found.batch_statistics, num_parts),
             *likely_causes.of_loss(found.mean_loss, found.expected_loss, num_parts),
-            *likely_causes.of_labels({name: (named[name], at) for name, at in made.split_dims.items()}, num_parts),
-            *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, prints),
+            *likely_causes.of_labels(dict(tensors_of(made.tree)), made.split_dims, num_parts),
+            *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, [prints for prints, _ in told]),
             *likely_causes.of_compiled(compiled, max(errors, default=0)),
             *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
+            *likely_causes.of_replicas([gradients for _, gradients in told if not found.random]),
+            *likely_causes.of_another_run(loss, rerun),
         ]
-        return [f"the likely cause: {cause}" for cause in causes]
+        return [f"the likely cause: {one}" for one in causes or filter(None, [made.guessed().removeprefix("; ")])]
 
 
 def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:

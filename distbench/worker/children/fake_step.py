@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,23 +11,29 @@ import torch
 from torch import nn
 
 from distbench.spec import DdpPlan, ParallelPlan, Scenario, UserError
+from distbench.worker.cases.reference import model_on_device
 from distbench.worker.cases.step import parameter_bytes
 from distbench.worker.inference import step_of
-from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.blueprint import blueprint, unregistered
 from distbench.worker.models.trees import tensors_of
+from distbench.worker.plans.batch import loss_of
 from distbench.worker.plans.checkpoint_compile import require_fusable
 from distbench.worker.plans.materialise import place_attributes
 from distbench.worker.plans.patterns import matching_modules, styles_by_module
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name, shape_text
 from distbench.worker.rank.failure import one_line_and_place
-from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.torch_internals import NeedsValues, ShapesOnly, Skipped, Unsupported
 
 # A model of no more parameters that fails on shapes alone is run again with values: it may need them.
 MAX_REPEATED = 20_000_000
 # One of no more, in parameters and in what its batch holds, is run with values whatever shapes tell.
 SMALL = 2_000_000
+# What an index says that was to come from another rank; memory that FSDP2 has freed is out of bounds on all of them.
+NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
+# Parts of a batch whose gradients are held against each other.
+MOST_PARTS = 8
 TOO_LARGE = "and the model is too large to be tried with values"
 
 
@@ -46,10 +52,13 @@ class Rehearsal:
     parameter_bytes: int = 0
 
 
-def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
-    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as rank 0 would.
+def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
+    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as this rank would.
 
     `Skipped` where a part of the plan has nothing to do on this machine.
+
+    Args:
+        with_step: False applies the plan alone.
     """
     shapes, missing = None, ""
     try:
@@ -79,7 +88,7 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     except Exception as error:
         # What plan_check does not know of, torch says when the plan is applied.
         return Rehearsal((f"torch refuses the plan: {one_line_and_place(error)}",))
-    if shapes is None:
+    if shapes is None or not with_step:
         return Rehearsal((), missing, parameter_bytes(step.model))
     if step.has_buckets and num_parameters > MAX_REPEATED:
         return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", parameter_bytes(step.model))
@@ -92,7 +101,7 @@ def rehearse(scenario: Scenario, context: RankContext) -> Rehearsal:
     elif _is_small(step, num_parameters):
         problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
         # What ranks should have received is not there to be an index.
-        problems = tuple(problem for problem in problems if not re.search("IndexError|out of (range|bounds)", problem))
+        problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
     return Rehearsal(problems, why_not, parameter_bytes(step.model))
 
 
@@ -110,7 +119,33 @@ def _tried_with_values(
         step = step_of(scenario, context)
     except UserError as error:
         return (str(error),), None
-    return _tried(step, contextlib.nullcontext, ddp)
+    problems, why_not = _tried(step, contextlib.nullcontext, ddp)
+    plan = scenario.step_plan
+    is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
+    if is_compared and not (problems or why_not or scenario.inference):
+        lacking = any(one.requires_grad and one.grad is None for one in step.model.parameters())
+        problems = tuple(_of_some_parts_only(scenario, step, context)) if lacking else ()
+    return problems, why_not
+
+
+def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> Iterator[str]:
+    """A parameter whose gradient some ranks have and some do not, as data decide (an expert that no token chose): FSDP2
+    sums those that a rank has."""
+    _, count = context.index(BATCH_DIMS)
+    model = model_on_device(scenario, context, step.built)
+    found: list[set[str]] = []
+    for part in range(min(count, MOST_PARTS)):
+        model.zero_grad(set_to_none=True)
+        loss_of(scenario, model, step.batch.part(part, count, context.device)).backward()
+        found.append({name for name, parameter in model.named_parameters() if parameter.grad is not None})
+        if odd := sorted(found[0] ^ found[-1]):
+            some, none = (0, part) if odd[0] in found[0] else (part, 0)
+            yield (
+                f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
+                "sums what each rank has, and so ranks would wait for each other: have each part use it (add 0 times "
+                "its sum to the loss), or name it in FsdpPlan(ignored=...)"
+            )
+            return
 
 
 def _tried(
@@ -136,7 +171,8 @@ def _tried(
     except (Unsupported, UserError) as error:
         return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
-        return (f"{tracker.where()} cannot run: {one_line_and_place(error)}{step.batch.guessed()}",), None
+        why = f"{one_line_and_place(error)}{step.batch.guessed()}{unregistered(step.built)}"
+        return (f"{tracker.where()} cannot run: {why}",), None
     return tuple(tracker.problems), None
 
 

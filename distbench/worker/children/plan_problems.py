@@ -67,9 +67,10 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
         answer = answer_of(scenario, rank_of(mesh, job, job.device))
     if "parameter_bytes" not in answer:
         return answer
-    for rank in _other_ranks(scenario, shape):
+    tried = _other_ranks(scenario, shape)
+    for rank in [*tried, *(rank for rank in _ranks_of_a_function(scenario, shape) if rank not in tried)]:
         with fake_ranks(shape, rank=rank) as mesh:
-            if found := rehearse(scenario, rank_of(mesh, job, job.device)).problems:
+            if found := rehearse(scenario, rank_of(mesh, job, job.device), with_step=rank in tried).problems:
                 return {"problems": [f"on rank {rank}: {problem}" for problem in found], "step_fails": True}
     return answer
 
@@ -88,6 +89,16 @@ def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
     names = list(shape)
     stride = math.prod(shape[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
     return [(shape[pipeline.mesh_dim] - 1) * stride]
+
+
+def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
+    """Ranks on which a function of the user's own is called, as it may raise on one only; of many the first ones, rank
+    0's neighbours along each mesh dim, and the last one."""
+    if not callable(scenario.step_plan.tp):
+        return []
+    size = mesh_size(shape)
+    strides = itertools.accumulate(reversed([*shape.values()]), int.__mul__)
+    return sorted({*range(1, min(size, MANY)), size - 1, *strides} & set(range(1, size)))
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A model as its function builds it, on the meta device, and what it was then, whatever a plan does to it."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +11,18 @@ from torch.nn.parameter import is_lazy
 from distbench.spec import UserError
 from distbench.spec.errors import nearest
 from distbench.spec.printable import count_text
-from distbench.worker.models.trees import mapped, tensors_of
+from distbench.worker.models.building import (
+    OWN_ATTRIBUTES,
+    attributes_of,
+    built_on_meta,
+    built_with_values,
+    whole_on_cpu,
+)
 from distbench.worker.rank.dtypes import dtype_name
-from distbench.worker.rank.failure import blamed, place_of
+from distbench.worker.rank.failure import place_of
 
 # How the one parameter ends that FSDP1 makes of many.
 FLAT = "_flat_param"
-# Of a model of more parameters none are drawn to learn what is made of them.
-MOST_DRAWN = 100_000_000
-# What every module has.
-OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Blueprint:
         modules: by name.
         attributes: (module's name, attribute) to the tensors that a module keeps as neither parameter nor buffer, on
             the CPU where values were asked for; a tensor, or what holds some.
+        needs_values: whether it can only be built where its parameters have values (`whole_on_cpu`).
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Blueprint:
     facts: dict[str, Fact] = field(default_factory=dict)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    needs_values: bool = False
 
     @property
     def parameters(self) -> list[str]:
@@ -83,7 +86,7 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
     Raises:
         UserError: it raises, builds no model or a lazy one, or values are made of the parameters of a large model.
     """
-    model = _built_on_meta(build_model)
+    model, needs_values = built_on_meta(build_model, seed)
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
@@ -96,86 +99,31 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
         name: Fact(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
         for name, parameter in model.named_parameters()
     }
-    attributes = _attributes_of(model)
+    attributes = attributes_of(model)
     modules = dict(model.named_modules())
     if not with_values or not (attributes or next(model.buffers(), None) is not None):
-        return Blueprint(model, {}, names, facts, modules, attributes)
-    valued = _with_values(build_model, seed, sum(one.numel() for one in model.parameters()), attributes)
+        return Blueprint(model, {}, names, facts, modules, attributes, needs_values)
+    if needs_values:
+        valued = whole_on_cpu(build_model, seed)
+    else:
+        valued = built_with_values(build_model, seed, sum(one.numel() for one in model.parameters()), attributes)
     buffers = {name: buffer.detach().clone() for name, buffer in valued.named_buffers()}
-    known = _attributes_of(valued, attributes)
-    return Blueprint(model, buffers, names, facts, modules, {key: known[key] for key in attributes if key in known})
+    known = attributes_of(valued, attributes)
+    attributes = {key: known[key] for key in attributes if key in known}
+    return Blueprint(model, buffers, names, facts, modules, attributes, needs_values)
 
 
-def _built_on_meta(build_model: Callable[[], Any]) -> Any:
-    """The model, by its function under the meta device. One that reads values of other tensors than its parameters (the
-    rates of stochastic depth, say) is built on the CPU, its parameters alone on the meta device."""
-    with blamed("build_model", build_model):
-        try:
-            with torch.device("meta"):
-                return build_model()
-        except Exception as error:
-            try:
-                with _parameters_on_meta(), torch.device("cpu"):
-                    model = build_model()
-            except Exception:
-                raise error from None
-    if isinstance(model, nn.Module):
-        for module in model.to("meta").modules():
-            for attribute, value in list(vars(module).items()):
-                if attribute not in OWN_ATTRIBUTES and _tensors(value):
-                    setattr(module, attribute, mapped(value, lambda _, one: one.to("meta")))
-    return model
-
-
-def _with_values(
-    build_model: Callable[[], Any], seed: int, num_parameters: int, attributes: Mapping[tuple[str, str], Any]
-) -> nn.Module:
-    """The model with values for what is no parameter, and for its parameters where others are made of them."""
-    with blamed("build_model", build_model), _seeded(seed), torch.device("cpu"):
-        with _parameters_on_meta():
-            model: nn.Module = build_model()
-        of_parameters = _without_value(model, attributes)
-        if of_parameters is None:
-            return model
-        if num_parameters > MOST_DRAWN:
-            what = f"build_model ({place_of(build_model)}) makes {of_parameters} of parameters"
-            raise UserError(f"{what}, which have no values in a model of {num_parameters:,}; make it of constants")
-        return build_model()  # type: ignore[no-any-return]
-
-
-def _without_value(model: nn.Module, attributes: Mapping[tuple[str, str], Any]) -> str | None:
-    """The first buffer or attribute that is still on the meta device, as those are that are made of parameters."""
-    buffers = (name for name, buffer in model.named_buffers() if buffer.is_meta)
-    known = _attributes_of(model, attributes)
-    others = (".".join(filter(None, key)) for key in attributes if any(one.is_meta for one in _tensors(known.get(key))))
-    return next((*buffers, *others).__iter__(), None)
-
-
-def _attributes_of(model: nn.Module, wanted: Iterable[tuple[str, str]] | None = None) -> dict[tuple[str, str], Any]:
-    """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; or those
-    that are wanted, wherever they are."""
-    keys = None if wanted is None else set(wanted)
-    return {
-        (name, attribute): value
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if (attribute not in OWN_ATTRIBUTES and any(one.is_meta for one in _tensors(value)))
-        or (keys is not None and (name, attribute) in keys)
-    }
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """Of an attribute; parameters among them are registered elsewhere."""
-    if not isinstance(value, torch.Tensor | list | tuple | dict):
-        return []
-    return [one for _, one in tensors_of(value) if not isinstance(one, nn.Parameter)]
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+def unregistered(built: Blueprint) -> str:
+    """A module that another one keeps in a plain list or dict, where its parameters are nobody's and get no memory: a
+    half sentence, or nothing."""
+    known = set(built.modules.values())
+    for name, module in built.modules.items():
+        for attribute, value in vars(module).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if attribute not in OWN_ATTRIBUTES and any(isinstance(one, nn.Module) and one not in known for one in held):
+                where = f"{name}.{attribute}" if name else attribute
+                return f"; {where} holds modules in a plain {type(value).__name__}: use ModuleList or ModuleDict"
+    return ""
 
 
 def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, nn.Parameter]:
@@ -197,6 +145,7 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     for first in ({name: name for name in found}, built.first_names(model, found)):
         if all(first.get(name) in names for name in found):
             by_name = {names[first[name]]: parameter for name, parameter in found.items()}
+            _require_tied(names, first, where)
             if len(by_name) == len(wanted):
                 return {name: by_name[name] for name in wanted}
     if len(found) == len(wanted):
@@ -209,6 +158,19 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     lost = next((name for name in wanted if name not in found), None)
     odd = f"lacks {lost!r}" if new is None else f"{new!r} is new ({nearest(new, wanted)})"
     raise UserError(f"{what}: {odd}; keep them all")
+
+
+def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
+    """Refuse two parameters in the place of one that modules shared: values and gradients would be those of one."""
+    holders: dict[str, str] = {}
+    for was in first.values():
+        other = holders.setdefault(names[was], was)
+        if other != was:
+            what = f"parameter {other} is shared with {was} in the model that build_model made, and the parallel model"
+            raise UserError(
+                f"{what}{where} has two, as when a style makes a DTensor of one alone; lay both out alike, or untie "
+                "them (tie_word_embeddings=False in a config of transformers)"
+            )
 
 
 def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
@@ -237,19 +199,3 @@ def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
         raise UserError(
             f"parameter {name} {was} in the parallel model and {then} where build_model made it{where}; {instead}"
         )
-
-
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    register = nn.Module.register_parameter
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None:
-            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
-        register(self, name, param)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]

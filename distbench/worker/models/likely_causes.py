@@ -12,6 +12,8 @@ from distbench.worker.models.trees import tensors_of
 
 # A label that F.cross_entropy leaves out, unless it is told another one.
 IGNORED = -100
+# Name of a parameter to which part of it a rank holds, and how large its gradient is.
+Gradients = Mapping[str, tuple[tuple[int, ...], float]]
 # torch has no public name for what these have in common.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Relative, to tell a sum over ranks from what is merely wrong.
@@ -42,10 +44,11 @@ def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str
         yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
 
 
-def of_labels(labels: Mapping[str, tuple[torch.Tensor, int]], num_parts: int) -> Iterator[str]:
-    """Of the tensors that are split, and the tensor dim of each: the first whose parts leave out unequal numbers of
-    labels."""
-    for name, (tensor, tensor_dim) in labels.items():
+def of_labels(named: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
+    """Of a batch's tensors, and the tensor dim of those that are split: the first whose parts leave out unequal numbers
+    of labels."""
+    for name, tensor_dim in split_dims.items():
+        tensor = named[name]
         if tensor.dtype != torch.int64:
             continue
         if len({int((part == IGNORED).sum()) for part in tensor.chunk(num_parts, tensor_dim)}) > 1:
@@ -72,8 +75,48 @@ def fingerprint(tree: Any) -> str:
     found = hashlib.sha256()
     for name, tensor in tensors_of(tree):
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        found.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def held_gradients(model: nn.Module) -> Gradients:
+    """Of this rank: name of each parameter to which part of it is here, and how large its gradient is."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient: Any = parameter.grad
+        placements = getattr(gradient, "placements", ())
+        if gradient is None or any(placement.is_partial() for placement in placements):
+            continue
+        coordinate = gradient.device_mesh.get_coordinate() if placements else ()
+        part = tuple(at for at, placement in zip(coordinate, placements, strict=True) if not placement.is_replicate())
+        local = gradient.to_local() if placements else gradient
+        found[name] = part, float(local.detach().norm())
+    return found
+
+
+def of_replicas(found: Sequence[Gradients]) -> Iterator[str]:
+    """Of each rank's `held_gradients`: those of the same part of a parameter must be one, whoever has other data."""
+    first: dict[Any, tuple[int, float]] = {}
+    for rank, gradients in enumerate(found):
+        for name, (part, size) in gradients.items():
+            other, known = first.setdefault((name, part), (rank, size))
+            if abs(size - known) > CLOSE * max(size, known):
+                yield (
+                    f"ranks {other} and {rank} hold the same part of {name}, and other gradients of it, which nobody "
+                    "adds up; shard it (fully_shard), replicate(model), or average it in a hook that "
+                    "after_materialize sets"
+                )
+                return
+
+
+def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
+    """Of a rank's loss from the initial values, and of the same once more."""
+    if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
+        yield (
+            "the loss from the same values and batch is another one each time: the model keeps something that is "
+            "neither parameter nor buffer, or draws random numbers of Python or numpy"
+        )
 
 
 def of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:

@@ -1,11 +1,17 @@
-"""Tensors in nested dicts, lists, tuples and dataclasses: each with its name, and the same tree with others instead."""
+"""Tensors in nested dicts, lists, tuples, dataclasses and other objects: each with its name, and the same tree with
+others instead."""
 
 import copy
 import dataclasses
+from collections import UserList, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+
+# Sequences that are filled anew, since they take more than their items.
+FILLED = (deque, UserList)
 
 
 def kind_of(tree: Any) -> str:
@@ -46,6 +52,10 @@ def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
     if isinstance(tree, Mapping) and not isinstance(tree, MutableMapping):
         return new
     changed = copy.copy(tree)
+    if isinstance(changed, FILLED):
+        changed.clear()
+        changed.extend(new.values())
+        return changed
     if isinstance(tree, Mapping):
         _unshare_items(changed)
     for key, value in new.items():
@@ -68,9 +78,17 @@ def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
         return list(tree.items())
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return list(zip(tree._fields, tree, strict=True))
-    if isinstance(tree, list | tuple):
+    if isinstance(tree, (list, tuple, *FILLED)):
         return list(enumerate(tree))
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
+    return () if isinstance(tree, torch.Tensor | nn.Module | type) else _fields_of(tree)
+
+
+def _fields_of(tree: Any) -> list[tuple[str, Any]]:
+    """Of a dataclass, or one of attrs; of another object its attributes, where one of them is a tensor."""
+    kind: Any = type(tree)
+    declared = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else getattr(kind, "__attrs_attrs__", None)
+    if declared is not None:
+        names = [field.name for field in declared if hasattr(tree, field.name)]
         return [(name, getattr(tree, name)) for name in names]
-    return ()
+    own = getattr(tree, "__dict__", {})
+    return list(own.items()) if any(isinstance(value, torch.Tensor) for value in own.values()) else []

@@ -12,6 +12,7 @@ from distbench.worker.models.trees import kind_of, leaves_of, mapped, tensors_of
 from distbench.worker.rank.failure import blamed, place_of
 from distbench.worker.redistribute.expected_shards import chunk_of
 
+GIVE_A_LOSS = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
 # Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
 Dims = int | Mapping[str, int | None]
 
@@ -77,6 +78,8 @@ class Batch:
         """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
         named = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
         split = self.split_dims
+        if self.dims is None and isinstance(self.tree, list) and all(map(_is_sample, self.tree)):
+            return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
         if self.dims is not None or len(split) == len(named):
             return ""
         whole = [name for name in named if name not in split]
@@ -97,7 +100,7 @@ class Batch:
         given = dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in named if named[n].ndim), dims)
         found: dict[str, int] = {}
         for pattern, tensor_dim in given.items():
-            matched = fnmatch.filter(named, pattern)
+            matched = [pattern] if pattern in named else fnmatch.filter(named, pattern)
             if not matched:
                 raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(named) or 'no tensors'}")
             for name in matched:
@@ -116,7 +119,8 @@ class Batch:
 
         def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
             cut = chunk_of(tensor, dims[name], count, index) if name in dims else tensor
-            return cut.to(device).contiguous()
+            here = cut.to(device)
+            return here.contiguous() if here.layout == torch.strided else here
 
         return mapped(self.tree, own)
 
@@ -130,13 +134,26 @@ def batch_of(scenario: Scenario) -> Batch:
     assert scenario.make_batch is not None
     with blamed("make_batch", scenario.make_batch):
         tree = scenario.make_batch()
+    # A step is not the first one's last backward: what a batch was made by stays out of it.
+    tree = mapped(tree, lambda _, one: one if one.grad_fn is None else one.detach().requires_grad_())
     batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
     if array := next((name for name, leaf in leaves_of(tree) if _is_array(leaf)), None):
         what = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
         raise UserError(f"{what}; give tensors: torch.from_numpy(...)")
+    if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
+        raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
+    named = dict(tensors_of(tree))
+    if odd := next((name for name in batch.split_dims if named[name].layout != torch.strided), None):
+        kind = str(named[odd].layout).removeprefix("torch.")
+        what = f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of"
+        raise UserError(f"{what}; give it dense and convert it in call=, or whole to every rank by batch_dims")
     if not batch.length:
         raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
     return batch
+
+
+def _is_sample(item: Any) -> bool:
+    return isinstance(item, Mapping) or (isinstance(item, list | tuple) and bool(item))
 
 
 def _is_array(leaf: Any) -> bool:
@@ -172,9 +189,16 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
     keep(output)
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    found = first.get("loss") if isinstance(first, Mapping) else getattr(first, "loss", first)
-    return _scalar(found, f"the model ({name_of(model)}), as no loss is given,", None)
+    who = f"the model ({name_of(model)}), as no loss is given,"
+    found = output
+    while not hasattr(found, "loss") and isinstance(found, tuple | list) and found:
+        found = found[0]
+    if isinstance(found, Mapping):
+        if found.get("loss") is None:
+            whose = "loss is None" if "loss" in found else f"keys are {', '.join(map(str, found))}"
+            raise UserError(f"{who} returns {kind_of(found)} whose {whose}{GIVE_A_LOSS}")
+        return _scalar(found["loss"], who, None)
+    return _scalar(getattr(found, "loss", found), who, None)
 
 
 def name_of(model: Any) -> str:
@@ -187,5 +211,5 @@ def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:
         return loss if loss.ndim == 0 else loss.reshape(())
     found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
     where = f" ({place_of(function)})" if function is not None else ""
-    more = "" if function is not None else "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
+    more = "" if function is not None else GIVE_A_LOSS
     raise UserError(f"{who}{where} returns {found}, it must return the loss, one number{more}")

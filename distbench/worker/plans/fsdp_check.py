@@ -91,8 +91,12 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
         yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        yield "ddp has nothing to average: no parameter of the model requires a gradient"
+    if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
+        yield "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out; drop one"
+    ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
+    if not any(parameter.requires_grad and id(parameter) not in ignored for parameter in model.parameters()):
+        which = "that it does not ignore " if ignored else ""
+        yield f"ddp has nothing to average: no parameter of the model {which}requires a gradient"
     if ddp.fuse is not None:
         yield from _fused(model, plan, ddp)
 

@@ -112,7 +112,7 @@ def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> t
         seed: of the run.
     """
     generator = torch.Generator().manual_seed((seed << 32) + place)
-    value = torch.randn(shape, generator=generator)
+    value = torch.randn(shape, generator=generator, dtype=torch.float32)
     if len(shape) >= 2:
         return value / shape[-1] ** 0.5
     return 1 + 0.1 * value if role == "weight" else 0.1 * value

@@ -154,10 +154,20 @@ class TrainingStep:
                 entered.enter_context(loss_parallel())
             loss: Any = loss_of(self._scenario, self.model, batch, self._keep)
             stamp()
+            self._require_learning(loss)
             (loss / len(self.microbatches) if len(self.microbatches) > 1 else loss).backward()
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    def _require_learning(self, loss: torch.Tensor) -> None:
+        if not loss.requires_grad:
+            function = self._scenario.call or self._scenario.loss
+            where = f" ({place_of(function)})" if function is not None else ""
+            learns = any(parameter.requires_grad for parameter in self.model.parameters())
+            why = "it was detached, or made of none" if learns else "none learns (requires_grad_)"
+            what = f"the loss{where} does not depend on a parameter that learns: {why}"
+            raise UserError(f"{what}; say Scenario(inference=True) to time forward alone")
 
     def own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
         """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""

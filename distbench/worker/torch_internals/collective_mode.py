@@ -21,6 +21,10 @@ OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 PEERS = {"send": "dst", "recv": "src"}
 # In the same namespaces, but these communicate nothing.
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
+# Of a scatter only its root has an input: what each rank puts out is known to all.
+PUT_OUT = ("scatter",)
+# Of which a rank's own tensor is a part of the buffer that its size is told of.
+OF_EACH_RANK = ("all_gather", *PUT_OUT)
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
 
 
@@ -192,9 +196,10 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     if name in SILENT:
         return None
     given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    tensors = flat_tensors(next(given[name] for name in INPUTS if name in given))
     ranks, kind = _ranks_of(given), kind_of(name)
-    numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind == "all_gather" else 1)
+    inputs = ("output_tensors",) if kind in PUT_OUT else INPUTS
+    tensors = flat_tensors(next(given[name] for name in inputs if name in given))
+    numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind in OF_EACH_RANK else 1)
     peer = ranks[given[PEERS[kind]]] if kind in PEERS else None
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
 

@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.worker.torch_internals.collective_mode import PEERS, CollectiveCall, flat_tensors, kind_of
+from distbench.worker.torch_internals.collective_mode import (
+    OF_EACH_RANK,
+    PEERS,
+    PUT_OUT,
+    CollectiveCall,
+    flat_tensors,
+    kind_of,
+)
 from distbench.worker.torch_internals.probe import require
 
 BACKEND = "distbench_traced"
@@ -76,7 +83,7 @@ class ForwardingGroup(dist.ProcessGroup):
         if self.on_issue is None or not tensors:
             return _joined(start())
         kind = kind_of(name)
-        numel = sum(tensor.numel() for tensor in tensors) * (len(self.ranks) if kind == "all_gather" else 1)
+        numel = sum(tensor.numel() for tensor in tensors) * (len(self.ranks) if kind in OF_EACH_RANK else 1)
         peer = self.ranks[given[1]] if kind in PEERS else None
         call = CollectiveCall(kind, name, self.ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
         issued = Issued(call, time.monotonic())
@@ -152,7 +159,8 @@ def _forward(name: str) -> Callable[..., Any]:
             pairs = zip(*args[:2], strict=True) if by_one else [args[:2]]
             return [do(*buffers, *args[2:], **kwargs) for buffers in pairs]
 
-        return self.issue(name, flat_tensors(args[0 if name in INPUT_FIRST else 1]), start, args)
+        is_first = name in INPUT_FIRST or kind_of(name) in PUT_OUT
+        return self.issue(name, flat_tensors(args[0 if is_first else 1]), start, args)
 
     return forward
 
