@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ from distbench.traces.records import Trace, traces_of
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
 SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
-LEAST_CHANGES = 4
-SOONEST = ("plan.mixed_precision", "plan.reshard_after_forward")
+LEAST_CHANGES, SOONEST = 4, ("plan.mixed_precision", "plan.reshard_after_forward")
 # A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
 FINAL_IN_SCREENED = 4
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
@@ -47,7 +46,6 @@ class Measured:
         plans: the latest measurement of each.
         final: those of the last round, the recommended one first.
         left_out: candidate to why.
-        run_files: of the rounds.
         traces: of those of the last round: what each communicates.
     """
 
@@ -109,12 +107,10 @@ def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, Any]) -> li
     return [] if found in known else [found]
 
 
-def with_written(
-    kept: Sequence[Candidate], written: Candidate | None, known: Mapping[Candidate, Any]
-) -> Sequence[Candidate]:
+def with_written(kept: Sequence[Candidate], written: Candidate | None, known: Container[Candidate]) -> list[Candidate]:
     """The best and the plan as written, where that works: in place of the last of more than two."""
     if written is None or written in kept or written not in known:
-        return kept
+        return [*kept]
     return [*(kept[:-1] if len(kept) > 2 else kept), written]
 
 
