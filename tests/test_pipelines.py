@@ -127,7 +127,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
         "a pipeline needs mesh dim 'tp', the mesh has pp, dp_shard",
     ),
     (ParallelPlan(pipeline=PipelinePlan("1f1b")), {}, "needs 2 micro-batches or more, not 1"),
-    (ParallelPlan(pipeline=PipelinePlan("gpipe", stages_per_rank=2)), {}, "has 1 stages a rank, not 2; leave"),
+    (ParallelPlan(pipeline=PipelinePlan("gpipe", stages_per_rank=2)), {}, "has 1 stage a rank, not 2; leave"),
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe", first_layers=(7,))),
         {},
@@ -137,7 +137,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe")),
         {"num_layers": 1},
-        "1 layers cannot be split into 2 stages; use more",
+        "1 layer cannot be split into 2 stages; use more",
     ),
     (ParallelPlan(pipeline=PipelinePlan("gpipe")), {"tied": True}, "'before.weight' is in stages 0, 1 of the pipeline"),
     (

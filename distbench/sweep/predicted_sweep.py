@@ -47,23 +47,23 @@ def predicted_sweep(
     explored: Explored,
 ) -> None:
     """Search, and record the best whole; what is found is in `explored`, also where this is interrupted."""
-    explored.facts = facts_of(setup, recorder)
-    space = setup.space(explored.facts)
-    setup.require_meshes(space)
-    predictor = _predictor(setup, recorder, hardware, tell, explored)
+    space, predictor = _begun(setup, recorder, hardware, tell, explored)
     explored.num_legal = count_of(space)
     explore(space, predictor, limits, explored)
     explored.layers = predictor.layers
     confirm(predictor, limits, explored)
 
 
-def _predictor(
+def _begun(
     setup: Setup, recorder: SweepChild, hardware: Hardware, tell: Callable[[int, int], None], explored: Explored
-) -> Predictor:
-    """Stages of a pipeline have layers each, so all of them are recorded there."""
+) -> tuple[Space, Predictor]:
+    """What there is to try, and what predicts it. Stages of a pipeline have layers each: all are recorded there."""
+    explored.facts = facts_of(setup, recorder)
+    space = setup.space(explored.facts)
+    setup.require_meshes(space)
     layers = None if explored.facts["pipeline"] else layers_of(setup.base, setup.axes)
     explored.layers = layers
-    return Predictor(recorder, setup.base, hardware, tell, setup.float8, layers)
+    return space, Predictor(recorder, setup.base, hardware, tell, setup.float8, layers)
 
 
 def around_of(space: Space, written: Candidate) -> list[Candidate]:
@@ -80,11 +80,8 @@ def predicted_around(
     explored: Explored,
 ) -> None:
     """The plan as written and its neighbours."""
-    explored.facts = facts_of(setup, recorder)
-    space = setup.space(explored.facts)
-    setup.require_meshes(space)
+    space, predictor = _begun(setup, recorder, hardware, tell, explored)
     explored.written = setup.as_written(space)
-    predictor = _predictor(setup, recorder, hardware, tell, explored)
     candidates = [explored.written, *around_of(space, explored.written)]
     explored.num_legal = len(candidates)
     if len(candidates) > limits.max_plans:
