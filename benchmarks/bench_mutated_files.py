@@ -89,12 +89,13 @@ def invoke(command: Sequence[str]) -> Result:
 
 @cache
 def _cli() -> click.Group:
+    from distbench.cli import Commands
     from distbench.cli import main as cli
 
-    # `plan` asks a child process that imports torch; what it does with a profile before is what is tried here.
-    if PRICE not in cli.commands:
-        cli.add_command(click.Command(PRICE, params=[click.Argument(["profile"])], callback=_price))
-    return cli
+    # `plan` asks a child process that imports torch; what it does with a profile before is what is tried here. In a
+    # group of its own: the product's has no such command.
+    price = click.Command(PRICE, params=[click.Argument(["profile"])], callback=_price)
+    return Commands(commands={**cli.commands, PRICE: price}, context_settings=cli.context_settings)
 
 
 def _price(profile: str) -> None:
