@@ -160,7 +160,7 @@ def test_changes_of_the_fastest_mesh_are_screened_first_and_as_many_as_there_is_
     # 20 s, half of them for the second look, and 2 s a plan.
     assert num_affordable(2.0, 20.0, 80) == 5 and num_affordable(2.0, 20.0, 3) == 3
     assert (
-        num_affordable(2.0, -1.0, 80) == 4 and num_affordable(0.0, 20.0, 7) == 7 and num_affordable(2.0, 20.0, -1) == 0
+        num_affordable(2.0, -1.0, 80) == 2 and num_affordable(0.0, 20.0, 7) == 7 and num_affordable(2.0, 20.0, -1) == 0
     )
 
 

@@ -32,9 +32,9 @@ from distbench.traces.records import Trace, traces_of
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
 SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
-LEAST_CHANGES, SOONEST = 4, ("plan.mixed_precision", "plan.reshard_after_forward")
+LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
 # A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
-FINAL_IN_SCREENED = 4
+FINAL_IN_SCREENED = 3
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
@@ -174,7 +174,9 @@ class Rounds:
             self.measured.interrupted = True
 
     def _last_round(self, ranks: RankProcesses, kept: Sequence[Candidate]) -> None:
-        budget_s = max(FINAL_BUDGET_SHARE * self._limits.left_s(), LEAST_FINAL_S)
+        left_s = self._limits.left_s()
+        beside_s = len(kept) * self._final_s()
+        budget_s = max(min(FINAL_BUDGET_SHARE * left_s, left_s - beside_s), LEAST_FINAL_S)
         self._round(ranks, len(ROUNDS) - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
 
     def _num_changes(self, num_measured: int) -> int:
@@ -186,8 +188,12 @@ class Rounds:
 
     def _num_final(self) -> int:
         """As many as there is time for; two at least, for a verdict."""
-        each_s = FINAL_IN_SCREENED * self._spent_s / max(len(self.measured.plans), 1)
+        each_s = self._final_s()
         return max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
+
+    def _final_s(self) -> float:
+        """What a plan of the last round takes beside its timed steps; 0 where nobody knows."""
+        return FINAL_IN_SCREENED * self._spent_s / max(len(self.measured.plans), 1)
 
     def _best(self, count: int) -> list[Candidate]:
         return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]

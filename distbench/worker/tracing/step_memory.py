@@ -33,6 +33,7 @@ from distbench.worker.tracing.running_modules import running_modules
 NO_PREDICTION = "torch's memory tracker cannot follow this step"
 NOT_IN_STAGES = "torch's memory tracker follows neither several stages on a rank nor a backward in parts"
 NOT_COMPILED = "torch's memory tracker runs compiled modules uncompiled"
+UNCHECKED = "nothing was checked, nor was the peak predicted (--check none)"
 NUM_STEPS = 3
 
 
@@ -55,7 +56,9 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
     of_ranks = context.gather((own.get("peak_bytes", 0), own))
     rank = max(range(len(of_ranks)), key=lambda one: of_ranks[one][0])
     # Of that rank alone: its CPU is the others' too, and it sends nothing meanwhile.
-    predicted, no_prediction = prediction_of(step) if context.rank == rank else (None, None)
+    predicted, no_prediction = None, UNCHECKED
+    if context.check != "none":
+        predicted, no_prediction = prediction_of(step) if context.rank == rank else (None, None)
     predicted, no_prediction = context.gather((predicted, no_prediction))[rank]
     found = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
     if found.get("peak_bytes") is not None:
