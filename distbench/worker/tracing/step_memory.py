@@ -56,10 +56,10 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
     of_ranks = context.gather((own.get("peak_bytes", 0), own))
     rank = max(range(len(of_ranks)), key=lambda one: of_ranks[one][0])
     # Of that rank alone: its CPU is the others' too, and it sends nothing meanwhile.
-    predicted, no_prediction = None, UNCHECKED
+    foretold: tuple[int | None, str | None] = (None, UNCHECKED)
     if context.check != "none":
-        predicted, no_prediction = prediction_of(step) if context.rank == rank else (None, None)
-    predicted, no_prediction = context.gather((predicted, no_prediction))[rank]
+        foretold = prediction_of(step) if context.rank == rank else (None, None)
+    predicted, no_prediction = context.gather(foretold)[rank]
     found = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
     if found.get("peak_bytes") is not None:
         found["peak_rank"] = rank
