@@ -185,3 +185,12 @@ def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_toge
     # A faster one that is not recommended was measured in another round.
     assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(found))
     assert "without a verdict" not in text_of(sweep_blocks(replace(found, plans=plans[:1])))
+
+
+def test_a_recommendation_that_the_last_round_did_not_check_says_so() -> None:
+    plan = measured(2.0)
+    where, setup = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {}), set_up("llama_2d", (), 4, None, True)
+    unchecked = Measured({plan.candidate: plan})
+    for of, said in ((unchecked, True), (replace(unchecked, final=[plan]), False)):
+        found = measured_found(setup, (), where, of, None, None)
+        assert any("is unchecked" in note for note in found.notes) is said
