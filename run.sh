@@ -74,8 +74,9 @@ quick_start() {
     rm -f "$page"
     # Of FSDP2's knobs as many as eight passes of fit the budget of a quick run; `distbench run fsdp_knobs` has them all.
     local knobs=plain,keep,reshard_to_2,hybrid,bf16_params,columns,prefetch_2,accumulate,accumulate_synced,gather_bf16
-    # Ulysses is for a second look, too.
-    "$python" -m distbench run "${names[@]}" --quick --set "knob=$knobs" -k "not rotate=ulysses" || code=$?
+    # Ulysses and compiling are for a second look, too: compiling takes ten times as long as what it is timed for.
+    "$python" -m distbench run "${names[@]}" --quick --set "knob=$knobs" --set compile_backend=none \
+        -k "not rotate=ulysses" || code=$?
     "$python" -m distbench report --page "$page" >/dev/null || code=$((code ? code : $?))
     [ ! -e "$page" ] || echo "page: $page"
     return "$code"
