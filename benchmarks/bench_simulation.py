@@ -2,12 +2,12 @@
 
 `python -m benchmarks.bench_simulation`. Published are torchtitan's runs of Llama 3.1 on H100 (96 GB, 500 W), which
 nobody here made: benchmarks/llama3_h100_202412_torchtitan.md, and of June 2025 the rows of FSDP and TP in bf16 (its
-pull request 1299). Memory: nothing is fitted. Time: three figures of the hardware file are, the matmul rate to the first
-row, how much slower attention is than on the published device of 700 W to the one at 32,768 tokens without context
-parallel, what a ring of more than two devices of a node passes on to the last one (why so little is not known); the
-other rows are predictions, those with such a ring are printed without it as well. RMSNorm is written out, as torch's
-was then. What is compiled and in float8 is made of the same recording by rules. CPU seconds and memory are those of
-recording, in a process of its own.
+pull request 1299). Memory: nothing is fitted. Time: three figures of the hardware file are, the matmul rate to the
+first row, how much slower attention is than on the published device of 700 W to the one at 32,768 tokens without
+context parallel, what a ring of more than two devices of a node passes on to the last one (why so little is not
+known); the other rows are predictions, those with such a ring are printed without it as well. RMSNorm is written out,
+as torch's was then. What is compiled and in float8 is made of the same recording by rules. CPU seconds and memory are
+those of recording, in a process of its own.
 
 torchtitan's launch script has set expandable segments since October 2024 (its pull request 643, which says that the
 launcher of their cluster did not yet). Which row was launched by which is not published: the table of context parallel,
