@@ -43,7 +43,7 @@ class Browser:
         self._process = subprocess.Popen(command, pass_fds=(to_read, to_write), **streams)
         os.close(to_read)
         os.close(to_write)
-        self._buffer, self._number, self._session = b"", 0, None
+        self._buffer, self._number, self._session, self._num_loaded = b"", 0, None, 0
         self.told: list[str] = []
         self.asked: list[str] = []
         (target,) = (one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page")
@@ -84,6 +84,8 @@ class Browser:
             self.told.append(params["entry"]["text"])
         elif method == "Network.requestWillBeSent":
             self.asked.append(params["request"]["url"])
+        elif method == "Page.loadEventFired":
+            self._num_loaded += 1
 
     def open(self, page: Path, width: int, height: int = 900, dark: bool = False, fragment: str = "") -> None:
         """Show a file in a window of that many CSS pixels, and wait until it is loaded and painted."""
@@ -95,6 +97,17 @@ class Browser:
         while time.monotonic() < ends_at:
             if self.run("document.readyState === 'complete' && location.protocol === 'file:'"):
                 break
+        self._wait_until_painted()
+
+    def reload(self) -> None:
+        """Load the page anew, and wait until it is loaded and painted."""
+        before = self._num_loaded
+        self.call("Page.reload")
+        while self._num_loaded == before:
+            self._next()
+        self._wait_until_painted()
+
+    def _wait_until_painted(self) -> None:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def run(self, script: str) -> Any:

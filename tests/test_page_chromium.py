@@ -137,8 +137,7 @@ def _turns_dark_and_folds(browser: Browser) -> None:
     browser.run("document.querySelector('#theme').click()")
     assert browser.run("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     # Kept for the next visit; on paper it is light, and all of it is there.
-    browser.call("Page.reload")
-    browser.run("new Promise(done => setTimeout(() => done(true), 300))")
+    browser.reload()
     assert browser.run("document.documentElement.dataset.theme") == "dark"
     browser.run("document.querySelector('#fold').click()")
     assert browser.run("document.querySelectorAll('details.section[open]').length") == 0
