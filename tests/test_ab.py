@@ -7,23 +7,27 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
 from processes import Children
 
+from distbench.ab import turns
 from distbench.ab.side import Side, checked_out, python_at
 from distbench.ab.turns import Terms, looks_of, order_of, settled_by, take_turns
 from distbench.cli import main
 from distbench.compare.options import Options
 from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
 from distbench.spec.errors import UserError
+from distbench.spec.signals import stopped_as_interrupt
 
 # What stands in for distbench in a revision's folder: writes one run file, whose time the revision's file tells.
 STAND_IN = """
 import json, sys, time
 from pathlib import Path
+from typing import Any
 folder = Path(sys.argv[sys.argv.index("--out") + 1])
 number = len(list(folder.glob("*.jsonl")))
 lines = json.loads(Path("lines.json").read_text())
@@ -216,6 +220,26 @@ def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
     assert list((tmp_path / "temporary").iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+def test_a_signal_while_a_launch_starts_leaves_none_running(
+    children: Children, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It comes when the launch has begun and nobody has it yet: seen once where the machine was busy."""
+    pids: list[int] = []
+
+    class SignalledAsItStarts(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+            pids.append(self.pid)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(turns.subprocess, "Popen", SignalledAsItStarts)
+    side = Side("a", ".", tmp_path)
+    with pytest.raises(KeyboardInterrupt), stopped_as_interrupt():
+        turns._launch_once(side, ("x",), tmp_path / "out")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])

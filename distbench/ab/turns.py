@@ -16,7 +16,7 @@ from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import CaseVerdict, Gated
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
-from distbench.spec.signals import stopped_as_interrupt
+from distbench.spec.signals import Stop, noted_stop, stopped_as_interrupt
 
 # Ends of a launch that leave nothing to compare: the user can fix it, distbench itself failed, or the user stopped it.
 USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
@@ -172,19 +172,21 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
-        # In a session of its own, so that Ctrl-C reaches it once: from here.
-        launch = subprocess.Popen(
-            command,
-            cwd=side.folder,
-            env=side.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        # A signal while it starts is answered when there is a launch to end.
+        with noted_stop() as stop:
+            # In a session of its own, so that Ctrl-C reaches it once: from here.
+            launch = subprocess.Popen(
+                command,
+                cwd=side.folder,
+                env=side.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
     except (OSError, ValueError) as error:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
-    said = _wait(launch).decode(errors="replace").strip().splitlines()
+    said = _wait(launch, stop).decode(errors="replace").strip().splitlines()
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if launch.returncode in (USER_ERROR, UNFORESEEN) or not any(folder.rglob("*.jsonl")):
@@ -193,10 +195,16 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     return time.monotonic() - began
 
 
-def _wait(launch: "subprocess.Popen[bytes]") -> bytes:
-    """What it wrote to standard error; where this process is interrupted, it ends its ranks and its run file first."""
+def _wait(launch: "subprocess.Popen[bytes]", stop: Stop) -> bytes:
+    """What it wrote to standard error; where this process is interrupted, it ends its ranks and its run file first.
+
+    Args:
+        stop: whether it was while the launch started.
+    """
     with launch:
         try:
+            if stop.asked:
+                raise KeyboardInterrupt
             return launch.communicate()[1]
         except KeyboardInterrupt:
             launch.terminate()
