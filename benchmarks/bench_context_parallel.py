@@ -1,10 +1,11 @@
 """Context parallel between nodes: simulated, and published by the same team as the rows that simulation is fitted to.
 
-`python -m benchmarks.bench_context_parallel`. torchtitan's Llama 3.1 405B on 512 H100 (FSDP, TP 8, PP 8 and CP 1 to 8,
-in float8, compiled, 1F1B; benchmarks/llama3_h100_202412_torchtitan.md, table 6). What a layer takes is simulated, as
-4 layers less 2. Published is a step, which is m + p - 1 times a stage for m micro-batches on p stages, and a stage has
-an eighth of the layers; what else is in it (embedding, output, optimizer, FSDP's all-gathers) is taken as nothing.
-AsyncTP, which the published rows have, is not simulated. Nothing is fitted to them.
+`python -m benchmarks.bench_context_parallel`. torchtitan's Llama 3.1 405B on 512 H100 (FSDP, TP 8, PP 8 and CP 1 to
+8, in float8, compiled, 1F1B; benchmarks/llama3_h100_202412_torchtitan.md, table 6). What a layer takes is simulated,
+as 4 layers less 2. Published is a step, which is m + p - 1 times a stage for m micro-batches on p stages, and a stage
+has an eighth of the layers. m is not published and taken as 8, a sequence of the local batch each; what else is in it
+(embedding, output, optimizer, FSDP's all-gathers) is taken as nothing. AsyncTP, which the published rows have, is not
+simulated. Nothing is fitted to them.
 """
 
 import sys

@@ -4,8 +4,8 @@
 passes. Then the sweep runs, with a seventh of that time as its budget. What it recommends and the best of all are
 measured once more, in turn, in five launches, of which the median counts: in one of them a plan may be 15 % slower than
 in the others throughout. The best of a hundred noisy times would be too good, and so would the best of four: which plan
-is best in a launch, the other launches say. Kept in `build/sweep_here`: plans that were
-measured there are not measured again. About 10 minutes on two quiet cores.
+is best in a launch, the other launches say. Kept in `build/sweep_here`: plans that were measured there are not measured
+again. About 10 minutes on two quiet cores.
 """
 
 import json

@@ -27,7 +27,6 @@ from distbench.spec.signals import stopped_as_interrupt
 STAND_IN = """
 import json, sys, time
 from pathlib import Path
-from typing import Any
 folder = Path(sys.argv[sys.argv.index("--out") + 1])
 number = len(list(folder.glob("*.jsonl")))
 lines = json.loads(Path("lines.json").read_text())
