@@ -10,7 +10,7 @@ from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
 from distbench.spec.levels import layout_text, level_of, mesh_shapes
 
-# torch.distributed.tensor._collective_utils (2.11 to 2.13): GB/s and microseconds of an Ampere or Hopper cluster.
+# torch.distributed.tensor._collective_utils (2.11 to 2.15): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
 TORCH_BETWEEN_HOSTS_SHARE, TORCH_BETWEEN_HOSTS_HOP_US, TORCH_ALL_TO_ALL_US = 0.22, 2.7, 1.0
 

@@ -1,6 +1,6 @@
 """torch's graph of redistribution states, shared by all tensors of one rank: states as numbers, steps as rows.
 
-The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.13) without its strided
+The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without its strided
 shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order.
 """
 

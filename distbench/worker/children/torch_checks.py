@@ -1,33 +1,33 @@
 """`python -m distbench.worker.children.torch_checks`: what this torch can do, as JSON for `distbench doctor`."""
 
 import json
-import re
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from distbench.spec.devices import ACCELERATORS, built_for, known_device
+from distbench.spec.versions import OLDEST, REQUIREMENT, outside_of_support, release
 from distbench.worker.rank.device import Accelerator, nccl_version
 from distbench.worker.rank.failure import one_line
 from distbench.worker.torch_internals import probe
 
-OLDEST, NEWEST = (2, 11), (2, 13)
-
 
 def checks() -> list[dict[str, Any]]:
     """Each check as name, ok, found and advice."""
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    version, outside = torch.__version__, outside_of_support(torch.__version__)
     distributed = dist.is_available()
     rows = [
-        _row("torch version", OLDEST <= version <= NEWEST, torch.__version__, "install torch 2.11 to 2.13"),
+        # A newer torch is worth a warning; what it really lacks the rows below show.
+        _row("torch version", not outside, version, outside)
+        | ({} if release(version) < OLDEST else {"mark": "warning"}),
         _row("torch.distributed", distributed, str(distributed), "install a torch built with distributed"),
         _row("gloo", distributed and dist.is_gloo_available(), "CPU backend", "install a torch built with gloo"),
         *accelerator_checks(),
     ]
     for found in probe():
         internal = found.internal
-        advice = f"cases that need {internal.feature} come out as unsupported; use torch 2.11 to 2.13"
+        advice = f"cases that need {internal.feature} are reported as unsupported; use {REQUIREMENT}"
         rows.append(_row(internal.name, found.missing is None, found.missing or internal.feature, advice))
     return rows
 

@@ -12,6 +12,7 @@ from torch import nn
 from distbench.simulate.recording import Head, PipelineFacts, Recording, ranks_of_pipeline
 from distbench.simulate.recording_file import MAX_RANKS
 from distbench.spec import Scenario, UserError
+from distbench.spec.versions import outside_of_support
 from distbench.worker.cases.step import step_case
 from distbench.worker.inference import step_of
 from distbench.worker.models.blueprint import blueprint
@@ -40,7 +41,6 @@ from distbench.worker.torch_internals import (
 from distbench.worker.tracing.attribution import tracked_collectives
 
 SEED = 0
-TESTED = "2.13"  # torch
 
 
 class RecordedRank(NamedTuple):
@@ -161,10 +161,9 @@ def _told_in_a_sentence() -> Iterator[None]:
 
 
 def untested(version: str) -> str:
-    """What to think of an error under a torch that no simulation was tried with; empty for the one that was."""
-    if version.startswith(f"{TESTED}."):
-        return ""
-    return f" (simulating was tried with torch {TESTED} alone, this is {version}: it may be torch's names that differ)"
+    """What to think of an error under a torch that simulating was not tested with; empty for a tested one."""
+    outside = outside_of_support(version)
+    return f" ({outside})" if outside else ""
 
 
 def _built(

@@ -68,6 +68,8 @@ class SimStream:
         self._of = of if of is not None else STREAMS
         self.number = self._of.next_stream()
         self.priority = priority
+        # How torch names a stream where it hands one on; since 2.15 FSDP2 does. 20 is PrivateUse1.
+        self.stream_id, self.device_index, self.device_type = self.number, 0, 20
 
     def record_event(self, event: "SimEvent | None" = None) -> "SimEvent":
         """An event that has happened when all that was issued to this stream has."""

@@ -23,6 +23,7 @@ from distbench.costmodel.profile import Profile, load_profile
 from distbench.planning import NoPath, NotHandled, Problem, State, cheapest_route, least_peak_route
 from distbench.planning.search import Route
 from distbench.spec.errors import UserError
+from distbench.spec.versions import SUPPORTED
 from distbench.worker.torch_internals.dtensor_planners import dist_state, state_of_layout
 from distbench.worker.torch_internals.mesh_facts import group_shapes, is_strided_shard, unordered_groups
 from distbench.worker.torch_internals.probe import Unsupported, require
@@ -236,7 +237,7 @@ def require_known_planner() -> None:
 def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: Any) -> None:
     require("redistribution planners")
     require("calibrated planning")
-    known = "distbench knows torch 2.11 to 2.13"
+    known = f"distbench supports {SUPPORTED}"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)
     if parameters != _METHOD_PARAMETERS:
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")

@@ -66,6 +66,8 @@ class ForwardingGroup(dist.ProcessGroup):
         self.backend = backend
         # Whatever is not forwarded still arrives, unrecorded.
         self._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
+        # Since torch 2.15 its flight recorder asks every group for its default backend.
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self.ranks = ranks
         self.on_issue: OnIssue | None = None
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.worker.torch_internals.collective_mode import CollectiveCall
-from distbench.worker.torch_internals.probe import replaced, require
+from distbench.worker.torch_internals.probe import STAGES_AGREE, replaced, require
 
 
 @dataclass(frozen=True)
@@ -180,19 +180,21 @@ def finished_parameter() -> torch.Tensor | None:
 def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
     """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
 
-    In its first step torch asks every stage, by messages, whether all were given their shapes; a torch without that
-    vote asks nobody.
+    In its first step torch asks every stage, by messages, whether all were given their shapes. The method that asks
+    has another name since torch 2.15; torch 2.11 has none.
     """
-    if not hasattr(schedule, "_warmup_p2p") or group._get_backend(device).name() != "fake":
+    methods = ("_initialize_pipeline_distributed_state", "_warmup_p2p")
+    method = next((name for name in methods if hasattr(schedule, name)), None)
+    if method is None or group._get_backend(device).name() != "fake":
         return
-    require("pipelines on a fake process group")
+    require(STAGES_AGREE)
     from torch.distributed.pipelining._utils import InferenceMode
 
     def decided(stages: Sequence[Any], *_: Any) -> None:
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC
 
-    schedule._warmup_p2p = decided
+    setattr(schedule, method, decided)
 
 
 def forget_step(schedule: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which private or experimental torch names we lean on, and whether this torch has them (2.11 to 2.13)."""
+"""The private and experimental torch names that distbench uses, and whether this torch has them."""
 
 import contextlib
 import importlib
@@ -11,6 +11,7 @@ import torch
 
 from distbench.spec import UserError
 from distbench.spec.devices import NUMA_BINDING
+from distbench.spec.versions import SUPPORTED, outside_of_support, release
 
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 PLACEMENTS = "torch.distributed.tensor.placement_types"
@@ -43,13 +44,21 @@ class Skipped(Unsupported):
 
 @dataclass(frozen=True)
 class Internal:
-    """A torch name that a feature of ours leans on, with the parameters it must take, although torch does not
-    promise it."""
+    """A torch name that a feature uses although torch does not promise it, or the names that it has had in turn.
+
+    Args:
+        module: where torch has it.
+        alternatives: dotted names in the module, each with the parameters that it must take; one is enough.
+    """
 
     feature: str
     module: str
-    name: str
-    parameters: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def name(self) -> str:
+        """The names as text."""
+        return " or ".join(dict(self.alternatives))
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,17 @@ FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
 PENDING = "results of functional collectives"
 BINDING = "ranks bound to NUMA nodes"
+BIND = "_maybe_apply_numa_binding_to_current_process"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 REPLICAS = "torch.distributed._composable.replicate_with_fsdp"
 REDUCER = "DDP's reducer on a simulated device"
 FUSED = "DDP's buckets by compiled autograd"
-# Feature, module of torch, and dotted name in it with the parameters that it must take.
+STAGES_AGREE = "pipelines on a fake process group"
+# Features that older versions of torch lack, to the first version that has them.
+LOWEST = {SPMD_MESH: (2, 12)}
+# Features that work around something that torch began to do in that version; older ones need no work-around.
+NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
+# Feature, module of torch, and dotted name in it with the parameters that it must take; " or " divides alternatives.
 NEEDED = (
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
     ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
@@ -130,7 +145,11 @@ NEEDED = (
     ("communication labels", "torch.distributed.tensor._api", f"{LOCAL})"),
     ("communication labels", "torch.distributed.tensor._dispatch", f"{LOCAL})"),
     ("communication labels", REDISTRIBUTE, f"{LOCAL})"),
-    (BINDING, "torch.numa.binding", "_maybe_apply_numa_binding_to_current_process(gpu_index, numa_options)"),
+    (
+        BINDING,
+        "torch.numa.binding",
+        f"{BIND}(gpu_index, numa_options) or {BIND}(device_index, numa_options)",  # the second since 2.14
+    ),
     ("predicted peak memory", MEMORY, "MemTracker.track_external"),
     ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
     ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
@@ -176,8 +195,13 @@ NEEDED = (
     ("process groups by name", C10D, "_world.pg_map"),
     ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_fwd_send_ops(self, fwd_chunk_id)"),
     ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_bwd_send_ops(self, bwd_chunk_id)"),
-    ("pipelines on a fake process group", "torch.distributed.pipelining._utils", "InferenceMode.STATIC"),
-    ("pipelines on a fake process group", PIPELINES, "_PipelineSchedule._warmup_p2p(stages)"),
+    (STAGES_AGREE, "torch.distributed.pipelining._utils", "InferenceMode.STATIC"),
+    (
+        STAGES_AGREE,
+        PIPELINES,
+        "_PipelineSchedule._warmup_p2p(stages) or "
+        "_PipelineSchedule._initialize_pipeline_distributed_state(stages)",  # since 2.15
+    ),
     ("simulated messages of pipelines", PIPELINES, "_batch_p2p(p2p_ops)"),
     ("2-D parameter shards", PLACEMENTS, "_StridedShard"),
     ("context parallel", CP, "context_parallel(mesh, buffers, buffer_seq_dims)"),
@@ -217,23 +241,39 @@ NEEDED = (
 
 
 def _internal(feature: str, module: str, text: str) -> Internal:
-    name, _, parameters = text.rstrip(")").partition("(")
-    return Internal(feature, module, name, tuple(parameters.split(", ")) if parameters else ())
+    parts = [alternative.rstrip(")").partition("(") for alternative in text.split(" or ")]
+    return Internal(feature, module, tuple((name, tuple(filter(None, given.split(", ")))) for name, _, given in parts))
 
 
 INTERNALS = tuple(_internal(*row) for row in NEEDED)
 
 
 def probe() -> list[Probe]:
-    """Look for every internal; nothing is changed."""
-    return [Probe(internal, _missing(internal)) for internal in INTERNALS]
+    """Look for every internal that this torch's version needs; nothing is changed."""
+    this = release(torch.__version__)
+    return [
+        Probe(internal, needs_newer(internal.feature) or _missing(internal))
+        for internal in INTERNALS
+        if this >= NEEDLESS_BEFORE.get(internal.feature, this)
+    ]
 
 
 def require(feature: str) -> None:
-    """Raise `Unsupported` with the first internal of the feature that is missing."""
+    """Raise `Unsupported` where this torch is too old for a feature, or lacks one of its internals."""
+    if too_old := needs_newer(feature):
+        raise Unsupported(f"{feature}: {too_old}")
     for internal in INTERNALS:
         if internal.feature == feature and (missing := _missing(internal)):
-            raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; distbench knows torch 2.11 to 2.13")
+            advice = outside_of_support(torch.__version__) or f"distbench supports {SUPPORTED}"
+            raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; {advice}")
+
+
+def needs_newer(feature: str) -> str | None:
+    """Return "needs torch X or newer, this is Y" where this torch is too old for a feature, else None."""
+    lowest = LOWEST.get(feature, (0, 0))
+    if release(torch.__version__) >= lowest:
+        return None
+    return f"needs torch {lowest[0]}.{lowest[1]} or newer, this is {torch.__version__}"
 
 
 @contextlib.contextmanager
@@ -248,17 +288,22 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 
 
 def _missing(internal: Internal) -> str | None:
-    try:
-        found: Any = importlib.import_module(internal.module)
-        for part in internal.name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return f"has no {internal.module}.{internal.name}"
-    if internal.parameters:
-        known = inspect.signature(found).parameters
-        if lacking := [name for name in internal.parameters if name not in known]:
-            return f"has {internal.name} without its parameter {', '.join(lacking)}"
-    return None
+    """What this torch lacks of an internal, as it lacks it of the last of its alternatives; None for nothing."""
+    missing: str | None = None
+    for name, parameters in internal.alternatives:
+        try:
+            value: Any = importlib.import_module(internal.module)
+            for part in name.split("."):
+                value = getattr(value, part)
+        except (ImportError, AttributeError):
+            missing = f"has no {internal.module}.{internal.name}"
+            continue
+        known = inspect.signature(value).parameters if parameters else ()
+        lacking = [parameter for parameter in parameters if parameter not in known]
+        if not lacking:
+            return None
+        missing = f"has {name} without its parameter {', '.join(lacking)}"
+    return missing
 
 
 # What the first compiled step of a process imports, which takes longer than the step; all else comes by way of these.
@@ -297,4 +342,6 @@ def bind_to_numa_node(local_rank: int, mode: str) -> None:
     if mode not in modes:
         raise UserError(f"{NUMA_BINDING}={mode} is no way to bind ranks; use {', '.join(modes)}, or unset it")
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
-    binding._maybe_apply_numa_binding_to_current_process(gpu_index=local_rank, numa_options=options)
+    bind = getattr(binding, BIND)
+    index = next(name for name in ("device_index", "gpu_index") if name in inspect.signature(bind).parameters)
+    bind(**{index: local_rank}, numa_options=options)
