@@ -143,26 +143,33 @@ def _print_json(value: Any) -> None:
 
 @main.command()
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
+@click.option("--deep", is_flag=True, help="Also try a traced step, simulated steps and each planner, in about 10 s.")
 @click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print. [table]")
 @width_option
-def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
+def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> None:
     """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
 
     It also shows the defaults that a pyproject.toml here gives in [tool.distbench].
+
+    With --deep, also try what depends on torch's behaviour: a traced step, simulated steps, each planner. The exit
+    code is 1 where one of them does not work with this torch.
 
     With --paths, check instead what run --trace-paths relies on, for the SCENARIOs or all shipped ones.
 
     \b
     Examples:
       distbench doctor
+      distbench doctor --deep
       distbench doctor --paths llama_2d
     """
     from distbench.doctor import agreement, examine, lines_of, lines_of_agreement
 
     if scenarios and not paths:
         raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
-    found = agreement(scenarios) if paths else examine()
+    if deep and paths:
+        raise UserError("doctor takes --deep or --paths, not both; --paths checks run --trace-paths on more scenarios")
+    found = agreement(scenarios) if paths else examine(deep)
     defaults = defaults_for(main)
     if form == "json":
         here = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
@@ -171,4 +178,5 @@ def doctor(scenarios: tuple[str, ...], paths: bool, form: str) -> None:
         say_lines(lines_of_agreement(found) if paths else lines_of(found), " " * 8)
         if defaults.file and not paths:
             say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
-    sys.exit(0 if found["usable"] else 1)
+    broken = any(check.get("deep") and not check["ok"] for check in found.get("checks", ()))
+    sys.exit(0 if found["usable"] and not broken else 1)

@@ -10,25 +10,58 @@ from distbench.runs.machine import accelerator_here, host_facts, output_of
 from distbench.spec.devices import SWITCHED_OFF, built_for
 from distbench.spec.errors import UserError
 from distbench.spec.printable import count_text
-from distbench.spec.versions import REQUIREMENT
+from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
 TIMEOUT_S = 300.0
 AGREEMENT_TIMEOUT_S = 1200.0
+BEHAVIOUR_TIMEOUT_S = 600.0
 # Checks without which nothing runs.
 NEEDED = {"torch version", "torch.distributed", "gloo"}
-TORCH_ADVICE = f"run pip install '{REQUIREMENT}'"
 
 
-def examine() -> dict[str, Any]:
-    """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`."""
+def examine(deep: bool = False) -> dict[str, Any]:
+    """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`.
+
+    Args:
+        deep: also try what depends on torch's behaviour: a traced step, simulated steps, each planner.
+    """
     try:
         checks = ask_child("distbench.worker.children.torch_checks", timeout_s=TIMEOUT_S)
     except UserError as error:
-        checks = [{"name": "torch", "ok": False, "found": str(error), "advice": TORCH_ADVICE}]
+        checks = [
+            {"name": "torch", "ok": False, "found": str(error), "advice": "" if INSTALL in str(error) else INSTALL}
+        ]
     else:
-        checks += [_gpu_check(checks), *checks_of(output_of, os.environ, SWITCHED_OFF)]
+        checks += [_path_check(), _gpu_check(checks), *checks_of(output_of, os.environ, SWITCHED_OFF)]
+        if deep:
+            checks += _behaviour_checks()
     usable = {check["name"] for check in checks if check["ok"] or check.get("mark") == "warning"} >= NEEDED
     return {"host": host_facts(), "checks": checks, "usable": usable}
+
+
+def _path_check() -> dict[str, Any]:
+    try:
+        return {"name": "torch on Python's path", "ok": True, "found": installed_torch(), "advice": ""}
+    except UserError as error:
+        return {"name": "torch on Python's path", "ok": False, "found": str(error), "advice": ""}
+
+
+def _behaviour_checks() -> list[dict[str, Any]]:
+    try:
+        rows = ask_child("distbench.worker.children.behaviour", timeout_s=BEHAVIOUR_TIMEOUT_S)
+    except UserError as error:
+        rows = [{"feature": "every feature", "failed": str(error)}]
+    return [
+        {
+            "name": row["feature"],
+            "ok": row["failed"] is None,
+            "found": "works" if row["failed"] is None else f"does not work with this torch: {row['failed']}",
+            "advice": f"use {SUPPORTED}, or do without it",
+            "mark": "FAILED",
+            "deep": True,
+        }
+        for row in rows
+    ]
 
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -50,7 +83,10 @@ def lines_of(found: dict[str, Any]) -> list[str]:
         lines.append(f"{mark:<8}{check['name']:<{width}}  {check['found']}")
         if not check["ok"] and check["advice"]:
             lines.append(f"{'':<8}-> {check['advice']}")
+    broken = [check["name"] for check in found["checks"] if check.get("deep") and not check["ok"]]
     verdict = "This machine can run distbench." if found["usable"] else "This machine cannot run distbench yet."
+    if found["usable"] and broken:
+        verdict = f"This machine can run distbench, except for {', '.join(broken)}."
     return [*lines, "", verdict]
 
 

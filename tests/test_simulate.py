@@ -224,9 +224,9 @@ def test_a_disk_that_is_full_costs_nothing_of_what_is_said(tmp_path: Path, monke
     assert "where the time goes" in done.output
 
 
-def test_an_error_under_another_torch_says_that_it_may_be_torch() -> None:
-    assert untested("2.13.0+cpu") == ""
-    assert "tried with torch 2.13 alone, this is 2.11.0+cu128: it may be torch's names" in untested("2.11.0+cu128")
+def test_an_error_under_a_torch_outside_of_the_bound_names_that_torch() -> None:
+    assert untested("2.13.0+cpu") == untested("2.11.0+cu128") == untested("2.15.1") == ""
+    assert "torch 2.16.0 is newer than torch 2.11 to 2.15" in untested("2.16.0")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.printable import count_text
+from distbench.spec.versions import installed_torch
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
@@ -72,7 +73,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """One job a scenario, all checked before the first is started.
 
     Raises:
-        UserError: an unknown scenario, axis or value, or a mesh or profile that does not fit.
+        UserError: an unknown scenario, axis or value, a mesh or profile that does not fit, or no torch that does.
     """
     if request.chosen:
         CaseChoice(request.chosen)
@@ -82,6 +83,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
     """The same for scenarios that are found already; the request's targets are not looked at."""
+    installed_torch()
     facts, device = host_facts(), request.device or accelerator_here()[0]
     if is_accelerator(device) and not device_count(device):
         what = f"--device {device}: no {device.upper()} device"

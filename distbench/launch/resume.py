@@ -1,6 +1,5 @@
 """`run --resume`: an interrupted run file to the job that goes on with it."""
 
-import importlib.metadata
 import itertools
 import json
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from distbench.runs.machine import host_facts
 from distbench.runs.run_file import Run, read_run
 from distbench.spec import Job, UserError
 from distbench.spec.job import digest_of
+from distbench.spec.versions import installed_torch
 from distbench.spec.writing import write_whole
 
 INTERRUPTED = "interrupted"
@@ -61,15 +61,11 @@ def job_left_of(file: Path) -> Job:
 def _differences(run: Run, job: Job, facts: dict[str, Any]) -> Iterator[tuple[str, object, object]]:
     """What must be as it was, and is not: its name, what it was and what it is."""
     then = run.about.environment
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = "not installed"
     pairs = (
         ("the machine", then.machine, facts["machine"]),
         ("the commit", then.git_commit, facts["git_commit"]),
         # The installed package may lack the suffix that names a build.
-        ("torch", str(then.torch).partition("+")[0], torch.partition("+")[0]),
+        ("torch", str(then.torch).partition("+")[0], installed_torch().partition("+")[0]),
         ("the scenario file", job.file_digest, digest_of(Path(job.file)) or f"gone ({job.file})"),
     )
     return (pair for pair in pairs if pair[1] and pair[1] != pair[2])

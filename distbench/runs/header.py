@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from distbench.spec.devices import DRIVER_FIELDS
+from distbench.spec.devices import DRIVER_FIELDS, first_backend_class
 from distbench.spec.mesh import Mesh, format_mesh
 
 # A number measured under another value of one of these is another number.
@@ -124,6 +124,7 @@ def _environment(record: dict[str, Any]) -> Environment:
 def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
     settings = dict(_mapping(job.get("settings")))
+    facts["backend"] = _backend(environment)
     facts["mesh"] = format_mesh(_mapping(job.get("mesh"))) or None
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
@@ -134,6 +135,12 @@ def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts["settings"] = settings or None
     facts["profile"] = job.get("profile")
     return facts
+
+
+def _backend(environment: dict[str, Any]) -> Any:
+    """The backend's name, with its class where that is not the one that the name has always had."""
+    name, its_class = environment.get("backend"), environment.get("backend_class")
+    return name if its_class in (None, first_backend_class(str(name))) else f"{name} ({its_class})"
 
 
 def _mapping(value: Any) -> dict[str, Any]:

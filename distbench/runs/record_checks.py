@@ -54,7 +54,7 @@ JOB: Kinds = {
 }
 ENVIRONMENT: Kinds = {
     **dict.fromkeys(("machine", "cpu_model", "device_name", "device", "backend", "scheduler", "torch"), TEXT),
-    **dict.fromkeys(("nccl", "python", "platform", "git_commit"), TEXT),
+    **dict.fromkeys(("backend_class", "nccl", "python", "platform", "git_commit"), TEXT),
     **dict.fromkeys(("num_cpus", "num_devices", "memory_bytes", "world_size", "num_hosts", "num_threads"), COUNT),
     "git_dirty": FLAG,
     **dict.fromkeys(("hosts", "cautions"), list_of(TEXT)),

@@ -117,6 +117,15 @@ def backend_for(device: str, backend: str = "") -> str:
     return f"cpu:gloo,{device}:{backend}" if is_accelerator(device) else backend
 
 
+def first_backend_class(backend: str) -> str:
+    """The class that torch had for a backend's name before 2.15, where "nccl" became another one.
+
+    >>> first_backend_class("gloo")
+    'ProcessGroupGloo'
+    """
+    return f"ProcessGroup{'Gloo' if backend == DEVICES['cpu'].backend else backend.upper()}"
+
+
 def device_of(backend: str) -> str:
     """The type of device whose tensors a backend moves; the first of them where it moves those of several."""
     return next((name for name, one in DEVICES.items() if one.backend == backend), "cpu")

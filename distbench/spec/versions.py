@@ -1,10 +1,16 @@
-"""The torch versions that distbench supports: the only place that says so, beside pyproject.toml."""
+"""The torch versions that distbench supports, and the torch that is installed, without importing it."""
 
+import importlib.metadata
+import importlib.util
 import re
+from pathlib import Path
+
+from distbench.spec.errors import UserError
 
 OLDEST, NEWEST = (2, 11), (2, 15)
 SUPPORTED = f"torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 REQUIREMENT = f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+INSTALL = f"run pip install '{REQUIREMENT}'"
 
 
 def release(version: str) -> tuple[int, int]:
@@ -13,14 +19,47 @@ def release(version: str) -> tuple[int, int]:
     >>> release("2.13.0+cpu")
     (2, 13)
     """
-    major, minor = re.findall(r"\d+", version)[:2]
-    return int(major), int(minor)
+    major, minor = (int(number) for number in re.findall(r"\d+", version)[:2])
+    return major, minor
 
 
 def outside_of_support(version: str) -> str:
-    """Return what to print about a torch outside of the bound; empty for a supported one."""
+    """Return a sentence about a torch outside of the bound; empty for a supported one."""
     if release(version) < OLDEST:
-        return f"torch {version} is older than {SUPPORTED}; run pip install '{REQUIREMENT}'"
+        return f"torch {version} is older than {SUPPORTED}, which distbench supports; {INSTALL}"
     if release(version) > NEWEST:
-        return f"torch {version} is newer than {SUPPORTED}, which are tested; distbench doctor --deep shows what works"
+        return f"torch {version} is newer than {SUPPORTED}, which distbench is tested with; run distbench doctor --deep"
     return ""
+
+
+def installed_torch() -> str:
+    """Return the version of the installed torch.
+
+    Raises:
+        UserError: there is none, it is older than those that are supported, or another one is imported in its place.
+    """
+    try:
+        installed = importlib.metadata.distribution("torch")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UserError(f"torch is not installed; {INSTALL}") from error
+    version, module = installed.version, importlib.util.find_spec("torch")
+    folder = Path(module.origin).parent if module is not None and module.origin is not None else None
+    imported = (folder and _version_of(folder)) or version
+    if imported.partition("+")[0] != version.partition("+")[0]:
+        raise UserError(
+            f"two torches are on Python's path: `import torch` finds {imported} in {folder}, the installed package is "
+            f"{version} in {installed.locate_file('torch')}; remove one of them"
+        )
+    if release(version) < OLDEST:
+        raise UserError(outside_of_support(version))
+    return version
+
+
+def _version_of(folder: Path) -> str | None:
+    """The version that a torch package states of itself; None where it states none."""
+    try:
+        text = (folder / "version.py").read_text()
+    except OSError:
+        return None
+    stated = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+    return stated and stated[1]

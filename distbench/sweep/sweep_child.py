@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -19,6 +18,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.job import digest_of
 from distbench.spec.plan_knobs import is_knob, mesh_of
 from distbench.spec.reading import read_json
+from distbench.spec.versions import installed_torch
 from distbench.spec.writing import write_whole
 from distbench.version import __version__
 
@@ -53,7 +53,7 @@ class SweepChild:
         self._file, self._scenario, self._resume = file, scenario, resume
         # A model may stand in a file beside the scenario's.
         code = {str(one): digest_of(one) for one in {file, *file.parent.glob("*.py")}}
-        self._digest = [metadata.version("torch"), *sorted(code.items())]
+        self._digest = [installed_torch(), *sorted(code.items())]
         self._undo = contextlib.ExitStack()
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None

@@ -43,6 +43,7 @@ from distbench.worker.rank.rank_context import RankContext, gather_objects, prof
 from distbench.worker.rank.scheduling import policy_name
 from distbench.worker.rank.stopwatch import Stopwatch
 from distbench.worker.runner import Runner
+from distbench.worker.torch_internals import backend_class
 from distbench.worker.writing_rows import RowWriter
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
@@ -290,6 +291,7 @@ def _torch_facts(context: RankContext) -> dict[str, Any]:
         "torch": torch.__version__,
         **device_facts(context.device),
         "backend": context.backend,
+        "backend_class": backend_class(context.device),
         "world_size": dist.get_world_size(),
         "num_hosts": len(set(context.hosts)),
         "hosts": list(context.hosts),

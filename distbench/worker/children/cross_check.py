@@ -40,7 +40,7 @@ def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[
         function = load_scenario(Path(job.file), job.scenario)
         for variant in job.variants:
             for case_spec in step_cases(declared(function, variant), variant_label(job, variant), context):
-                yield {"case_id": case_spec.case.id, **_of_step(case_spec, forwarding)}
+                yield {"case_id": case_spec.case.id, **differences_of_step(case_spec, forwarding)}
     except UserError:
         raise
     except Exception as error:
@@ -48,7 +48,8 @@ def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[
         yield {"case_id": job.scenario, "failed": one_line(error)}
 
 
-def _of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
+def differences_of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
+    """One step seen by two methods: `num_rows`, `num_owned`, `counts` and `differences`, or why it was skipped."""
     try:
         with case_spec.open() as opened_case:
             assert isinstance(opened_case.trace, StepTrace)

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from distbench.spec.devices import ACCELERATORS, built_for, known_device
-from distbench.spec.versions import OLDEST, REQUIREMENT, outside_of_support, release
+from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
 from distbench.worker.rank.device import Accelerator, nccl_version
 from distbench.worker.rank.failure import one_line
-from distbench.worker.torch_internals import probe
+from distbench.worker.torch_internals import needs_newer, probe
 
 
 def checks() -> list[dict[str, Any]]:
@@ -27,8 +27,15 @@ def checks() -> list[dict[str, Any]]:
     ]
     for found in probe():
         internal = found.internal
-        advice = f"cases that need {internal.feature} are reported as unsupported; use {REQUIREMENT}"
-        rows.append(_row(internal.name, found.missing is None, found.missing or internal.feature, advice))
+        too_old = needs_newer(internal.feature)
+        advice = f"cases that need {internal.feature} are reported as unsupported"
+        row = _row(
+            internal.name,
+            found.missing is None,
+            found.missing or internal.feature,
+            advice if too_old else f"{advice}; use {SUPPORTED}",
+        )
+        rows.append(row | {"mark": "TOO OLD"} if too_old else row)
     return rows
 
 

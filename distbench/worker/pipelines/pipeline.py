@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import ParallelPlan, UserError
@@ -14,7 +15,7 @@ from distbench.spec.pipeline_plan import SCHEDULES, PipelinePlan
 from distbench.worker.pipelines.stage_modules import LocalStages, activations_of, check_split, stage_of
 from distbench.worker.rank.device import synchronize
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import forget_step, vote_on_fake_group, with_values_again
+from distbench.worker.torch_internals import V_SCHEDULES, forget_step, require, vote_on_fake_group, with_values_again
 
 Activations = tuple[torch.Tensor, ...]
 # Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
@@ -117,6 +118,8 @@ class Pipeline:
         self.plan: PipelinePlan = plan.pipeline
         self._context, self._loss = context, loss
         group = context.mesh.get_group(self.plan.mesh_dim)
+        if SCHEDULES[self.plan.schedule].is_v and dist.get_backend(group) == "gloo":
+            require(V_SCHEDULES)  # torch 2.11 sends on pairs of ranks that it has not connected
         num_stages = context.size(self.plan.mesh_dim) * self.plan.stages_of_a_rank
         self._stages = [
             PipelineStage(module, index, num_stages, context.device, one.given, one.returned, group=group)

@@ -58,6 +58,7 @@ from distbench.worker.torch_internals.labels import (
 from distbench.worker.torch_internals.mesh_facts import (
     BACKEND_OPS,
     async_tp_options,
+    backend_class,
     fake_mesh,
     fake_ranks,
     flatten_mesh,
@@ -78,6 +79,7 @@ from distbench.worker.torch_internals.mesh_facts import (
 from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
 from distbench.worker.torch_internals.probe import (
     PENDING,
+    V_SCHEDULES,
     Internal,
     Probe,
     Skipped,
@@ -85,6 +87,7 @@ from distbench.worker.torch_internals.probe import (
     bind_to_numa_node,
     compiler_errors,
     import_compiler,
+    needs_newer,
     probe,
     replaced,
     require,

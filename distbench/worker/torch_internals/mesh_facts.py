@@ -264,6 +264,12 @@ def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> I
         _clear_sharding_prop_cache()
 
 
+def backend_class(device: torch.device) -> str:
+    """The class of the default group's backend for a device: since torch 2.15 "nccl" is another one than before."""
+    assert dist.group.WORLD is not None
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
 class _ForgetInBackward(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
