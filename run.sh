@@ -13,6 +13,7 @@ usage() {
 ./run.sh             set up, run the shipped scenarios in their quick sizes, print the summary, write results/report.html
 ./run.sh test        set up and run the tests, three at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh gpu-tests   set up and run the tests that need one accelerator or several; what passed is in build/gpu-tests.md
+./run.sh torches     set up and try other torch versions: doctor --deep, the fast tests, some of ranks (VERSION...; the oldest and the newest)
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
 ./run.sh bench       set up, run the project's own benchmarks and print the table of promises (NAME...; --quick: no long ones)
@@ -108,6 +109,7 @@ case "${1-}" in
     "") quick_start ;;
     test) tests "${@:2}" ;;
     gpu-tests) exec "$python" tests/gpu_tests.py "${@:2}" ;;
+    torches) exec "$python" tests/torches.py "${@:2}" ;;
     check) "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
     signatures) signatures "${@:2}" ;;
     docs) NO_MKDOCS_2_WARNING=1 exec "$python" -m mkdocs build --quiet ;;

@@ -311,6 +311,31 @@ def test_the_exact_gate_passes_the_same_and_fails_on_any_difference(tmp_path: Fi
     assert gate(base, new)[0] == 0
 
 
+def test_what_another_torch_communicates_is_no_changed_plan_and_is_stored_beside(tmp_path: FilePath) -> None:
+    base, new = tmp_path / "base", tmp_path / "new"
+    base.mkdir()
+    new.mkdir()
+
+    def written(folder: FilePath, count: int, torch: str) -> None:
+        (folder / "llama.signature").write_text(Signature("llama", MESH, torch, {"c": {GATHER: count}}).to_text())
+
+    written(base, 4, "2.13.0+cpu")
+    written(new, 8, "2.15.0+cu132")
+    code, output = gate(base, new)
+    assert code == 4 and "2.15.0" in output and "2.13.0" in output and "+4 all_gather" in output
+    assert gate(base, new, "--update")[0] == 0
+    assert sorted(path.name for path in base.iterdir()) == ["llama.signature", "llama.torch-2.15.signature"]
+    assert gate(base, new)[0] == 0, "2.15 is compared with its own"
+    written(new, 4, "2.14.1")
+    assert gate(base, new)[0] == 0, "2.14 is compared with what 2.13 wrote"
+    assert gate(base / "llama.signature", new / "llama.signature")[0] == 0
+    written(new, 8, "2.16.0")
+    assert gate(base, new)[0] == 0 and gate(base, new, "--update")[0] == 0
+    assert len(list(base.iterdir())) == 2, "a version that changes nothing stores nothing"
+    written(new, 5, "2.15.1")
+    assert gate(base, new)[0] == 1, "a changed plan"
+
+
 def test_the_exact_gate_never_passes_what_it_did_not_compare(tmp_path: FilePath) -> None:
     base, new = tmp_path / "base.signature", tmp_path / "new.signature"
     for one, counts in ((base, {}), (new, {})):

@@ -1,5 +1,12 @@
-"""The exact gate: signatures against signatures, no tolerance, no machine."""
+"""The exact gate: signatures against signatures, no tolerance, no machine.
 
+What a plan communicates may depend on the torch version. NAME.signature is then for the torch that wrote it and for
+newer ones, up to the version X.Y of a NAME.torch-X.Y.signature next to it.
+"""
+
+import contextlib
+import glob
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -7,9 +14,12 @@ from distbench.signature.difference import differences, incomparable
 from distbench.signature.run_signature import load_either
 from distbench.signature.signature_file import Signature, load
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
+from distbench.spec.versions import release
 from distbench.spec.writing import write_whole
 
 SUFFIX = ".signature"
+OF_TORCH = re.compile(rf"(?P<name>.+)\.torch-(?P<release>\d+\.\d+){re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True)
@@ -50,14 +60,38 @@ def compare(base: Path, new: Path) -> Compared:
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
-        return _compared({new.name: (load_either(base), load_either(new))}, [])
-    files = {side: {path.name: path for path in sorted(side.glob(f"*{SUFFIX}"))} for side in (base, new)}
-    if not files[base] and not files[new]:
+        after = load_either(new)
+        return _compared({new.name: (load_either(stored_for(base, after.torch)), after)}, [])
+    names = {side: sorted({_name(path) for path in side.glob(f"*{SUFFIX}")}) for side in (base, new)}
+    if not names[base] and not names[new]:
         raise UserError(f"{base} and {new} hold no *{SUFFIX} file; write some with distbench signature -o")
-    alone = [f"{name}: missing in {new}" for name in files[base] if name not in files[new]]
-    alone += [f"{name}: not in {base}; --update adds it" for name in files[new] if name not in files[base]]
-    both = [name for name in files[base] if name in files[new]]
-    return _compared({name: (load(files[base][name]), load(files[new][name])) for name in both}, alone)
+    alone = [f"{name}: missing in {new}" for name in names[base] if name not in names[new]]
+    alone += [f"{name}: not in {base}; --update adds it" for name in names[new] if name not in names[base]]
+    afters = {name: load(new / name) for name in names[base] if name in names[new]}
+    return _compared(
+        {name: (load(stored_for(base / name, afters[name].torch)), afters[name]) for name in afters}, alone
+    )
+
+
+def _name(path: Path) -> str:
+    """The file's name without a torch version."""
+    match = OF_TORCH.fullmatch(path.name)
+    return path.name if match is None else match["name"] + SUFFIX
+
+
+def stored_for(base: Path, torch: str) -> Path:
+    """The file next to `base` that holds for a torch version: the last NAME.torch-X.Y.signature that is not newer, or
+    `base` itself."""
+    if not re.match(r"\d+\.\d+", torch):
+        return base
+    paths = base.parent.glob(f"{glob.escape(base.stem)}.torch-*{SUFFIX}")
+    versions = {release(match["release"]): path for path in paths if (match := OF_TORCH.fullmatch(path.name))}
+    return versions[max(fitting)] if (fitting := [one for one in versions if one <= release(torch)]) else base
+
+
+def _of_other_torch(before: Signature, after: Signature) -> bool:
+    """Whether the two were written by torch versions that differ by more than a patch."""
+    return before.torch.split(".")[:2] != after.torch.split(".")[:2]
 
 
 def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -> Compared:
@@ -68,7 +102,14 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
             continue
         num_paths += sum(map(len, before.cases.values())) + sum(map(len, after.cases.values()))
         if found := differences(before, after):
-            changed[name] = found
+            if _of_other_torch(before, after):
+                more = f" (1 of {count_text(len(found), 'difference')})" if len(found) > 1 else ""
+                uncompared.append(
+                    f"{name}: torch {after.torch} communicates something else than torch {before.torch}, which wrote "
+                    f"the baseline: {found[0]}{more}; compare under one torch, or store this version's with --update"
+                )
+            else:
+                changed[name] = found
         else:
             same.append(name)
     torches = {(before.torch, after.torch): None for before, after in pairs.values() if before.torch != after.torch}
@@ -82,8 +123,15 @@ def update(base: Path, new: Path) -> list[Path]:
     if new.is_dir():
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
     written = []
-    for target, source in targets:
-        text = load_either(source).to_text()
+    for stored, source in targets:
+        after = load_either(source)
+        target, text = stored_for(stored, after.torch), after.to_text()
+        with contextlib.suppress(UserError):  # what is no signature is replaced
+            before = load(target)
+            if _of_other_torch(before, after):
+                if not differences(before, after):
+                    continue
+                target = stored.with_name(f"{stored.stem}.torch-{'.'.join(map(str, release(after.torch)))}{SUFFIX}")
         try:
             if target.exists() and not target.is_file():
                 raise UserError(f"{target} cannot be written: it is no file; give another file")
