@@ -56,6 +56,7 @@ def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str]
             lines.append(f"  {label}: skipped: {answer['skipped']}")
         elif "parameter_bytes" in answer:
             lines.append(f"  {label}: {_size(answer)}")
+            lines += [f"    note: {sentence}" for sentence in answer.get("advice", ())]  # type: ignore[attr-defined]
     if found:
         head += f": {count_text(len(found), 'problem')}"
     problems = [f"  - {problem}{_whose(labels, len(answers))}" for problem, labels in found.items()]

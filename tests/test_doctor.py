@@ -7,6 +7,7 @@ import pytest
 from distbench import doctor
 from distbench.spec.devices import built_for
 from distbench.spec.errors import UserError
+from distbench.spec.versions import INSTALL
 
 HOST = {"machine": "box-12", "cpu_model": "x86_64", "num_cpus": 2, "memory_bytes": 16_000_000_000}
 GOOD = ("torch version", "torch.distributed", "gloo")
@@ -60,7 +61,7 @@ def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPa
         "box-12: x86_64, 2 CPUs, 14.9 GiB",
         "",
         "MISSING torch  No module named 'torch'",
-        f"        -> {doctor.TORCH_ADVICE}",
+        f"        -> {INSTALL}",
         "",
         "This machine cannot run distbench yet.",
     ]

@@ -125,7 +125,7 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: An
     header = {"type": "run", "schema_version": SCHEMA_VERSION, "job": record, "environment": {**FACTS, **environment}}
     append(folder / "run.jsonl", header, *rows_in(1, "a"))
     monkeypatch.setattr(resume, "host_facts", lambda: dict(FACTS))
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
+    monkeypatch.setattr(resume, "installed_torch", lambda: "2.13.0")
     return folder / "run.jsonl"
 
 

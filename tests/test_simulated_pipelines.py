@@ -31,6 +31,7 @@ from distbench.simulate.simulated_run import write_simulated_run
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
+from distbench.spec.versions import release
 from distbench.traces.bubbles import bubble_shares, bubbles_text
 from distbench.traces.records import traces_of
 
@@ -191,8 +192,11 @@ def test_memory_shows_the_microbatches_that_are_in_flight(recorded: dict[str, li
     gpipe, one_f_one_b = (
         [replay_memory(one.events).live_bytes for one in recorded[schedule]] for schedule in ("gpipe", "1f1b")
     )
-    of_one = 2 * 4 * 2 * 4096 * 4  # two layers keep four tensors each of 2 samples, f32
+    tensor = 2 * 4096 * 4  # 2 samples, f32
+    of_one = 2 * 4 * tensor  # two layers keep four tensors each
     assert gpipe[1] == gpipe[2]
-    assert one_f_one_b[1] - one_f_one_b[2] == pytest.approx(of_one, rel=0.01)  # 3 and 2 of them
+    # 3 and 2 of them. torch 2.15 frees outputs once they are sent: at the peak rank 1 has 4 tensors fewer, rank 2 has 5.
+    one_more = tensor if release(recorded["1f1b"][0].head.torch) >= (2, 15) else 0
+    assert one_f_one_b[1] - one_f_one_b[2] == pytest.approx(of_one + one_more, rel=0.01)
     assert gpipe[2] - one_f_one_b[2] == pytest.approx(2 * of_one, rel=0.25)  # 4 and 2, and what torch still refers to
     assert one_f_one_b[0] > one_f_one_b[3] + of_one

@@ -68,9 +68,8 @@ def compare(base: Path, new: Path) -> Compared:
     alone = [f"{name}: missing in {new}" for name in names[base] if name not in names[new]]
     alone += [f"{name}: not in {base}; --update adds it" for name in names[new] if name not in names[base]]
     afters = {name: load(new / name) for name in names[base] if name in names[new]}
-    return _compared(
-        {name: (load(stored_for(base / name, afters[name].torch)), afters[name]) for name in afters}, alone
-    )
+    pairs = {name: (load(stored_for(base / name, after.torch)), after) for name, after in afters.items()}
+    return _compared(pairs, alone)
 
 
 def _name(path: Path) -> str:

@@ -13,6 +13,7 @@ from distbench.spec import Scenario
 from distbench.worker.cases.reference import Reference, cast_floats, largest, model_on_device, run_step
 from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.torch_internals import reduction_dtype
 
 F32 = torch.float32
 # FSDP's units: the name that each had in the model as it was built, and its mixed precision policy; the deepest first.
@@ -78,7 +79,7 @@ def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
     """
     if not units:
         return 0.0
-    dtypes = [policy.reduce_dtype or policy.param_dtype or _held(model) for _, policy in units]
+    dtypes: list[torch.dtype | None] = [reduction_dtype(policy, _held(model)) for _, policy in units]
     return torch.finfo(_lowest(dtypes)).eps / 2 * math.sqrt(num_ranks)
 
 

@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.job import Variant
 from distbench.spec.mesh import mesh_size
@@ -22,10 +25,11 @@ from distbench.worker.children.fake_step import rehearse
 from distbench.worker.models.blueprint import blueprint
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.plan_check import problems
+from distbench.worker.rank.dtypes import dtype_name
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import declared, load_scenario, variant_label
-from distbench.worker.torch_internals import Skipped, fake_ranks
+from distbench.worker.torch_internals import Skipped, fake_ranks, reduction_dtype
 
 # Of this process, for looking for meshes that work, all variants of a scenario together.
 SEARCH_S = 15.0
@@ -34,8 +38,8 @@ MANY = 16  # ranks along a mesh dim of which every size is tried
 
 def answers(job: Job) -> Iterator[dict[str, Any]]:
     """For each variant: `label` and `problems`. Where there are some, `works`: a mesh that has been tried and has none,
-    or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, and `not_tried`:
-    why no step was tried, or null."""
+    or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, `advice`:
+    sentences, and `not_tried`: why no step was tried, or null."""
     find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
@@ -119,7 +123,25 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     if tried.problems:
         return {"problems": list(tried.problems), "step_fails": True}
     sizes = {"num_parameters": num_parameters, "parameter_bytes": tried.parameter_bytes}
-    return {"problems": [], "not_tried": tried.why_not, **sizes}
+    return {"problems": [], "not_tried": tried.why_not, "advice": _advice(scenario, built.model), **sizes}
+
+
+def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
+    """What works, and may cost more than one expects."""
+    given = getattr(scenario.step_plan.fsdp, "mixed_precision", None)
+    policies = [*given.values()] if isinstance(given, Mapping) else [given]
+    held = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    policy = next(
+        (one for one in policies if one and not one.reduce_dtype and one.param_dtype not in (None, held)), None
+    )
+    if policy is None:
+        return []
+    own, gathered = dtype_name(held), dtype_name(policy.param_dtype)
+    return [
+        f"mixed_precision sets no reduce_dtype: torch {torch.__version__} reduces gradients in "
+        f"{dtype_name(reduction_dtype(policy, held))} (torch 2.15 and newer in {own}, older ones in {gathered}); set "
+        f"reduce_dtype for the same bytes on every version"
+    ]
 
 
 def _mesh_that_works(

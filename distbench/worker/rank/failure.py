@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distbench.spec.errors import UserError
 
 MAX_MESSAGE = 500  # characters
@@ -60,7 +62,8 @@ def raised_at(error: BaseException, otherwise: str = "") -> str:
     """Where in somebody's own file an exception came from: `file:line` of its innermost frame in neither an installed
     package nor this one; `otherwise` where there is none."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    skipped = (*installed, str(Path(__file__).parents[2]), "<")
+    # A torch on PYTHONPATH lies in no folder of installed packages.
+    skipped = (*installed, str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else otherwise

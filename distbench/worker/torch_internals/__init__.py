@@ -51,6 +51,7 @@ from distbench.worker.torch_internals.labels import (
     labelled_communication,
     messages_of_stages,
     next_autograd_position,
+    reduction_dtype,
     sum_then_divide,
     unit_policies,
     vote_on_fake_group,

@@ -231,6 +231,19 @@ def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
     return {module: state._mp_policy for module, state in _units(model)}
 
 
+def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
+    """What FSDP2 reduces gradients in under a mixed precision policy, of parameters held in `held`.
+
+    Without `reduce_dtype` that is the parameters' own dtype since torch 2.15, and what they are gathered in before
+    (`MixedPrecisionPolicy`'s docstring).
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    gathered_in = held if hasattr(FSDPParam, "unsharded_grad_dtype") else policy.param_dtype
+    found: torch.dtype = policy.reduce_dtype or gathered_in or held
+    return found
+
+
 def sum_then_divide(model: nn.Module) -> None:
     """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: a reduction that
     divides by any other number than the group's size only NCCL has.
