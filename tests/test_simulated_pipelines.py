@@ -195,7 +195,7 @@ def test_memory_shows_the_microbatches_that_are_in_flight(recorded: dict[str, li
     tensor = 2 * 4096 * 4  # 2 samples, f32
     of_one = 2 * 4 * tensor  # two layers keep four tensors each
     assert gpipe[1] == gpipe[2]
-    # 3 and 2 of them. torch 2.15 frees outputs once they are sent: at the peak rank 1 has 4 tensors fewer, rank 2 has 5.
+    # 3 and 2 of them. torch 2.15 frees what it has sent: at the peak rank 1 has 4 tensors fewer, rank 2 has 5.
     one_more = tensor if release(recorded["1f1b"][0].head.torch) >= (2, 15) else 0
     assert one_f_one_b[1] - one_f_one_b[2] == pytest.approx(of_one + one_more, rel=0.01)
     assert gpipe[2] - one_f_one_b[2] == pytest.approx(2 * of_one, rel=0.25)  # 4 and 2, and what torch still refers to
