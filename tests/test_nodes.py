@@ -40,7 +40,7 @@ def torchrun_words(words: str) -> tuple[str, ...]:
     [
         (["a", "--nodes", "2", "--quick"], ("a", "--quick")),
         (["--nodes=2", "a", "--launcher=slurm", "--mesh", "tp=4"], ("a", "--mesh", "tp=4")),
-        (["a", "--launcher-args", "--time=1 -p x", "--print", "-k", "x"], ("a", "-k", "x")),
+        (["a", "--launcher-args", "--time=1 -p x", "--dry-run", "-k", "x"], ("a", "-k", "x")),
         (["--ranks-per-node", "8", "a", "--label=--nodes"], ("a", "--label=--nodes")),
         (["a", "--launcher-args=", "--quick"], ("a", "--quick")),
     ],
@@ -50,7 +50,8 @@ def test_a_node_is_given_the_command_without_what_says_where(given: list[str], k
 
 
 def test_the_batch_file_has_the_nodes_and_the_command() -> None:
-    code, text = run("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--print", "--launcher-args=-p gpu -t 5")
+    asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args=-p gpu -t 5")
+    code, text = run(*asked)
     lines = text.splitlines()
     assert code == 0 and lines[0] == "#!/bin/bash"
     assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH -p gpu -t 5"} <= set(lines)
@@ -59,7 +60,7 @@ def test_the_batch_file_has_the_nodes_and_the_command() -> None:
 
 
 def test_torchrun_is_shown_for_each_node() -> None:
-    code, text = run("--mesh", "tp=4", "--nodes", "2", "--launcher", "torchrun", "--print")
+    code, text = run("--mesh", "tp=4", "--nodes", "2", "--launcher", "torchrun", "--dry-run")
     commands = [shlex.split(line) for line in text.splitlines() if "torch.distributed.run" in line]
     assert code == 0 and len(commands) == 2
     for rank, command in enumerate(commands):
@@ -67,7 +68,7 @@ def test_torchrun_is_shown_for_each_node() -> None:
 
 
 def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
-    asked = ("--nodes", "2", "--ranks-per-node", "1", "--launcher", "torchx", "--print")
+    asked = ("--nodes", "2", "--ranks-per-node", "1", "--launcher", "torchx", "--dry-run")
     code, text = run(*asked, "--launcher-args", "-s kubernetes -cfg queue=q -- --image distbench:1")
     before, after = shlex.split(text)[:], shlex.split(text)
     at = before.index("dist.ddp")
@@ -96,7 +97,7 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
         (torchrun_words("--node-rank 1 --nnode 1"), "--nnode: how many nodes and ranks there are"),
         (("--nodes", "2", "--launcher", "torchx", "--launcher-args", "-- --j 1x8"), "--j: how many nodes and ranks"),
         (("--nodes", "2", "--launcher", "slurm", "--launcher-args", "--ntasks-per=8"), "--ntasks-per=8: how many"),
-        (("--nodes", "2", "--launcher", "slurm", "--print", "--launcher-args", "'a\nrm x'"), "a word of several lines"),
+        (("--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args", "'a\nx'"), "a word of several lines"),
     ],
 )
 def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
@@ -199,7 +200,7 @@ def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: 
     """A login node has none: the ranks would run on CPUs, of which nobody would be told."""
     monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--print")
+    asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
     assert "nodes of this cluster have GPUs, and the job asks for none" in run(*asked)[1]
     assert "caution" not in run(*asked, "--device", "cpu")[1]
     for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):

@@ -146,7 +146,7 @@ def test_torchx_runs_it_on_this_machine(ranks: Ranks, path: str, tmp_path: Path)
     ((code, said),) = at_once(ranks, [smaller(TORCHX[0], tmp_path) + " --mesh tp=2"], PATH=path)
     assert code == 0 and statuses(tmp_path) == ["ok"], said
     # Kubernetes: as far as its component takes the words.
-    shown = ranks.run("bash", "-c", f"{KUBERNETES[0]} --device cpu --print", variables={"PATH": path})
+    shown = ranks.run("bash", "-c", f"{KUBERNETES[0]} --device cpu --dry-run", variables={"PATH": path})
     words = shlex.split(shown.stdout)
     at = words.index("dist.ddp")
     assert words[:at] == [

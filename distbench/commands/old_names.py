@@ -11,6 +11,8 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("doctor",): {"--json": ("--format", "json")},
     ("list",): {"--json": ("--format", "json")},
     ("report",): {"--out": ("--runs",)},
+    # An abbreviation of torchrun's --print-completion since torch 2.14.
+    ("run",): {"--print": ("--dry-run",)},
 }
 
 

@@ -15,8 +15,8 @@ from distbench.spec.errors import UserError
 # The launchers by name, as distbench/nodes has them: `--help` must not pay for importing it.
 LAUNCHERS = ("torchrun", "slurm", "torchx")
 # Options of run that say where; True: they take a value.
-WHERE = {"--nodes": True, "--launcher": True, "--ranks-per-node": True, "--launcher-args": True, "--print": False}
-WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args", "only_print")
+WHERE = {"--nodes": True, "--launcher": True, "--ranks-per-node": True, "--launcher-args": True, "--dry-run": False}
+WHERE_PARAMETERS = ("nodes", "launcher", "ranks_per_node", "launcher_args")
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
 ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
@@ -45,7 +45,6 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--ranks-per-node", type=click.IntRange(1), metavar="M", help="[devices here, or from --mesh]"
             ),
             click.option("--launcher-args", default="", metavar="WORDS", help="Further words for the launcher."),
-            click.option("--print", "only_print", is_flag=True, help="Show what would be launched on the nodes."),
         )
     ):
         command = add(command)
@@ -81,7 +80,7 @@ def run_on_nodes(
     asks = asked["device"] or device != "cpu" or any(ASKS_FOR_GPUS.match(word) for word in launch.extra)
     if launcher == "slurm" and not asks and nodes.has_gpus():
         say(NO_DEVICE_ASKED, err=True)
-    if asked["only_print"]:
+    if asked["dry_run"]:
         texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_text, "torchx": nodes.torchx_line}
         say(texts[launcher](launch).rstrip("\n"))
         return 0

@@ -68,7 +68,7 @@ RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
 @click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
-@click.option("--dry-run", is_flag=True, help="Start nothing: list the cases and about how long they take.")
+@click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with an interrupted run file.")
 @click.option("--fail-on-outlier", is_flag=True, help="End with 1 where a rank, host or link is slow (scenario links).")
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN", help="Links: what is slower since that run.")
@@ -117,8 +117,8 @@ def run(
     parsed = parse_mesh(mesh) if mesh is not None else None
     where = {name: asked.pop(name) for name in WHERE_PARAMETERS}
     num_ranks_before = require_links(scenarios, asked)
-    if where["nodes"] or where["launcher"] or where["only_print"]:
-        sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where}))
+    if where["nodes"] or where["launcher"]:
+        sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where, "dry_run": dry_run}))
     jobs = _asked_jobs(scenarios, parsed, joined, asked)
     require_as_many(num_ranks_before, jobs)
     if dry_run:

@@ -34,7 +34,7 @@ def require_one_job(words: Sequence[str]) -> None:
     """
     if word := _first_of(NOT_FOLLOWED, words):
         what = f"--launcher-args {word}: distbench submits one job and shows its output"
-        raise UserError(f"{what}; leave it out, or give the file that --print shows to sbatch yourself")
+        raise UserError(f"{what}; leave it out, or give the file that --dry-run shows to sbatch yourself")
 
 
 def require_one_line(words: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ def run_here(
     try:
         process = subprocess.Popen(list(command), env=environment, stderr=stderr)
     except OSError as error:
-        raise UserError(f"{command[0]} cannot be started ({error}); see `--print` for the command") from error
+        raise UserError(f"{command[0]} cannot be started ({error}); see `--dry-run` for the command") from error
     if watch:
         threading.Thread(target=watch, args=(process,), daemon=True).start()
     try:

@@ -71,7 +71,7 @@ def _require_which(asked: NodeLaunch, given: dict[str, str]) -> None:
     if nodes > 1 and not given.keys() & set(SAYS_WHERE):
         example = "--launcher-args '--node-rank 0 --master-addr HOST --master-port 29500'"
         what = f"torchrun on {nodes} nodes is started once on each, and was not told which this is"
-        raise UserError(f"{what}; add {example} with each node's rank, or see --print for the commands")
+        raise UserError(f"{what}; add {example} with each node's rank, or see --dry-run for the commands")
     if nodes > 1 and not address_in(asked.extra):
         what = f"torchrun on {nodes} nodes was told that this is node {rank}, and not where they meet"
         raise UserError(f"{what}; add --master-addr HOST to --launcher-args, HOST being node 0")

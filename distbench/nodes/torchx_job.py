@@ -67,7 +67,7 @@ def run_by_torchx(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     complaint.is_read.wait(READ_S)
     if complaint.last:
         advice = (
-            "choose another of its schedulers by --launcher-args '--scheduler NAME', or see --print for the command"
+            "choose another of its schedulers by --launcher-args '--scheduler NAME', or see --dry-run for the command"
         )
         say(f"distbench: torchx failed ({cut(complaint.last)}); {advice}")
     elif code:
