@@ -334,6 +334,10 @@ def test_what_another_torch_communicates_is_no_changed_plan_and_is_stored_beside
     assert len(list(base.iterdir())) == 2, "a version that changes nothing stores nothing"
     written(new, 5, "2.15.1")
     assert gate(base, new)[0] == 1, "a changed plan"
+    written(new, 6, "2.11.0")
+    assert gate(base, new)[0] == 4 and gate(base, new, "--update")[0] == 0 and gate(base, new)[0] == 0
+    written(new, 4, "2.13.1")
+    assert gate(base, new)[0] == 0, "2.13 is compared with what 2.13 wrote, not with 2.11's"
 
 
 def test_the_exact_gate_never_passes_what_it_did_not_compare(tmp_path: FilePath) -> None:

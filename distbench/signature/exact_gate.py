@@ -19,6 +19,7 @@ from distbench.spec.versions import release
 from distbench.spec.writing import write_whole
 
 SUFFIX = ".signature"
+IS_VERSION = re.compile(r"\d+\.\d+")
 OF_TORCH = re.compile(rf"(?P<name>.+)\.torch-(?P<release>\d+\.\d+){re.escape(SUFFIX)}")
 
 
@@ -79,12 +80,15 @@ def _name(path: Path) -> str:
 
 
 def stored_for(base: Path, torch: str) -> Path:
-    """The file next to `base` that holds for a torch version: the last NAME.torch-X.Y.signature that is not newer, or
-    `base` itself."""
-    if not re.match(r"\d+\.\d+", torch):
-        return base
+    """The file that holds for a torch version: of `base` and each NAME.torch-X.Y.signature next to it the one of the
+    newest version that is not newer; `base` where all are."""
     paths = base.parent.glob(f"{glob.escape(base.stem)}.torch-*{SUFFIX}")
     versions = {release(match["release"]): path for path in paths if (match := OF_TORCH.fullmatch(path.name))}
+    if not versions or not IS_VERSION.match(torch):
+        return base
+    with contextlib.suppress(UserError):
+        if IS_VERSION.match(own := load(base).torch):
+            versions[release(own)] = base
     return versions[max(fitting)] if (fitting := [one for one in versions if one <= release(torch)]) else base
 
 
