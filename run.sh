@@ -13,7 +13,7 @@ usage() {
 ./run.sh             set up, run the shipped scenarios in their quick sizes, print the summary, write results/report.html
 ./run.sh test        set up and run the tests, three at a time (further words go to pytest; --fast: none that starts a process)
 ./run.sh gpu-tests   set up and run the tests that need one accelerator or several; what passed is in build/gpu-tests.md
-./run.sh torches     set up and try other torch versions: doctor --deep, the fast tests, some of ranks (VERSION...; the oldest and the newest)
+./run.sh torches     set up and try other torch versions: doctor --deep, the fast tests, some of ranks (VERSION... or newest or all; by default the oldest and the newest)
 ./run.sh check       set up and check format, lint and types
 ./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
 ./run.sh bench       set up, run the project's own benchmarks and print the table of promises (NAME...; --quick: no long ones)

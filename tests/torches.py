@@ -1,10 +1,11 @@
-"""`./run.sh torches [VERSION...]`: doctor --deep, the fast tier and some tests of ranks with other torch versions.
+"""`./run.sh torches [VERSION...|newest|all]`: doctor --deep, the fast tier and some tests of ranks with other torches.
 
 Each torch is installed alone into build/torches/VERSION, and comes before the environment's own on Python's path: every
 other package is the environment's. What it prints is also in build/torches/VERSION.log.
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ RANK_TESTS = (
     *("test_simulate.py", "test_simulated_run.py", "test_simulated_pipelines.py", "test_sim_scenarios.py"),
 )
 TAIL = 15  # lines of a failed step that are printed
+NOT_INSTALLED = 3  # the exit code where a torch cannot be had here, so that nothing is known of it
 
 
 def steps(versions_pytest: Sequence[str]) -> dict[str, list[str]]:
@@ -44,10 +46,10 @@ def installed(version: str) -> Path | None:
     """The folder that goes onto Python's path for a version; None for the environment's own torch.
 
     Raises:
-        SystemExit: it is outside of the bound, or cannot be installed.
+        SystemExit: it is outside of the bound, or (code NOT_INSTALLED) cannot be installed.
     """
-    if not OLDEST <= release(version) <= NEWEST:
-        raise SystemExit(f"torches: {version} is outside of {SUPPORTED}; give some of {', '.join(RELEASES)}")
+    if not re.match(r"\d+\.\d+", version) or not OLDEST <= release(version) <= NEWEST:
+        raise _ended(2, f"{version} is outside of {SUPPORTED}; give some of {', '.join(RELEASES)}, newest or all")
     if metadata.version("torch").partition("+")[0] == version:
         return None
     folder = FOLDER / version
@@ -55,15 +57,19 @@ def installed(version: str) -> Path | None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         again = "see above; then run the same command again"
         if subprocess.run([*pip, "--upgrade", "--target", str(folder), f"torch=={version}"], check=False).returncode:
-            raise SystemExit(f"torches: pip could not install torch=={version}: {again}")
+            raise _ended(NOT_INSTALLED, f"pip could not install torch=={version}: {again}")
         try:
             names = make_stand_ins(folder / "torch", folder / "stand_ins")
         except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(
-                f"torches: no stand-ins for torch's CUDA libraries: {error}; install gcc and binutils"
-            ) from error
+            why = f"no stand-ins for torch's CUDA libraries: {error}; install gcc and binutils"
+            raise _ended(NOT_INSTALLED, why) from error
         (folder / LIBRARIES_MADE).write_text("\n".join(names))
     return folder
+
+
+def _ended(code: int, why: str) -> SystemExit:
+    print(f"torches: {why}", file=sys.stderr)
+    return SystemExit(code)
 
 
 def tried(version: str, pytest_options: Sequence[str]) -> bool:
@@ -99,7 +105,8 @@ def tried(version: str, pytest_options: Sequence[str]) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """0 where everything passes with every version."""
-    versions = [one for one in arguments if not one.startswith("-")] or [RELEASES[0], RELEASES[-1]]
+    words = {"newest": RELEASES[-1:], "all": RELEASES}
+    versions = [version for word in arguments for version in words.get(word, (word,))] or [RELEASES[0], RELEASES[-1]]
     processes = ["--numprocesses", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     results = [tried(version, processes) for version in versions]
     print(f"torches: {sum(results)} of {len(results)} versions passed; logs are in {FOLDER.relative_to(ROOT)}")
