@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario
+from distbench.spec.versions import release
 from distbench.worker.cases.reference import Difference, Differences, reference_of
 from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
 from distbench.worker.cases.step import step_cases
@@ -53,13 +54,18 @@ class Keys(nn.Module):
         return F.softmax(query @ key.transpose(1, 2) / 32**0.5, -1) @ value
 
 
+def squared_error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As F.mse_loss, whose backward in torch 2.11 takes no bf16 output with an f32 target."""
+    return ((output - target) ** 2).mean()
+
+
 def scenario_of(model: Any = Keys, dtype: torch.dtype = torch.float32, **plan: Any) -> Scenario:
     generator = torch.Generator().manual_seed(0)
     batch = torch.randn(4, 16, 32, generator=generator), torch.randn(4, 16, 32, generator=generator)
     return Scenario(
         build_model=lambda: model().to(dtype),
         make_batch=lambda: (batch[0].to(dtype), batch[1].to(dtype)),
-        loss=F.mse_loss,
+        loss=squared_error,
         plan=ParallelPlan(**plan),
     )
 
@@ -117,8 +123,8 @@ def test_sums_over_more_ranks_cost_more(context: RankContext) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     in_f32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert reduction_rounding(model, [], 2) == 0
-    # Half a unit in bf16's last place, 2**-8, times the root of two ranks.
-    expected = 2**-8 * math.sqrt(2)
+    # Half a unit in bf16's last place, 2**-8, times the root of two ranks; torch 2.15 reduces in f32, of 2**-24.
+    expected = (2**-24 if release(torch.__version__) >= (2, 15) else 2**-8) * math.sqrt(2)
     assert reduction_rounding(model, [("", policy)], 2) == pytest.approx(expected)
     assert reduction_rounding(model, [("", in_f32)], 2) < 1e-6
 
