@@ -1,8 +1,6 @@
 """A question that only torch can answer: a child process is asked, and the last line that it prints is its answer."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from distbench.processes import start_supervised, stop_supervised
 from distbench.spec.errors import UserError
 
 
@@ -30,17 +29,13 @@ def ask_child(
     question = b"" if given is None else json.dumps(given).encode()
     # Files and no pipes: what the child itself started may outlive it, and would hold a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=printed, stderr=said, start_new_session=True
-        ) as child:
+        with start_supervised(command, stdin=subprocess.PIPE, stdout=printed, stderr=said) as child:
             try:
                 child.communicate(question, timeout_s)
             except subprocess.TimeoutExpired as error:
                 raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
             finally:
-                # The child, if it has not ended, and what it started.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                stop_supervised(child)
         code = child.returncode
         lines, complaints = _lines_of(printed), _lines_of(said)
     try:

@@ -45,7 +45,7 @@ def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> 
 def test_what_a_child_leaves_behind_is_ended_and_not_waited_for(some_child: Path, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     some_child.write_text(
-        "import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(60)\n"
+        "import os, time\nchild = os.fork()\nif child == 0:\n    os.setsid()\n    time.sleep(60)\n"
         f"open({str(pid)!r}, 'w').write(str(child))\nprint(3)"
     )
     began = time.monotonic()

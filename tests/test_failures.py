@@ -133,7 +133,7 @@ def test_one_launch_of_another_launcher_runs_several_scenarios(ranks: Ranks, tmp
 def test_a_process_whose_parent_is_gone_before_it_can_ask_to_die_with_it_ends_at_once(
     children: Children,
 ) -> None:
-    code = "from distbench.worker.rank.parent_death import die_with_parent; die_with_parent(); print('goes on')"
+    code = "from distbench.processes.supervisor import die_with_parent; die_with_parent(); print('goes on')"
 
     def said_by_child_of(parent: int) -> str:
         return children.python("-c", code, variables={"DISTBENCH_PARENT_PID": str(parent)}).stdout
@@ -193,6 +193,33 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert_nothing_runs(tmp_path)
     shown = ranks.cli("report", "--full", "--out", str(tmp_path))
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
+
+
+NEXT = """import os
+from torch import nn, ones
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
+
+def build():
+    left = [pid for pid in os.listdir(os.environ["LEFT"]) if os.path.exists(f"/proc/{pid}")]
+    assert not left, left
+    return nn.Linear(8, 8)
+
+@scenario(mesh={"dp_shard": 2})
+def after() -> Scenario:
+    batch, plan = (ones(4, 8), ones(4, 8)), ParallelPlan(fsdp=FsdpPlan())
+    return Scenario(build_model=build, make_batch=lambda: batch, loss=nn.functional.mse_loss, plan=plan)
+"""
+
+
+def test_what_a_step_forks_ends_with_the_launch(ranks: Ranks, tmp_path: Path) -> None:
+    """And before the next scenario of that launch begins: it would be measured beside them."""
+    (tmp_path / "left").mkdir()
+    (tmp_path / "next.py").write_text(NEXT)
+    given = ("--quick", "--passes", "1", "--out", str(tmp_path), "--set", "misdeed=fork")
+    done = ranks.cli("run", MISDEEDS, tmp_path / "next.py", *given, LEFT=str(tmp_path / "left"))
+    assert done.returncode == 0, done.stderr
+    left = [int(path.name) for path in (tmp_path / "left").iterdir()]
+    assert len(left) >= 2 and not [pid for pid in left if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:

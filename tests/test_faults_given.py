@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from conftest import ROOT
-from processes import Children
 
 from distbench.cli import main
 from distbench.costmodel.profile import load_profile
 from distbench.launch.explain import cause_of
-from distbench.launch.leftovers import end_leftovers
 from distbench.render.plot_style import styled
 from distbench.runs.run_file import read_run
 from distbench.spec import Collectives, Scenario, UserError, find
-from distbench.spec.job import PARENT_PID
 from distbench.worker.cases.collective import collective_cases
 from distbench.worker.rank.failure import MAX_MESSAGE, one_line
 from distbench.worker.session import load_scenario
@@ -153,21 +150,6 @@ def test_what_ended_the_launcher_before_any_rank_ran_is_quoted(tmp_path: Path) -
     assert said == f"the launcher ended with exit code 1 (ValueError: no torch here); see {log}"
     log.write_text("nothing of use\n")
     assert cause_of(tmp_path, 1).message == f"the launcher ended with exit code 1; see {log}"
-
-
-def test_what_a_scenario_started_ends_with_the_launch(children: Children) -> None:
-    """Also what made a session of its own; nothing of anybody else's."""
-    sleeping = ("sleep", "60")
-    of_ours, of_others = (
-        children.start(*sleeping, variables={PARENT_PID: pid}, start_new_session=True) for pid in ("4194303", "419430")
-    )
-    try:
-        end_leftovers([4194302, 4194303])
-        assert of_ours.wait(5) == -9 and of_others.poll() is None
-    finally:
-        for process in (of_ours, of_others):
-            process.kill()
-            process.wait()
 
 
 def test_a_backend_of_matplotlib_that_does_not_exist_keeps_nobody_from_drawing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Launches of two sides in turn, each pair in an order of its own, with looks in between, until it is settled."""
 
-import contextlib
 import math
 import random
 import subprocess
@@ -14,6 +13,7 @@ from distbench.compare.options import Options
 from distbench.compare.verdicts import INCONCLUSIVE, PASS, REGRESSION
 from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import CaseVerdict, Gated
+from distbench.processes import start_supervised, stop_supervised
 from distbench.runs.sides import read_side
 from distbench.spec.errors import UserError
 from distbench.spec.signals import Stop, noted_stop, stopped_as_interrupt
@@ -175,14 +175,14 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
         # A signal while it starts is answered when there is a launch to end.
         with noted_stop() as stop:
             # In a session of its own, so that Ctrl-C reaches it once: from here.
-            launch = subprocess.Popen(
+            launch = start_supervised(
                 command,
+                environment=side.environment(),
+                grace_s=END_TIMEOUT_S,
                 cwd=side.folder,
-                env=side.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,
             )
     except (OSError, ValueError) as error:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
@@ -207,10 +207,7 @@ def _wait(launch: "subprocess.Popen[bytes]", stop: Stop) -> bytes:
                 raise KeyboardInterrupt
             return launch.communicate()[1]
         except KeyboardInterrupt:
-            launch.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                launch.communicate(timeout=END_TIMEOUT_S)
-            launch.kill()
+            stop_supervised(launch, END_TIMEOUT_S)
             raise
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from distbench.launch.display import Display
 from distbench.launch.explain import Cause, cause_of
-from distbench.launch.leftovers import end_leftovers
 from distbench.launch.meeting import Meeting
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
@@ -113,7 +112,6 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         finally:
             if not (seen.status == "complete" and ranks.are_kept):
                 ranks.stop()
-            end_leftovers(_pids_of_ranks(log_dir))
         # Events between the last look and the end say which case was running.
         _take_in(reader, seen, display)
     if seen.status == "complete" and not seen.reached_end:

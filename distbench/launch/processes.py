@@ -1,8 +1,6 @@
 """The processes that ranks run in: started for a job, kept for the jobs after it that fit, and never left behind."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,13 +8,11 @@ from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 
-from distbench.launch.leftovers import end_leftovers
 from distbench.launch.ranks import Joined, launcher_command, rank_environment
+from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import Job, UserError
 from distbench.spec.job import JOB_FILE, LAUNCH_LOG
 from distbench.spec.mesh import mesh_size
-
-TERMINATE_WAIT_S = 5.0
 
 
 class RankProcesses:
@@ -49,12 +45,12 @@ class RankProcesses:
 
     @property
     def pid(self) -> int:
-        """Of the launcher, or of the only rank here."""
+        """Of the supervisor of the launcher, or of the only rank here."""
         return self._process.pid if self._process else 0
 
     @property
     def exit_code(self) -> int | None:
-        """Of the same; None while it runs."""
+        """Of the launcher, or of the only rank here; None while it or anything that it started runs."""
         return self._process.poll() if self._process else None
 
     @property
@@ -100,13 +96,8 @@ class RankProcesses:
         environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
         with self.log.open("wb") as output:
             try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    start_new_session=True,
+                self._process = start_supervised(
+                    command, environment=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
             except OSError as error:
                 raise UserError(
@@ -114,24 +105,10 @@ class RankProcesses:
                 ) from error
 
     def stop(self) -> None:
-        """End the launch if it still runs: the launcher is asked, then killed, and the kernel then kills its ranks.
-
-        What scenarios themselves started, and left behind, ends with it.
-        """
+        """End the launch if it still runs, and all that the ranks started."""
         process, self._expected = self._process, []
-        if process is None:
-            return
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TERMINATE_WAIT_S)
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            # A process that waits for a device or a server's disk is not killed before that answers.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TERMINATE_WAIT_S)
-        end_leftovers([process.pid])
+        if process is not None:
+            stop_supervised(process)
 
 
 def _needs(job: Job) -> tuple[int, str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from distbench.runs.machine import slug
 from distbench.spec import UserError
-from distbench.spec.job import PARENT_PID
 
 # Below the ports that Linux hands out by itself (ip_local_port_range).
 FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
@@ -132,4 +131,4 @@ def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:
     """Environment of the ranks: ours, rank variables, and threads so that the ranks of a host share its CPUs."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cpus // max(num_ranks_here, 1)))
-    return {**os.environ, "OMP_NUM_THREADS": threads, PARENT_PID: str(os.getpid()), **extra}
+    return {**os.environ, "OMP_NUM_THREADS": threads, **extra}

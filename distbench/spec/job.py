@@ -17,8 +17,6 @@ from distbench.spec.writing import write_whole
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
-# The environment variable in which a process names itself to the processes that it starts.
-PARENT_PID = "DISTBENCH_PARENT_PID"
 JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is there
 LAUNCH_LOG = "launch.log"  # there too: what the process printed that started the ranks
 

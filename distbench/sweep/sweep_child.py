@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from distbench.processes import start_supervised, stop_supervised
 from distbench.spec.errors import UserError
 from distbench.spec.job import digest_of
 from distbench.spec.plan_knobs import is_knob, mesh_of
@@ -67,13 +66,11 @@ class SweepChild:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            stop_supervised(self._process)
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
-            self._process.wait()
         self._undo.close()
 
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -161,12 +158,8 @@ class SweepChild:
         except OSError as error:
             raise UserError(f"--out {self._folder} cannot be made ({error.strerror}); give another folder") from error
         self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            start_new_session=True,
+        self._process = start_supervised(
+            [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
         head = {"file": str(self._file), "scenario": self._scenario, "num_at_once": NUM_AT_ONCE}
         assert self._process.stdin is not None

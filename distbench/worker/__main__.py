@@ -10,8 +10,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from distbench.processes.supervisor import die_with_parent
 from distbench.spec import Job
-from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.rank.stopwatch import SPENT_BEFORE, Stopwatch
 

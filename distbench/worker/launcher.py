@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from distbench.processes.supervisor import adopt_orphans, die_with_parent, end_descendants
 from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.spec import Job, UserError
 from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed
 from distbench.spec.job import LAUNCH_LOG
 from distbench.worker.rank.failure import one_line, report_failure
-from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.stopwatch import SPENT_BEFORE
 
 STARTED_S = time.monotonic()
@@ -43,6 +43,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
         job_files: the first one is there; each of the others is waited for when the one before it has ended.
     """
     die_with_parent()
+    adopt_orphans()
     log_dir = job_files[0].parent
     try:
         first = Job.load(job_files[0])
@@ -98,6 +99,7 @@ class Ranks:
                 self._end()
                 return False
         del store
+        end_descendants()  # what ranks left would disturb the next job
         return True
 
     def _fork(self, rank: int, port: int, job_file: Path) -> int:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ class Model(nn.Module):
         super().__init__()
         self.linear = nn.Linear(8, 8)
         self.misdeed = misdeed
+        self.pids: list[int] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rank = int(os.environ["RANK"])
@@ -30,6 +32,12 @@ class Model(nn.Module):
             time.sleep(1000)
         if rank == 1 and self.misdeed == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.misdeed == "fork" and not self.pids:
+            self.pids.append(os.fork())
+            if not self.pids[0]:
+                os.setsid()
+                Path(os.environ["LEFT"], f"{os.getpid()}").touch()
+                time.sleep(1000)
         if self.misdeed == "slow":
             time.sleep(0.5)
         if self.misdeed == "nan":

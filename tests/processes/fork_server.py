@@ -7,6 +7,7 @@ child that does as `python ARGUMENTS` would. Importing torch takes seconds, a fo
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -19,8 +20,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from distbench.spec.job import PARENT_PID
-from distbench.worker.rank.parent_death import die_with_parent
+from distbench.processes.supervisor import PARENT_PID, die_with_parent
 
 IMPORTED = (
     "distbench.cli",
@@ -99,15 +99,32 @@ def become(request: dict[str, Any], streams: list[int]) -> NoReturn:
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path]
     # What it starts with `sys.executable` is forked too.
     sys.executable = request["executable"]
+    os.posix_spawnp = functools.partial(spawn, os.posix_spawnp)  # type: ignore[assignment]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         import torch
 
         torch.set_num_threads(int(threads))
-    exit_code = run(request["arguments"])
+    end_as(request["arguments"])
+
+
+def end_as(arguments: list[str]) -> NoReturn:
+    """Run as `python ARGUMENTS`, and end this process."""
+    exit_code = run(arguments)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
+
+
+def spawn(real: Any, path: str, words: list[str], environment: Any, **options: Any) -> int:
+    """`os.posix_spawnp`: a supervisor forks what it starts with the stand-in, so that this is below it."""
+    if path != sys.executable:
+        return int(real(path, words, environment, **options))
+    if pid := os.fork():
+        return pid
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, options["setsigmask"])
+    end_as(words[1:])
 
 
 def run(arguments: list[str]) -> int:
@@ -122,7 +139,7 @@ def run(arguments: list[str]) -> int:
             sys.argv = rest
             sys.path.insert(0, os.getcwd())
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-        elif how == "-u":
+        elif how in ("-u", "-IS"):
             return run(rest)
         else:
             sys.argv = arguments

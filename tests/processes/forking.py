@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 
-from distbench.worker.rank.parent_death import die_with_parent
+from distbench.processes.supervisor import die_with_parent
 
 
 def main(num_ranks: int, arguments: list[str]) -> int:

@@ -5,7 +5,6 @@ behind: DTensor keeps what it planned for a mesh and serves it to an equal mesh,
 """
 
 import multiprocessing
-import os
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -13,7 +12,6 @@ from typing import Any
 
 from distbench.spec import Job, UserError
 from distbench.worker.rank.failure import one_line
-from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.torch_internals import Unsupported
 
 Answer = dict[str, Any]
@@ -42,7 +40,7 @@ def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_on
 def _started(function: Callable[[Job], Answer], job: Job) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_answer, args=(function, job, sender, os.getpid()))
+    process = context.Process(target=_send_answer, args=(function, job, sender))
     process.start()
     # While this process holds the sending end too, a child that dies would never be noticed.
     sender.close()
@@ -60,8 +58,7 @@ def _received(connection: Connection, process: BaseProcess) -> Answer:
     return answer
 
 
-def _send_answer(function: Callable[[Job], Answer], job: Job, sender: Connection, parent_pid: int) -> None:
-    die_with_parent(parent_pid)
+def _send_answer(function: Callable[[Job], Answer], job: Job, sender: Connection) -> None:
     try:
         answer = function(job)
     except (UserError, Unsupported) as error:

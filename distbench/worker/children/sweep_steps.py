@@ -35,7 +35,6 @@ from distbench.worker.plan_code import plan_code
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.rank.failure import one_line
-from distbench.worker.rank.parent_death import die_with_parent
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import declared, load_scenario
 from distbench.worker.simulated.recorded_step import SEED, recorded, recorded_ranks
@@ -196,7 +195,7 @@ class _Lines:
 def _started(head: dict[str, Any], question: dict[str, Any]) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(head, question, sender, os.getpid()))
+    process = context.Process(target=_tell, args=(head, question, sender))
     process.start()
     # While this process holds the sending end too, a child that dies would never be noticed.
     sender.close()
@@ -223,8 +222,7 @@ def _import(modules: Sequence[str]) -> None:
     gc.freeze()  # processes that are forked from here on need not look through it for garbage
 
 
-def _tell(head: dict[str, Any], question: dict[str, Any], sender: Connection, parent: int) -> None:
-    die_with_parent(parent)
+def _tell(head: dict[str, Any], question: dict[str, Any], sender: Connection) -> None:
     warnings.simplefilter("ignore")
     known = {*sys.modules}
     answer = _answer(head, question)

@@ -1,0 +1,142 @@
+"""`python supervisor.py GRACE COMMAND...`: run a command, and end every process that it leaves.
+
+Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). So whatever the command starts
+stays below this process: a child that forks twice, makes a session of its own, or clears its environment. When the
+command has ended, all that is left below is killed and waited for, until nothing is left.
+
+There are two such processes, one below the other: when one of them is killed, the other ends what is left. This file
+is run by its path and imports only what every Python has.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+PARENT_PID = "DISTBENCH_PARENT_PID"
+GRACE_S, KILL_S, KILL_POLL_S = 5.0, 5.0, 0.001
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STOPS: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+# Python ignores these, and a command must not inherit that.
+IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+NOT_STARTED = 2
+
+
+def main(grace_s: float, command: list[str]) -> None:
+    """Run the command, and end as it ended."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS, signal.SIGCHLD})
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    die_with_parent(signal.SIGTERM)
+    adopt_orphans()
+    pid = os.fork()
+    if not pid:
+        os.setsid()  # a signal to the group of one supervisor spares the other
+        die_with_parent(signal.SIGTERM)
+        adopt_orphans()
+        pid = _spawn(command, mask)
+    _end_as(_wait(pid, grace_s))
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have a signal sent to this process when its parent ends, and end at once where the parent has ended already.
+
+    The parent is the process whose pid PARENT_PID holds in the environment; afterwards it holds this one's. Linux only.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
+    # A parent that ended before the kernel was asked sends no signal.
+    if os.getppid() != int(os.environ.get(PARENT_PID, os.getppid())):
+        os._exit(1)
+    os.environ[PARENT_PID] = str(os.getpid())
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants() -> None:
+    """Kill all descendants and wait for them, KILL_S at most: the children of each one killed are children of this
+    process then, and are killed next."""
+    deadline_s = time.monotonic() + KILL_S
+    while _reaped(0)[1]:
+        left = _children()
+        if time.monotonic() > deadline_s:
+            print(f"processes that cannot be killed: {', '.join(map(str, left))}", file=sys.stderr, flush=True)
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(KILL_POLL_S)
+
+
+def _spawn(command: list[str], mask: set[int | signal.Signals]) -> int:
+    try:
+        return os.posix_spawnp(
+            command[0], command, os.environ, setsid=True, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON
+        )
+    except OSError as error:
+        print(f"OSError: {command[0]} cannot be started: {error.strerror}; see `ulimit -a`", file=sys.stderr)
+        sys.exit(NOT_STARTED)
+
+
+def _wait(pid: int, grace_s: float) -> int:
+    """The exit code of a child, by its negative signal where one ended it; no descendant is left then."""
+    deadline_s, exit_code = None, None
+    while exit_code is None:
+        left_s = 3600.0 if deadline_s is None else deadline_s - time.monotonic()
+        if left_s <= 0:
+            exit_code = -signal.SIGKILL
+            break
+        found = signal.sigtimedwait({*STOPS, signal.SIGCHLD}, left_s)
+        if found and found.si_signo in STOPS:
+            os.kill(pid, signal.SIGTERM)
+            deadline_s = deadline_s or time.monotonic() + grace_s
+        exit_code = _reaped(pid)[0]
+    end_descendants()
+    return exit_code
+
+
+def _reaped(pid: int) -> tuple[int | None, bool]:
+    """Collect children that have ended: the exit code of this one, if it has; and whether others are left."""
+    exit_code = None
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return exit_code, False
+        if not ended:
+            return exit_code, True
+        if ended == pid:
+            exit_code = os.waitstatus_to_exitcode(status)
+
+
+def _children() -> list[int]:
+    """Pids of this process's children, of those too that have ended and were not collected."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+            if int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def _end_as(exit_code: int) -> None:
+    if exit_code >= 0:
+        sys.exit(exit_code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if -exit_code != signal.SIGKILL:
+        signal.signal(-exit_code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.kill(os.getpid(), -exit_code)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2:])
