@@ -35,6 +35,7 @@ def test_a_quoted_part_may_hold_what_else_has_a_meaning() -> None:
         *(("", "a part of a case's id is missing"), ("a and", "a part of a case's id is missing")),
         *(("(a", "a parenthesis is not closed"), ("a)", "')' is not expected there")),
         *(("a b", "'b' is not expected there"), ("'a", "a quote is not closed"), ("()", "a part of a case's id")),
+        *(("(" * 3000 + "a" + ")" * 3000, "nested deeper than 50 levels"), ("not " * 3000 + "a", "nested deeper than")),
     ],
 )
 def test_what_is_no_expression_is_a_sentence(text: str, why: str) -> None:

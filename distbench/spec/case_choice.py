@@ -9,7 +9,8 @@ from distbench.spec.printable import count_text
 Matches = Callable[[str], bool]
 # A part of an id in quotes may hold spaces and parentheses, as those of redistributions do.
 TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
-MAX_NAMED = 3
+MAX_NAMED, MAX_SHOWN = 3, 200
+MAX_DEPTH = 50
 
 
 class CaseChoice:
@@ -22,6 +23,7 @@ class CaseChoice:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = self._split()
+        self._depth = 0
         self._matches = self._any_of()
         if self._tokens:
             raise self._wrong(f"{self._tokens[0][1]!r} is not expected there")
@@ -55,6 +57,14 @@ class CaseChoice:
         return lambda case_id: all(part(case_id) for part in parts)
 
     def _one(self) -> Matches:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._wrong(f"nested deeper than {MAX_DEPTH} levels")
+        part = self._part()
+        self._depth -= 1
+        return part
+
+    def _part(self) -> Matches:
         if self._take("word", "not"):
             denied = self._one()
             return lambda case_id: not denied(case_id)
@@ -76,10 +86,15 @@ class CaseChoice:
 
     def _wrong(self, why: str) -> UserError:
         how = """write parts of ids with and, or, not and parentheses, such as -k "greedy and not f32" """
-        return UserError(f"-k {self._text!r}: {why}; {how.strip()}")
+        return UserError(f"-k {_shown(self._text)}: {why}; {how.strip()}")
+
+
+def _shown(text: str) -> str:
+    """In quotes, and only its beginning where it is long."""
+    return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
 
 
 def none_chosen(text: str, num_cases: int, ids: Sequence[str]) -> str:
     """One sentence for a choice that leaves nothing."""
     some, of = "; ".join(ids[:MAX_NAMED]), count_text(num_cases, "case")
-    return f"-k {text!r} chooses none of the {of}; there are e.g. {some}; `run --dry-run` lists all"
+    return f"-k {_shown(text)} chooses none of the {of}; there are e.g. {some}; `run --dry-run` lists all"

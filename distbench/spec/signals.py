@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,7 +65,9 @@ def noted_stop() -> Iterator[Stop]:
 @contextlib.contextmanager
 def _handled(handler: Any) -> Iterator[None]:
     kept = (signal.SIG_IGN, handler, None)
-    previous = {each: before for each in STOPPING if (before := signal.getsignal(each)) not in kept}
+    # Python takes signals on its main thread only, so that another thread cannot handle any.
+    in_main = threading.current_thread() is threading.main_thread()
+    previous = {each: before for each in STOPPING if in_main and (before := signal.getsignal(each)) not in kept}
     try:
         for each in previous:
             signal.signal(each, handler)
