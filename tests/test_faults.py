@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,27 @@ def test_progress_is_read_on_when_its_file_is_deleted_and_half_a_line_is_left_ou
 
 def test_a_rank_whose_log_folder_is_gone_fails_without_another_failure(tmp_path: Path) -> None:
     report_failure(tmp_path / "gone", 0, "raised", "why")
+
+
+def test_another_thread_than_the_main_one_handles_no_signal() -> None:
+    """`distbench.run` on a notebook's thread: Python lets the main thread alone set handlers."""
+    before = [signal.getsignal(each) for each in STOPPING]
+
+    def look() -> bool:
+        with stopped_as_interrupt(), noted_stop() as stop:
+            return stop.asked or before != [signal.getsignal(each) for each in STOPPING]
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(look).result() is False
+
+
+def test_a_failure_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    """The parent read a rank that was killed while it wrote as a full disk."""
+    with largest_file(20):
+        report_failure(tmp_path, 0, "gone", "rank 1 has ended")
+    assert list(tmp_path.iterdir()) == []
+    report_failure(tmp_path, 0, "gone", "rank 1 has ended")
+    assert cause_of(tmp_path, 1) == Cause("gone", "rank 1 has ended", 0)
 
 
 def test_what_a_rank_prints_on_a_full_disk_is_lost_and_no_reason_to_fail() -> None:

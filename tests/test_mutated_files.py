@@ -14,7 +14,7 @@ from benchmarks.bench_mutated_files import commands_for, faults_of, invoke
 from benchmarks.mutations import KINDS, SUFFIXES, mutated
 from distbench.launch.explain import cause_of
 from distbench.runs.progress import ProgressReader
-from distbench.spec.errors import UserError
+from distbench.spec.errors import FAILURES, UserError
 from distbench.spec.job import Job
 
 FEW = settings(
@@ -48,13 +48,15 @@ def test_nonsense_is_told_from_what_may_be_measured() -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"rank": 0, "kind"', "[]", '{"rank": "x", "kind": 3}', "\x00"])
-def test_a_failure_file_that_a_full_disk_cut_short_is_a_sentence(tmp_path: Path, text: str) -> None:
+def test_a_failure_file_that_is_damaged_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "failure-rank0.json").write_text(text)
-    cause = cause_of(tmp_path, 1)
-    assert cause.user_can_fix and "is cut short, as a full disk does; make room" in cause.message
+    assert cause_of(tmp_path, 1).message.startswith("the launcher ended with exit code 1")
     whole = {"rank": 1, "kind": "raised", "message": "ValueError: no", "at": 5.0}
     (tmp_path / "failure-rank1.json").write_text(json.dumps(whole))
     assert cause_of(tmp_path, 1).message.startswith("rank 1 raised ValueError: no")
+    for kind in FAILURES:
+        (tmp_path / "failure-rank1.json").write_text(json.dumps({**whole, "kind": kind}))
+        assert cause_of(tmp_path, 1).kind == kind and cause_of(tmp_path, 1).rank == 1
 
 
 def test_progress_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec import UserError
+from distbench.spec.errors import FAILURES
 from distbench.spec.fields import COUNT, DATE, TEXT, Kinds, wrong_field
 from distbench.spec.job import LAUNCH_LOG
 from distbench.spec.printable import clean
@@ -22,8 +23,7 @@ FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
 class Cause:
     """Why a launch failed: what kind of cause, in one sentence, and the rank that failed first, where known.
 
-    `kind` is "user" or "storage" for what the user can fix, "raised", "killed", "hung" or "lost" (a whole host) for
-    the rest.
+    `kind` is one of FAILURES, or "killed" or "hung"; the user can fix "user" and "storage".
     """
 
     kind: str
@@ -48,9 +48,6 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
         if first["kind"] == "raised":
             message = f"rank {first['rank']} raised {message}; its traceback is in {log_dir / _rank_log(first['rank'])}"
         return Cause(first["kind"], message, first["rank"])
-    if cut := sorted(log_dir.glob("failure-rank*.json")):
-        what = f"{cut[0]}, where a rank says why it failed, is cut short, as a full disk does"
-        return Cause("storage", f"{what}; make room, or give other folders with --out and --log-dir")
     if found := _killed_rank(log):
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
@@ -72,11 +69,15 @@ def _text(path: Path) -> str:
 
 
 def _failures(log_dir: Path) -> Iterator[dict[str, Any]]:
-    """What the ranks wrote as they failed; a file that a full disk cut short says nothing."""
+    """What the ranks wrote as they failed; a file that somebody damaged says nothing."""
     for path in sorted(log_dir.glob("failure-rank*.json")):
         with contextlib.suppress(UserError):
             record = read_json(path, "failure")
-            if isinstance(record, dict) and not wrong_field(record, FAILURE, tuple(FAILURE)):
+            if (
+                isinstance(record, dict)
+                and not wrong_field(record, FAILURE, tuple(FAILURE))
+                and record["kind"] in FAILURES
+            ):
                 yield record
 
 
@@ -91,7 +92,9 @@ def _killed_rank(launch_log: Path) -> tuple[int, int] | None:
 
 
 def _how(exit_code: int) -> str:
-    if exit_code >= 0:
+    if not exit_code:
+        return "ended with exit code 0 before all was done"
+    if exit_code > 0:
         return f"ended with exit code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 # Begins the message of a run whose plan does not fit its model or mesh.
 PLAN_PROBLEMS = "the plan cannot work"
+# Why a rank failed, in the file that it leaves: what the user can fix, a full disk, an exception, a host that is lost,
+# another rank that has ended.
+FAILURES = ("user", "storage", "raised", "lost", "gone")
 
 
 class UserError(Exception):

@@ -21,6 +21,11 @@ JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is the
 LAUNCH_LOG = "launch.log"  # there too: what the process printed that started the ranks
 
 
+def pid_file(log_dir: Path, rank: int) -> Path:
+    """There too, from when a rank begins until it has done all of its work: its pid."""
+    return log_dir / f"rank{rank}.pid"
+
+
 @dataclass(frozen=True)
 class Settings:
     """How long and how precisely to measure one case.
@@ -206,7 +211,7 @@ def _typed(name: str, text: str, default: Any) -> Any:
         return text
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         value = text
     wanted = type(default)
     allowed = (float, int) if wanted is float else wanted

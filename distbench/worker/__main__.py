@@ -1,5 +1,6 @@
 """`python -m distbench.worker JOB.json`: one rank, whose variables `launcher.py` or another launcher has set."""
 
+import contextlib
 import faulthandler
 import io
 import os
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from distbench.processes.supervisor import die_with_parent
 from distbench.spec import Job
+from distbench.spec.job import pid_file
 from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.rank.stopwatch import SPENT_BEFORE, Stopwatch
 
@@ -37,10 +39,13 @@ def main(job_path: str) -> NoReturn:
     except (UserError, StorageFailed, RankFailed) as error:
         kind = {UserError: "user", StorageFailed: "storage", HostLost: "lost"}.get(type(error), "raised")
         report_failure(log_dir, rank, kind, str(error))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         traceback.print_exc()
         report_failure(log_dir, rank, "raised", one_line(error))
     else:
+        # While it is there, an exit code of 0 is not this rank's own: a model may call os._exit.
+        with contextlib.suppress(OSError):
+            pid_file(log_dir, rank).unlink()
         _leave(0)
     _leave(1)
 
@@ -86,7 +91,7 @@ def _log_to(log_dir: Path, rank: int) -> None:
 
     try:
         descriptor = os.open(log_dir / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        (log_dir / f"rank{rank}.pid").write_text(str(os.getpid()))
+        pid_file(log_dir, rank).write_text(str(os.getpid()))
     except OSError as error:
         raise StorageFailed(f"{log_dir} cannot be written: {error.strerror}") from error
     for stream in (1, 2):

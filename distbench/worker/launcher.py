@@ -23,7 +23,7 @@ from distbench.runs.progress import FILE_NAME, ProgressWriter
 from distbench.spec import Job, UserError
 from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed
-from distbench.spec.job import LAUNCH_LOG
+from distbench.spec.job import LAUNCH_LOG, pid_file
 from distbench.worker.rank.failure import one_line, report_failure
 from distbench.worker.rank.stopwatch import SPENT_BEFORE
 
@@ -94,7 +94,7 @@ class Ranks:
         while self._running:
             pid, status = os.wait()
             rank, exit_code = self._running.pop(pid, -1), os.waitstatus_to_exitcode(status)
-            if rank >= 0 and exit_code:
+            if rank >= 0 and (exit_code or pid_file(job_file.parent, rank).exists()):
                 print(f"rank {rank} ended with exit code {exit_code}", flush=True)
                 self._end()
                 return False

@@ -30,6 +30,12 @@ class Model(nn.Module):
             raise ValueError("rank one refuses")
         if rank == 1 and self.misdeed == "hang":
             time.sleep(1000)
+        if rank == 1 and self.misdeed == "leave":
+            os._exit(0)
+        if rank == 1 and self.misdeed == "interrupt":
+            raise KeyboardInterrupt
+        if self.misdeed == "print":
+            os.write(1, b"x" * 1_000_000)
         if rank == 1 and self.misdeed == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.misdeed == "fork" and not self.pids:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from distbench.spec.errors import UserError
+from distbench.spec.errors import FAILURES, UserError
+from distbench.spec.writing import write_whole
 
 MAX_MESSAGE = 500  # characters
 
@@ -26,13 +27,15 @@ class HostLost(RankFailed):
 
 
 def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
-    """Write `failure-rank<N>.json`; `kind` is "user" for what the user can fix, "storage" for a full disk, "lost" for
-    ranks of another host that are gone, else "raised". Where not even that can be written, the parent sees for itself
-    that its folder is full or gone."""
+    """Write `failure-rank<N>.json`, whole or not at all; `kind` is one of FAILURES.
+
+    Where it cannot be written, the parent sees for itself that its folder is full or gone.
+    """
+    assert kind in FAILURES, kind
     # By this clock the ranks of a host tell who failed first; the wall clock may jump.
     record = {"rank": rank, "kind": kind, "message": message, "at": time.monotonic()}
     with contextlib.suppress(OSError):
-        (log_dir / f"failure-rank{rank}.json").write_text(json.dumps(record), encoding="utf-8")
+        write_whole(log_dir / f"failure-rank{rank}.json", json.dumps(record))
 
 
 def one_line(error: BaseException) -> str:
