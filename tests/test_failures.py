@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,6 +194,45 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert_nothing_runs(tmp_path)
     shown = ranks.cli("report", "--full", "--out", str(tmp_path))
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("misdeed", "status", "says"),
+    [
+        ("leave", "aborted", "rank 1 ended with exit code 0 before all was done"),
+        ("interrupt", "raised", "rank 1 raised KeyboardInterrupt"),
+    ],
+)
+def test_a_rank_that_leaves_without_an_error_is_named(
+    ranks: Ranks, tmp_path: Path, misdeed: str, status: str, says: str
+) -> None:
+    """The others would wait for it until the timeout, and the exit code 0 would name no rank."""
+    done = run_misdeed(ranks, tmp_path, misdeed, "--timeout", "60", real=False)
+    assert done.returncode == 1 and says in done.stderr and "Traceback" not in done.stderr
+    assert outcome_of(tmp_path) == ["ok", "ok", status, "ok", "ok"]
+
+
+def test_a_log_that_grows_too_long_is_cut_with_a_warning(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distbench.launch.storage.MAX_LOG_BYTES", 1_500_000)
+    given = ("--quick", "--passes", "1", "--out", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
+    done = ranks.run_here("run", MISDEEDS, *given)
+    assert done.exit_code == 0, done.output
+    said = next(line for line in done.stderr.splitlines() if line.startswith("distbench: warning: misdeeds: "))
+    cut = float(re.findall(r"([\d,]+) MB were taken out", said)[0].replace(",", ""))
+    assert cut >= 1 and all(path.stat().st_size <= 1_500_000 for path in tmp_path.rglob("*.log"))
+
+
+def test_a_scenario_that_is_refused_keeps_no_other_from_running(ranks: Ranks, tmp_path: Path) -> None:
+    named = (f"{DATA / 'tiny.py'}", f"{DATA / 'bad_plans.py'}::undividable", MISDEEDS)
+    given = ("--quick", "--passes", "1", "--out", str(tmp_path), "--set", "case=1")
+    done = ranks.cli("run", *named, *given)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == "distbench: error: of 3 scenarios, undividable was refused"
+    runs = [read_run(file) for file in run_files(tmp_path)]
+    assert len(runs) == 2 and "misdeeds" in [run.scenario for run in runs]
+    assert {case["status"] for run in runs for case in run.cases} == {"ok"}
 
 
 NEXT = """import os

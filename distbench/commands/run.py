@@ -27,7 +27,8 @@ MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
 NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes", *OF_LINKS)
 # In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
-RUN_FILES, MESSAGE = f"{__name__}.run_files", f"{__name__}.message"
+RUN_FILES, MESSAGE, REFUSED = f"{__name__}.run_files", f"{__name__}.message", f"{__name__}.refused"
+MISSING = f"{__name__}.missing"
 
 
 @click.command(cls=KeepsArguments)
@@ -157,6 +158,8 @@ def _measure(jobs: list[Any], joined: Any, silent: bool, is_resumed: bool = Fals
     exit_code, asked = run_all(jobs, joined, silent), click.get_current_context().params
     if not silent and exit_code != INTERRUPTED:
         show_summary(jobs, is_resumed)
+    if missing := click.get_current_context().meta.get(MISSING):
+        say_once(f"distbench: error: {missing}")
     if exit_code == 0 and _is_first(joined) and (asked["fail_on_outlier"] or asked["against"]):
         slow = links_code(jobs, asked["against"], silent)
         exit_code = slow if asked["fail_on_outlier"] else 0
@@ -180,11 +183,14 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: Any) -> Any:
 
 
 def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
-    """Launch jobs one after the other; the worst exit code. A mistake of the user's or Ctrl-C ends it."""
+    """Launch jobs one after the other; the worst exit code.
+
+    A refused scenario does not keep the others from running. Ctrl-C, and storage that takes no more, end it.
+    """
     from distbench.launch import MODULE, RankProcesses, launch_on
     from distbench.launch.display import display_for
 
-    exit_codes, left_out = [], []
+    exit_codes, left_out, refused = [], [], []
     with RankProcesses(jobs, joined, MODULE) as ranks:
         for job in jobs:
             with display_for(job.scenario, silent) as display:
@@ -192,17 +198,39 @@ def run_all(jobs: list[Any], joined: Any, silent: bool) -> int:
             _say_what_became(job, outcome, silent)
             exit_codes.append(outcome.exit_code)
             left_out.append(outcome.none_chosen)
-            if outcome.exit_code in (2, INTERRUPTED):
+            if outcome.user_can_fix and not outcome.is_storage_full:
+                refused.append(job.scenario)
+            if outcome.exit_code == INTERRUPTED or outcome.is_storage_full:
                 break
     if all(left_out):
         raise UserError(left_out[0])
+    _note_missing(jobs, len(exit_codes), refused)
     return max(exit_codes, default=0)
+
+
+def _note_missing(jobs: list[Any], num_run: int, refused: list[str]) -> None:
+    """Name the scenarios of several that were not measured, in what the command says last."""
+    not_run = [job.scenario for job in jobs[num_run:]]
+    if len(jobs) == 1 or not (refused or not_run):
+        return
+    parts = (("refused", refused), ("not run", not_run))
+    what = "; ".join(
+        f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {how}" for how, names in parts if names
+    )
+    meta = click.get_current_context().meta
+    meta[MISSING] = f"of {len(jobs)} scenarios, {what}"
+    meta[MESSAGE] = f"{meta[MISSING]} ({meta[MESSAGE]})" if MESSAGE in meta else meta[MISSING]
 
 
 def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
     if message := outcome.message or (_why_not_ok(Path(job.run_file)) if outcome.exit_code else ""):
         say_once(f"distbench: {job.scenario}: {cut(told(job, message))}")
-        click.get_current_context().meta[MESSAGE] = f"{job.scenario}: {cut(message)}"
+        meta = click.get_current_context().meta
+        # A refusal is what the command ends with, whatever comes after it.
+        if outcome.user_can_fix or not meta.get(REFUSED):
+            meta[MESSAGE], meta[REFUSED] = f"{job.scenario}: {cut(message)}", outcome.user_can_fix
+    if outcome.warning:
+        say_once(f"distbench: warning: {job.scenario}: {outcome.warning}")
     if outcome.none_chosen and not silent:
         say(f"{job.scenario}: no case matches -k", err=True)
     elif not silent and Path(job.run_file).exists():

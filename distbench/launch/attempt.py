@@ -14,7 +14,7 @@ from distbench.launch.explain import Cause, cause_of
 from distbench.launch.meeting import Meeting
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
-from distbench.launch.storage import why_unwritable
+from distbench.launch.storage import shorten_logs, why_unwritable
 from distbench.runs.progress import FILE_NAME, ProgressReader
 from distbench.runs.run_file import Case
 from distbench.spec import Job
@@ -37,6 +37,7 @@ class Attempt:
         measuring_s: its seconds from when it opened the first case to when it closed the last one.
         last_event_s: when the last event came, seconds, monotonic.
         none_chosen: where the user's choice leaves no case: how many there are, and a few of their ids.
+        cut_logs: bytes that were taken out of each log that grew too long.
         has_left: whether all ranks of this job have ended well while their launch goes on.
     """
 
@@ -51,6 +52,7 @@ class Attempt:
     measuring_s: float = 0.0
     last_event_s: float = field(default_factory=time.monotonic)
     reached_end: bool = False
+    cut_logs: Counter[Path] = field(default_factory=Counter)
     has_left: bool = False
     none_chosen: tuple[int, list[str]] | None = None
 
@@ -112,13 +114,16 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         finally:
             if not (seen.status == "complete" and ranks.are_kept):
                 ranks.stop()
+        seen.cut_logs.update(shorten_logs(log_dir))
         # Events between the last look and the end say which case was running.
         _take_in(reader, seen, display)
     if seen.status == "complete" and not seen.reached_end:
         # An exit code of 0 is no proof: a scenario that ends its process leaves nothing measured and nobody alarmed.
         ranks.stop()
-        message = f"the ranks ended with exit code 0 before they were done; their logs are in {log_dir}"
-        seen.status, seen.cause = "failed", Cause("killed", message)
+        rank = ranks.joined.rank if ranks.joined else None
+        who = "the ranks" if rank is None else f"rank {rank}"
+        message = f"{who} ended with exit code 0 before all was done; see the logs in {log_dir}"
+        seen.status, seen.cause = "failed", Cause("killed", message, rank)
     return seen
 
 
@@ -133,6 +138,7 @@ def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display
     while True:
         exit_code = ranks.exit_code
         _take_in(reader, seen, display)
+        seen.cut_logs.update(shorten_logs(Path(job.log_dir)))
         if exit_code is not None:
             return "complete" if exit_code == 0 else "failed"
         if ranks.are_kept and seen.has_left:

@@ -36,6 +36,7 @@ class JobRecord:
         self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
         self.measuring_s = 0.0
+        self.cut_logs: Counter[Path] = Counter()
 
     @property
     def status(self) -> str:
@@ -85,6 +86,7 @@ class JobRecord:
         self.num_by_status.update(ended.num_by_status)
         self.spent_s.update(ended.spent_s)
         self.measuring_s += ended.measuring_s
+        self.cut_logs.update(ended.cut_logs)
         if ended.running and ended.status != "complete" and not ended.cause.user_can_fix:
             self._add_row(ended, ended.running)
 

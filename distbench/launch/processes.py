@@ -94,7 +94,7 @@ class RankProcesses:
             command, here = launcher_command(num_ranks, self._module, paths), num_ranks
             self.log = log_dir / LAUNCH_LOG
         environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
-        with self.log.open("wb") as output:
+        with self.log.open("ab") as output:
             try:
                 self._process = start_supervised(
                     command, environment=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output

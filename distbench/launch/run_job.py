@@ -11,7 +11,7 @@ from distbench.launch.explain import Cause
 from distbench.launch.job_record import JobRecord, left_of
 from distbench.launch.processes import RankProcesses
 from distbench.launch.ranks import Joined
-from distbench.launch.storage import cannot_be_written, make_folders, moved_logs
+from distbench.launch.storage import cannot_be_written, make_folders, moved_logs, too_long
 from distbench.spec import Job, UserError
 from distbench.spec.case_choice import none_chosen
 from distbench.spec.job import JOB_FILE
@@ -22,8 +22,15 @@ MODULE = ("-m", "distbench.worker")
 
 @dataclass
 class JobOutcome:
-    """What became of one job; `status` is "complete", "failed", "timeout" or "interrupted", `message` one sentence
-    or empty; `none_chosen` one where the user's choice of cases leaves none."""
+    """What became of one job.
+
+    Args:
+        status: "complete", "failed", "timeout" or "interrupted".
+        message: one sentence, or empty.
+        is_storage_full: whether a folder took no more, as it will for other jobs.
+        none_chosen: one sentence where the user's choice of cases leaves none.
+        warning: one sentence on what changes no result.
+    """
 
     job: Job
     status: str
@@ -31,6 +38,8 @@ class JobOutcome:
     user_can_fix: bool = False
     num_by_status: dict[str, int] = field(default_factory=dict)
     none_chosen: str = ""
+    is_storage_full: bool = False
+    warning: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -91,9 +100,12 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     status = "interrupted" if stop.asked else record.status
     message = record.message or ("interrupted after its last case" if stop.asked else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
+    warning = too_long(record.cut_logs)
     if logs := moved_logs(job):
-        message, job = message.replace(job.log_dir, str(logs)), replace(job, log_dir=str(logs))
-    return JobOutcome(job, status, message, record.last.cause.user_can_fix, counts, left_out)
+        message, warning = (text.replace(job.log_dir, str(logs)) for text in (message, warning))
+        job = replace(job, log_dir=str(logs))
+    cause = record.last.cause
+    return JobOutcome(job, status, message, cause.user_can_fix, counts, left_out, cause.kind == "storage", warning)
 
 
 class _WithoutPlan(Display):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from distbench.spec import Job
@@ -9,6 +10,7 @@ from distbench.spec.job import JOB_FILE
 
 # More than a rank needs to say why it failed.
 PROBE_BYTES = 8192
+MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # of each log
 
 
 def make_folders(job: Job) -> None:
@@ -43,6 +45,31 @@ def moved_logs(job: Job) -> Path | None:
         own.unlink()
         own.parent.rmdir()  # not before the last rank of this host
     return now
+
+
+def shorten_logs(log_dir: Path) -> dict[Path, int]:
+    """Cut each log that has grown beyond MAX_LOG_BYTES to its beginning; how many bytes that took out of which.
+
+    The ranks append, so that what they print next, such as a traceback, follows the beginning. A model that prints in
+    each step would fill the disk otherwise.
+    """
+    cut = {}
+    for path in log_dir.glob("*.log"):
+        with contextlib.suppress(OSError):
+            if (size := path.stat().st_size) > MAX_LOG_BYTES:
+                os.truncate(path, KEPT_LOG_BYTES)
+                cut[path] = size - KEPT_LOG_BYTES
+    return cut
+
+
+def too_long(cut_logs: Mapping[Path, int]) -> str:
+    """One sentence on logs that were cut; empty where none was."""
+    if not cut_logs:
+        return ""
+    longest = max(cut_logs, key=lambda path: cut_logs[path])
+    more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
+    what = f"{longest} grew too long: {cut_logs[longest] / 1e6:,.0f} MB were taken out of it{more}"
+    return f"{what}; print less in the model, as printing is a part of what was timed"
 
 
 def cannot_be_written(error: OSError, where: Path) -> str:
