@@ -62,7 +62,12 @@ class Launch:
 
     @property
     def _launchers_and_ranks(self) -> set[int]:
-        return {pid for pid in self.pids if b"distbench.worker.launcher" in _command(pid)}
+        return {pid for pid in self.pids if _runs(pid, b"distbench.worker.launcher") and pid not in self.supervisors}
+
+    @property
+    def supervisors(self) -> list[int]:
+        """The pids of the two supervisors of the launcher, whose command names that too."""
+        return [pid for pid in self.pids if _runs(pid, b"supervisor.py") and _runs(pid, b"distbench.worker.launcher")]
 
     @property
     def run_files(self) -> list[Path]:
@@ -101,8 +106,8 @@ def _environment(pid: int) -> bytes:
     return _read(pid, "environ")
 
 
-def _command(pid: int) -> bytes:
-    return _read(pid, "cmdline")
+def _runs(pid: int, program: bytes) -> bool:
+    return program in _read(pid, "cmdline")
 
 
 def _parent(pid: int) -> int:
@@ -158,6 +163,7 @@ FAULTS = (
     Fault("SIGSTOP of a rank", _send(STOP, "ranks"), NO_PROGRESS),
     Fault("SIGKILL of the launcher", _send(KILL, "launcher"), "the launcher was killed by SIGKILL"),
     Fault("SIGTERM of the launcher", _send(TERM, "launcher"), "the launcher was killed by SIGTERM"),
+    Fault("SIGKILL of a supervisor", _send(KILL, "supervisors"), "the launcher was killed by SIGKILL"),
     Fault("SIGSTOP of the launcher", _send(STOP, "launcher"), NO_PROGRESS),
     Fault("SIGKILL of the command", _send_command(KILL), ""),
     Fault("SIGTERM of the command", _send_command(TERM), "interrupted"),
