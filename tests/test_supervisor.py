@@ -149,6 +149,16 @@ def test_no_process_of_a_command_that_is_ended_is_left(
         assert is_at_its_end(pipe)
 
 
+def test_a_launcher_of_nodes_ends_with_the_command_that_is_killed(children: Children, tmp_path: Path) -> None:
+    code = "from distbench.nodes.node_launch import run_here; run_here(['sh', '-c', 'echo $$; exec sleep 300'])"
+    with children.start(sys.executable, "-c", code, stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        launcher = os.pidfd_open(int(command.stdout.readline()))
+        command.kill()
+        assert select.select([launcher], [], [], 20)[0]  # readable when it has ended
+        os.close(launcher)
+
+
 def test_children_of_the_process_that_starts_it_are_left_alone(children: Children) -> None:
     own = children.start("sleep", "60", start_new_session=True)
     supervisor = start_supervised(["sh", "-c", "sleep 300 & sleep 300"])

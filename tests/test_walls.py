@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "laboratory": {"spec", "runs", "compare", "planning", "render"},
     "launch": {"spec", "runs", "costmodel", "processes"},
     "links": {"spec", "runs", "compare", "render"},
-    "nodes": {"spec", "launch"},
+    "nodes": {"spec", "launch", "processes"},
     "planning": {"spec", "costmodel"},
     "processes": set(),
     "pytest_plugin": {"spec", "runs", "compare", "launch"},

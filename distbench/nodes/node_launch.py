@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import UserError
 
 LAUNCHERS = ("torchrun", "slurm", "torchx")
+END_TIMEOUT_S = 15.0  # for ranks that end their run files
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def run_here(
     watch: Callable[["subprocess.Popen[bytes]"], None] | None = None,
     stderr: int | None = None,
 ) -> int:
-    """Run a launcher to its end with this terminal as its own; its exit code, 130 after Ctrl-C.
+    """Run a launcher to its end, with this process's streams; its exit code, 130 after Ctrl-C.
+
+    What it started ends with it, and it ends with this process.
 
     Args:
         command, environment: of its process.
@@ -75,7 +79,7 @@ def run_here(
         UserError: it cannot be started.
     """
     try:
-        process = subprocess.Popen(list(command), env=environment, stderr=stderr)
+        process = start_supervised(command, environment=environment, grace_s=END_TIMEOUT_S, stderr=stderr)
     except OSError as error:
         raise UserError(f"{command[0]} cannot be started ({error}); see `--dry-run` for the command") from error
     if watch:
@@ -83,9 +87,7 @@ def run_here(
     try:
         return _code(process.wait())
     except KeyboardInterrupt:
-        # The launcher got the terminal's Ctrl-C as well, but not another process's SIGTERM.
-        process.terminate()
-        process.wait()
+        stop_supervised(process, END_TIMEOUT_S)
         raise
 
 
