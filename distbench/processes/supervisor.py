@@ -5,17 +5,16 @@ stays below this process: a child that forks twice, makes a session of its own, 
 command has ended, all that is left below is killed and waited for, until nothing is left.
 
 There are two such processes, one below the other: when one of them is killed, the other ends what is left. This file
-is run by its path and imports only what every Python has.
+is run by its path, and imports little: each launch starts it.
 """
 
-import contextlib
 import ctypes
+import io
 import os
 import resource
 import signal
 import sys
 import time
-from pathlib import Path
 
 PARENT_PID = "DISTBENCH_PARENT_PID"
 GRACE_S, KILL_S, KILL_POLL_S = 5.0, 5.0, 0.001
@@ -71,8 +70,10 @@ def end_descendants() -> None:
             print(f"processes that cannot be killed: {', '.join(map(str, left))}", file=sys.stderr, flush=True)
             return
         for pid in left:
-            with contextlib.suppress(OSError):  # it has ended, or is another user's
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except OSError:  # it has ended, or is another user's
+                continue
         time.sleep(KILL_POLL_S)
 
 
@@ -120,11 +121,17 @@ def _reaped(pid: int) -> tuple[int | None, bool]:
 def _children() -> list[int]:
     """Pids of this process's children, of those too that have ended and were not collected."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
-            if int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.append(int(folder.name))
+    for folder in os.scandir("/proc"):
+        if not folder.name.isdecimal():
+            continue
+        try:
+            with io.FileIO(f"{folder.path}/stat") as file:
+                stat = file.read()
+        except OSError:  # it has ended
+            continue
+        # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+        if int(stat.rpartition(b")")[2].split()[1]) == os.getpid():
+            found.append(int(folder.name))
     return found
 
 
