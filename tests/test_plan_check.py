@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel
 
-from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
+from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
 from distbench.spec.parallel import matching
 from distbench.worker.plans.divisibility import grouped, undivided
 from distbench.worker.plans.fsdp_check import fsdp_problems
+from distbench.worker.plans.parallelize import parallelize
 from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.tp_check import local_shape, tp_problems
 from distbench.worker.rank.rank_context import RankContext
@@ -256,6 +258,21 @@ def test_a_style_on_a_module_it_cannot_shard_is_named(context: RankContext) -> N
     assert found(context, plan) == [
         "TP pattern 'layers': ColwiseParallel shards Linear and Embedding, but layers is a ModuleList"
     ]
+
+
+class Refusing(ParallelStyle):
+    """As transformers' styles are with a Conv1D: what it raises names no module."""
+
+    def _apply(self, module: Any, device_mesh: Any) -> Any:
+        raise AttributeError("'Conv1D' object has no attribute 'out_features'")
+
+
+def test_a_module_that_a_style_refuses_when_it_is_applied_is_named(context: RankContext) -> None:
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=r"TP pattern 'layers\.\*': .* layers\.0, a Linear .*'out_features'"),
+    ):
+        parallelize(Model(), ParallelPlan(tp={"layers.*": Refusing()}), context)
 
 
 def test_a_layout_for_an_input_that_a_module_does_not_take_is_named(context: RankContext) -> None:

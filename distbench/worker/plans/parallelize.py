@@ -2,7 +2,7 @@
 each step (see training_step)."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,10 @@ from distbench.worker.plans.patterns import (
     styles_by_module,
     styles_by_parameter,
 )
-from distbench.worker.rank.failure import blamed, place_of
+from distbench.worker.rank.failure import blamed, one_line, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import own_shard
-from distbench.worker.torch_internals import context_parallel, flatten_mesh, whole_sequence
+from distbench.worker.torch_internals import Unsupported, context_parallel, flatten_mesh, whole_sequence
 
 
 def parallelize(
@@ -88,16 +88,19 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
     mesh = flatten_mesh(context.mesh, tp_dims)
-    styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
+    styles = {name: (pattern, style) for pattern, name, _, style in styles_by_module(plan, model)}
     of_parameters = styles_by_parameter(plan, model)
     for name, style in of_parameters.items():
         holder, _, attribute = name.rpartition(".")
-        style.shard_param(model.get_submodule(holder), attribute, mesh)
-    for name, style in styles.items():
-        if is_of_transformers(style):
-            _install(style, model, name, mesh)
-    by_torch = {name: style for name, style in styles.items() if not is_of_transformers(style)}
-    model = parallelize_module(model, mesh, by_torch) if by_torch or not styles else model
+        pattern = styles[holder][0] if holder in styles else name
+        with _named(f"TP pattern {pattern!r}", holder, model.get_submodule(holder)):
+            style.shard_param(model.get_submodule(holder), attribute, mesh)
+    for name, (pattern, style) in styles.items():
+        with _named(f"TP pattern {pattern!r}", name, model.get_submodule(name)):
+            if is_of_transformers(style):
+                _install(style, model, name, mesh)
+            else:
+                model = parallelize_module(model, mesh, {name: style})
     for (_, module, attribute), *others in shared:
         for _, other, name in others:
             _share_again(getattr(module, attribute), other, name)
@@ -107,14 +110,28 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     return model
 
 
+@contextlib.contextmanager
+def _named(what: str, name: str, module: nn.Module) -> Iterator[None]:
+    """Have what a style raises said with the module that it was given, which libraries leave out."""
+    try:
+        yield
+    except (UserError, Unsupported):
+        raise
+    except Exception as error:
+        given, why = type(module).__name__, one_line(error).rstrip(".")
+        refused = f"{what}: its style refuses {name or 'the root'}, a {given} ({why})"
+        raise UserError(f"{refused}; take it out of the pattern, or give a style that takes a {given}") from error
+
+
 def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext, ep_dims: list[str]) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     with_tp = plan.ep_tp_dim is not None and plan.ep_tp_dim in context.mesh_dims
     mesh = context.mesh[(*ep_dims, str(plan.ep_tp_dim))] if with_tp else flatten_mesh(context.mesh, ep_dims)
     for pattern, style in plan.ep.items():
-        for module in matching_modules((pattern,), model).values():
-            parallelize_module(module, mesh, style)
+        for name, module in matching_modules((pattern,), model).items():
+            with _named(f"EP pattern {pattern!r}", name, module):
+                parallelize_module(module, mesh, style)
 
 
 def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:

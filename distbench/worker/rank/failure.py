@@ -85,7 +85,8 @@ def _is_skipped(file: str, folders: tuple[str, ...]) -> bool:
 
 @contextlib.contextmanager
 def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Have what the user's own function raises said with its file and line.
+    """Have what the user's own function raises said with its file and line; an exception whose class has `is_deed` says
+    itself what the function does.
 
     Raises:
         UserError: it raised, also where it meant to exit.
@@ -95,4 +96,5 @@ def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{what} raises {one_line(error)} ({raised_at(error, place_of(function))}); fix it") from error
+        deed = str(error) if getattr(error, "is_deed", False) else f"raises {one_line(error)}"
+        raise UserError(f"{what} {deed} ({raised_at(error, place_of(function))}); fix it") from error

@@ -31,6 +31,7 @@ from distbench.worker.simulated.recorder import Recorder
 from distbench.worker.simulated.sim_device import DEVICE_TYPE, simulate_device
 from distbench.worker.simulated.stage_messages import StageMessages
 from distbench.worker.torch_internals import (
+    NeedsValues,
     ShapesOnly,
     Unsupported,
     chunks_when_asked_for,
@@ -152,9 +153,10 @@ def _told_in_a_sentence() -> Iterator[None]:
     except Unsupported as error:
         # What torch's fake tensors raise is told of where they are switched off.
         where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
-        raise UserError(f"it cannot be simulated, it {error}{f' ({where})' if where else ''}") from error
+        who = "its step " if isinstance(error, NeedsValues) else ""
+        raise UserError(f"it cannot be simulated: {who}{error}{f' ({where})' if where else ''}") from error
     except UserError as error:
-        raise UserError(f"it cannot be simulated, it {error}") from error
+        raise UserError(f"it cannot be simulated: {error}") from error
     except Exception as error:
         reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
         raise UserError(f"it cannot be simulated, {reason}") from error
@@ -205,7 +207,7 @@ def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
     kinds: dict[str, Any] = {
         "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
-        "optimizer": [dict(state) for state in step.optimizer.state.values()] if step.optimizer is not None else [],
+        "optimizer": step.optimizer_state,
         "parameters": list(step.model.parameters()),
     }
     if step.cache_tensors:

@@ -18,7 +18,9 @@ OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
 
 class NeedsValues(Unsupported):
-    """What was run asks for a value where only shapes are."""
+    """What was run asks for a value where only shapes are; the message is what it does, without a subject."""
+
+    is_deed = True
 
 
 class ShapesOnly:
@@ -242,9 +244,15 @@ def _flash_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention by its flash kernel; with a mask, by the one that takes it as a bias."""
+    """scaled_dot_product_attention by its flash kernel; with a mask, by the one that takes it as a bias.
+
+    No kernel takes queries that are not (batch, heads, sequence, head): an accelerator multiplies those out.
+    """
     aten: Any = torch.ops.aten
     scale = options.get("scale")
+    if query.ndim != 4:
+        multiplied_out = aten._scaled_dot_product_attention_math
+        return multiplied_out(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
     if attn_mask is None:
         flash = aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
