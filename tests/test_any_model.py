@@ -20,11 +20,16 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.reference import _shared, model_on_device, reference_of
 from distbench.worker.cases.rounding import measured_rounding
 from distbench.worker.children.plan_problems import answer_of
+from distbench.worker.children.sweep_steps import _optimizer_share
 from distbench.worker.models.blueprint import blueprint
 from distbench.worker.plans.materialise import initial_value
 from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.rank.failure import blamed
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
+from distbench.worker.simulated.recorded_step import _told_in_a_sentence
+from distbench.worker.torch_internals import NeedsValues
+from distbench.worker.tracing.step_memory import memory_counters
 
 HERE = __file__
 CPU = torch.device("cpu")
@@ -370,3 +375,43 @@ def test_what_contradicts_itself_is_refused_where_it_is_said(given: dict[str, An
 def test_numbers_that_mean_nothing_are_refused_where_they_are_said(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=f"Scenario.{next(iter(given))} is"):
         replace(Scenario(**GIVEN), **given)
+
+
+class Own:
+    """Momentum as somebody writes it: no Optimizer, no `state`, and no zero_grad."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+        self.sums = [torch.zeros_like(one) for one in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, total in zip(self.parameters, self.sums, strict=True):
+            parameter -= 0.1 * total.add_(parameter.grad)
+
+
+def test_an_optimizer_of_ones_own_needs_no_more_than_step(context: RankContext) -> None:
+    given = {"optimizer": Own, "plan": SHARDED}
+    assert problems_of(context, **given) == []
+    step = TrainingStep(Scenario(**{**GIVEN, **given}), context)
+    step(no_stamp)
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+    counters = memory_counters(step, context)
+    # A rank's half of two weights and biases of 4 x 4 + 4 and 4 x 2 + 2.
+    assert counters["predicted_peak_bytes"] > 2 * 4 * 15
+    sums = [one.to_local() for one in step.optimizer_state[0]["sums"]]
+    assert sum(one.numel() for one in sums) == 15
+    assert _optimizer_share(Scenario(**{**GIVEN, **given})) == 1
+    (said,) = problems_of(context, **{**given, "plan": replace(SHARDED, state_dict=True)})
+    assert "state_dict=True cannot save" in said
+
+
+def test_a_function_that_asks_for_values_in_a_simulation_is_named() -> None:
+    """Not our exception's class: "it parallelize raises NeedsValues"."""
+
+    def parallelize(model: nn.Module, mesh: Any) -> None:
+        raise NeedsValues("asks for a tensor's value")
+
+    with pytest.raises(UserError) as caught, _told_in_a_sentence(), blamed("parallelize", parallelize):
+        parallelize(net(), None)
+    assert str(caught.value).startswith("it cannot be simulated: parallelize asks for a tensor's value (")

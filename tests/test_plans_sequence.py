@@ -19,6 +19,8 @@ from distbench.worker.plans.plan_check import problems
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.torch_internals import Skipped, Unsupported, context_parallel, fake_ranks, require_kernel
+from distbench.worker.torch_internals.context_parallel import _of_four_dims
+from distbench.worker.torch_internals.shapes_only import _flash_attention
 from distbench.worker.tracing.attribution import communications_of
 from distbench.worker.tracing.communication import Communication
 
@@ -139,6 +141,31 @@ def test_what_ulysses_cannot_split_is_one_sentence(
         pytest.raises(error, match=says),
     ):
         F.scaled_dot_product_attention(*tensors, **options)
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (3, 8, 4), (2, 3, 8, 4), (2, 2, 3, 8, 4)])
+def test_attention_takes_as_many_tensor_dims_as_torch_does(shape: tuple[int, ...]) -> None:
+    """Ours that replaces torch's in context parallel, and on a simulated device."""
+    tensors = [torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    plain = F.scaled_dot_product_attention
+
+    def of_four(query: torch.Tensor, *others: torch.Tensor, **options: Any) -> torch.Tensor:
+        assert query.ndim == 4
+        return plain(query, *others, **options)
+
+    expected = plain(*tensors, is_causal=True)
+    for ours in (_of_four_dims(of_four), _flash_attention) if len(shape) != 4 else (_of_four_dims(of_four),):
+        torch.testing.assert_close(ours(*tensors, is_causal=True), expected)
+
+
+@pytest.mark.parametrize("rotate", ["ulysses", "allgather"])
+def test_context_parallel_takes_attention_of_three_dims(context: RankContext, rotate: str) -> None:
+    tensors = [torch.zeros(4, 4, 8, requires_grad=True) for _ in range(3)]
+    batch = [torch.zeros(1, 8)]
+    with context_parallel(context.mesh["cp"], batch, [1], rotate, False, batch):
+        out = F.scaled_dot_product_attention(*tensors, is_causal=True)
+        assert out.shape == tensors[0].shape
+        out.sum().backward()
 
 
 def test_ulysses_takes_fewer_kv_heads_and_says_that_it_has_nothing_to_balance(context: RankContext) -> None:

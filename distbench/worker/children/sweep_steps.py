@@ -31,9 +31,11 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import MESH_DIMS
 from distbench.worker.changed_plan import checkpointable, compilable, mesh_dims_of, sharding_dims_of
 from distbench.worker.models.blueprint import blueprint
+from distbench.worker.models.trees import tensors_of
 from distbench.worker.plan_code import plan_code
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.plan_check import problems
+from distbench.worker.plans.training_step import state_of
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.session import declared, load_scenario
@@ -141,7 +143,8 @@ def _optimizer_share(scenario: Scenario) -> float:
         optimizer.step()
     except Exception:
         return 0.0
-    state = [one for one in optimizer.state[parameter].values() if isinstance(one, torch.Tensor)]
+    known = (parameter, parameter.grad)
+    state = [one for _, one in tensors_of(state_of(optimizer)) if not any(one is other for other in known)]
     return _num_bytes(one for one in state if one.numel() >= parameter.numel()) / _num_bytes([parameter])
 
 

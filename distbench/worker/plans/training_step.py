@@ -1,7 +1,7 @@
 """A training step of a parallel model with its batch on this rank, context parallel round forward and backward."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from distbench.spec import CpPlan, Scenario, UserError
 from distbench.spec.devices import device_of, known_device
 from distbench.worker.models.blueprint import Blueprint, as_built, blueprint, require_as_built
-from distbench.worker.models.trees import mapped, tensors_of
+from distbench.worker.models.trees import kind_of, mapped, tensors_of
 from distbench.worker.pipelines.pipeline import LocalStage, Pipeline, inputs_and_targets, local_stages
 from distbench.worker.pipelines.stage_modules import LocalStages
 from distbench.worker.plans.batch import batch_of, loss_of
@@ -30,6 +30,14 @@ from distbench.worker.torch_internals import hooked_parameters, steps_until_buck
 STATE_PHASES = ("save", "load")
 SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
 Stamp = Callable[[], None]
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """What an optimizer keeps from one step to the next: its `state`, or its attributes where it has none."""
+    state = getattr(optimizer, "state", None)
+    if not isinstance(state, Mapping):
+        return [dict(vars(optimizer))]
+    return [dict(one) if isinstance(one, Mapping) else one for one in state.values()]
 
 
 class TrainingStep:
@@ -68,6 +76,7 @@ class TrainingStep:
         self.microbatches = list(self._split())
         self._make_optimizer = scenario.optimizer
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
+        self._require_optimizer()
         turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
         self.phases += STATE_PHASES if plan.state_dict else ()
@@ -160,6 +169,20 @@ class TrainingStep:
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
 
+    def _require_optimizer(self) -> None:
+        """Refuse an optimizer that cannot do what a step asks of it."""
+        given, make = self.optimizer, self._make_optimizer
+        if given is None or make is None:
+            return
+        what = f"optimizer ({place_of(make)}) returns {kind_of(given)}"
+        if not callable(getattr(given, "step", None)):
+            raise UserError(f"{what}, which has no step(); return an optimizer of the parameters that it is given")
+        if self.plan.state_dict and not isinstance(given, torch.optim.Optimizer):
+            raise UserError(
+                f"{what}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
+                "derive it from that, or leave state_dict out"
+            )
+
     def _require_learning(self, loss: torch.Tensor) -> None:
         if not loss.requires_grad:
             function = self._scenario.call or self._scenario.loss
@@ -212,6 +235,11 @@ class TrainingStep:
         return []
 
     @property
+    def optimizer_state(self) -> list[Any]:
+        """What the optimizer keeps from one run to the next."""
+        return [] if self.optimizer is None else state_of(self.optimizer)
+
+    @property
     def has_buckets(self) -> bool:
         """Whether DDP reduces its gradients."""
         return self._num_bucket_steps > 0
@@ -251,10 +279,10 @@ class TrainingStep:
         self.forward_backward(stamp)
         if self.optimizer is not None:
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        # Not the optimizer's own zero_grad, which one of the user's own may lack.
+        self.model.zero_grad(set_to_none=True)
+        if self.optimizer is not None:
             stamp()
-        else:
-            self.model.zero_grad(set_to_none=True)
         if self.plan.state_dict:
             state = saved_state(self.model, self.optimizer)
             stamp()

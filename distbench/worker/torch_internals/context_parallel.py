@@ -104,7 +104,7 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
         return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
 
     with (
-        replaced(F, "scaled_dot_product_attention", _not_compiled(attention)),
+        replaced(F, "scaled_dot_product_attention", _not_compiled(_of_four_dims(attention))),
         native_all_to_all(mesh.device_type == "cpu"),
     ):
         yield
@@ -200,8 +200,23 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
 
-    with replaced(F, "scaled_dot_product_attention", _not_compiled(ring_attention)):
+    with replaced(F, "scaled_dot_product_attention", _not_compiled(_of_four_dims(ring_attention))):
         yield
+
+
+def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give attention of (batch, heads, sequence, head) tensors of any number of dims that torch takes: the one before
+    the sequence counts as heads, of which each is computed alone, and all before that as the batch."""
+
+    def of_any(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any, **named: Any
+    ) -> torch.Tensor:
+        if query.ndim == 4:
+            return attention(query, key, value, *options, **named)
+        four = [one.reshape(-1, *(1, *one.shape)[-3:]) for one in (query, key, value)]
+        return attention(*four, *options, **named).reshape(*query.shape[:-1], value.shape[-1])
+
+    return of_any
 
 
 def _not_compiled(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

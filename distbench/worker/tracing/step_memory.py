@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.profiler import record_function
 
@@ -98,8 +99,10 @@ def predicted_peak_bytes(step: TrainingStep) -> int | None:
     """
     if not _can_be_followed(step):
         return None
-    others = [*([step.optimizer] if step.optimizer is not None else []), *step.cache_tensors]
-    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *others)
+    # torch's tracker follows what its own optimizers keep; of any other it is given the tensors.
+    own = isinstance(step.optimizer, torch.optim.Optimizer)
+    kept = [step.optimizer] if own else [tensor for _, tensor in tensors_of(step.optimizer_state)]
+    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *kept, *step.cache_tensors)
 
 
 def largest_known(of_ranks: Sequence[int | None]) -> int | None:
@@ -153,7 +156,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
         OTHER: [dict(vars(module)) for module in step.model.modules()],
         "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
-        "optimizer": list(step.optimizer.state.values()) if step.optimizer is not None else [],
+        "optimizer": step.optimizer_state,
         "parameters": list(step.model.parameters()),
     }
     if step.cache_tensors:
