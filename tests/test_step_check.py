@@ -180,6 +180,7 @@ class FakeStep:
 
     unshards_output, gradient_scale, num_data_parallel = False, 1.0, 2
     units: list[Any] = []  # noqa: RUF012
+    pipeline, plan, default_dtype = None, ParallelPlan(), torch.float32
 
     def __init__(self, scenario: Scenario, off: float = 0.0) -> None:
         assert scenario.build_model and scenario.make_batch and scenario.loss
@@ -192,7 +193,7 @@ class FakeStep:
     def own_values(self) -> None:
         """Its parameters have the values that the seed gives."""
 
-    def forward_backward(self) -> torch.Tensor:
+    def forward_backward(self, stamp: Any) -> torch.Tensor:
         return torch.tensor(self.off)
 
 
@@ -218,7 +219,10 @@ class Normed(nn.Module):
     ("model", "says"),
     [
         (lambda: Dropped(nn.Dropout(0.1)), "the likely cause: drop (Dropout, 0.1) draws random numbers"),
-        (lambda: Dropped(F.dropout), "the likely cause: the model draws random numbers"),
+        (
+            lambda: Dropped(F.dropout),
+            "the likely cause: the model (Dropped) draws random numbers, other ones on each rank, also",
+        ),
         (lambda: Dropped(nn.Dropout(0.1)).eval(), None),
         (lambda: Dropped(nn.Dropout(0.0)), None),
         (Normed, "the likely cause: norm (BatchNorm1d) takes its statistics over one of 2 parts of the batch"),

@@ -28,6 +28,11 @@ from distbench.worker.writing_rows import RowWriter
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4
+RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
+OUT_OF_STEP = (
+    "its ranks are out of step: some have issued collectives that others have not; look in it for collectives that "
+    "depend on the rank, or on what earlier calls left behind"
+)
 SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
 
 
@@ -172,12 +177,22 @@ class Runner:
             RankFailed: this case breaks the launch, and not the innocent one after it.
         """
         self._agreement.require_all_failed(what, message)
+        self._require_working_groups(message)
+
+    def _require_working_groups(self, message: str) -> None:
+        """Return, on all ranks together, when every group still sums.
+
+        Raises:
+            RankFailed: one does not.
+        """
         try:
             works = [self._context.group_works(mesh_dim) for mesh_dim in self._context.mesh_dims]
+            # A rank that sees it ends at once: what it issued next would meet what others issued before.
+            if not all(works):
+                raise RankFailed(message)
+            self._context.any(False)
         except RuntimeError as error:
             raise RankFailed(message) from error
-        if self._context.any(not all(works)):
-            raise RankFailed(message)
 
     def _first_pass_of(self, turn: Turn, number: int) -> str:
         """Samples, the check and the row of a case; its status."""
@@ -185,6 +200,8 @@ class Runner:
         samples = self._samples(turn, opened_case)
         with self._stopwatch.on("checking"):
             wrong = self._check(opened_case)
+            if turn.case_spec.case.kind in RUN_BY_USERS:
+                self._require_working_groups(OUT_OF_STEP)
         result = result_of(turn.case_spec, opened_case, samples, wrong)
         self._rows.save_row(result)
         turn.counters, held_bytes = result.counters, opened_case.held_bytes

@@ -7,7 +7,7 @@ so that no other rank ever holds more than one of them.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,16 @@ from distbench.spec import Scenario
 from distbench.worker.inference import cache_of, forward_alone, output_of
 from distbench.worker.models.blueprint import Blueprint, as_built, blueprint
 from distbench.worker.models.building import whole_on_cpu
-from distbench.worker.models.likely_causes import batch_statistics_of, dropout_of
+from distbench.worker.models.likely_causes import batch_statistics_of
 from distbench.worker.models.trees import mapped, tensors_of
 from distbench.worker.plans.batch import batch_of, loss_of
 from distbench.worker.plans.materialise import load_initial_values, place_attributes
 from distbench.worker.rank.device import random_states
+from distbench.worker.rank.dtypes import default_dtype_kept
+from distbench.worker.rank.failure import place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.redistribute.expected_shards import chunk_of, own_shard
+from distbench.worker.torch_internals import no_collectives
 
 Collect = Callable[[str, torch.Tensor], None]
 
@@ -39,7 +42,7 @@ class Reference:
     loss: float = 0.0
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full, of the parameters that have one
     output: torch.Tensor | None = None  # of the global batch, where it is one tensor
-    random: str | None = None  # who draws random numbers in train mode, if anybody
+    is_random: bool = False  # whether it drew random numbers
     values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
     computed_in: torch.dtype = torch.float32  # the least precise of what its modules put out, under autocast say
     batch: Any = None  # the global one
@@ -80,8 +83,51 @@ def reference_of(
     model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
     with _least_precise(model) as seen:
         step = run_step(scenario, context, model, batch, collect if with_gradients else None)
-    random = dropout_of(model) if step.is_random else None
-    return Reference(shapes, built, step.loss, gradients, step.output, random, values, max(seen, key=_eps), batch)
+    computed_in = max(seen, key=_eps)
+    return Reference(shapes, built, step.loss, gradients, step.output, step.is_random, values, computed_in, batch)
+
+
+def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
+    """The same of each of so many equal parts of the batch alone, and the mean of those: loss and gradients."""
+    if context.rank != 0:
+        return whole
+    loss, gradients = 0.0, dict[str, torch.Tensor]()
+
+    def collect(name: str, finished: torch.Tensor) -> None:
+        gradients[name] = gradients.get(name, 0) + finished / num_parts
+
+    for index in range(num_parts):
+        model = model_on_device(scenario, context, whole.built, whole.values)
+        part = batch_of(scenario).part(index, num_parts, context.device)
+        loss += run_step(scenario, context, model, part, collect).loss / num_parts
+    return replace(whole, loss=loss, gradients=gradients, output=None)
+
+
+def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Reference) -> str | None:
+    """What draws random numbers also where the model is in eval mode, on one device: a module, else a function of the
+    scenario; None where nothing does."""
+    model = model_on_device(scenario, context, whole.built, whole.values).eval()
+    drawing, entered = list[str](), list[list[torch.Tensor]]()
+
+    def enter(*_: object) -> None:
+        entered.append(random_states(context.device))
+
+    def leave(name: str, module: nn.Module, *_: object) -> None:
+        if _differ(entered.pop(), random_states(context.device)):
+            drawing.append(f"{name or 'the model'} ({type(module).__name__})")
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(partial(leave, name))
+    if not run_step(scenario, context, model, whole.batch, None).is_random:
+        return None
+    function, what = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
+    # The innermost module that draws is left first.
+    return drawing[0] if drawing or function is None else f"{what} ({place_of(function)})"
+
+
+def _differ(states: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return any(not torch.equal(*pair) for pair in zip(states, others, strict=True))
 
 
 @contextlib.contextmanager
@@ -132,8 +178,8 @@ def run_step(
 ) -> OneStep:
     """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
 
-    It is given a copy of the batch, its floats cast to `dtype` where there is one. A forward-only scenario gives its
-    output, and 0 for the loss.
+    No other rank takes part, so that nothing in it may communicate. It is given a copy of the batch, its floats cast to
+    `dtype` where there is one. A forward-only scenario gives its output, and 0 for the loss.
     """
     collect = None if scenario.inference else collect
     if collect is not None:
@@ -148,17 +194,18 @@ def run_step(
         if isinstance(output, torch.Tensor):
             outputs.append(output.detach().cpu().float())
 
-    if scenario.inference:
-        loss = torch.zeros((), dtype=torch.float32)
-        with forward_alone(context.device):
-            keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
-        outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
-    else:
-        with torch.set_grad_enabled(collect is not None):
-            loss = loss_of(scenario, model, batch, keep)
-        if collect is not None:
-            loss.backward()
-    is_random = any(not torch.equal(*pair) for pair in zip(before, random_states(context.device), strict=True))
+    with no_collectives(), default_dtype_kept():
+        if scenario.inference:
+            loss = torch.zeros((), dtype=torch.float32)
+            with forward_alone(context.device):
+                keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
+            outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
+        else:
+            with torch.set_grad_enabled(collect is not None):
+                loss = loss_of(scenario, model, batch, keep)
+            if collect is not None:
+                loss.backward()
+    is_random = _differ(before, random_states(context.device))
     return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
 
 
@@ -190,7 +237,7 @@ class Differences:
     loss: Difference | None
     gradients: dict[str, Difference] = field(default_factory=dict)
     output: Difference | None = None
-    random: str | None = None
+    is_random: bool = False
     batch_statistics: str | None = None
     expected_loss: float = 0.0
 
@@ -211,8 +258,8 @@ def compare(
     """
     own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)
-    gathered = context.gather((local_loss, own, own_output, reference.loss, reference.random))
-    expected_loss, random = gathered[0][3:]
+    gathered = context.gather((local_loss, own, own_output, reference.loss, reference.is_random))
+    expected_loss, is_random = gathered[0][3:]
     losses = [one[0] for one in gathered if one[0] is not None]
     loss = sum(losses) / len(losses) if losses else None
     return Differences(
@@ -223,7 +270,7 @@ def compare(
             for name in (() if gradient_scale is None else reference.built.parameters)
         },
         None if output is None else _largest_of([one[2] for one in gathered]),
-        random,
+        is_random,
         batch_statistics_of(reference.built.model),
         expected_loss,
     )

@@ -149,12 +149,17 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once
             step.start_anew()
             is_restarted = True
 
+    def pause() -> None:
+        restart_once()
+        torch.set_default_dtype(step.default_dtype)  # whatever a step leaves is not for the cases that run meanwhile
+
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, partial(step_of, scenario, context), context)
         stays_open = not scenario.plan.is_compiled  # closing a compiled one forgets what all were compiled to
-        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=restart_once)
+        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
     finally:
+        torch.set_default_dtype(step.default_dtype)
         if scenario.plan.is_compiled:
             torch.compiler.reset()
 

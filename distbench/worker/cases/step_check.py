@@ -4,15 +4,25 @@ import contextlib
 import math
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from distbench.spec import Scenario
+from distbench.spec import Scenario, UserError
 from distbench.spec.devices import is_accelerator
-from distbench.worker.cases.reference import Difference, Differences, Reference, compare, reference_of
+from distbench.worker.cases.reference import (
+    Difference,
+    Differences,
+    Reference,
+    compare,
+    drawn_in_eval_mode,
+    reference_of,
+    reference_of_parts,
+)
 from distbench.worker.cases.rounding import Rounding, lowest_precision, measured_rounding, reduction_rounding
 from distbench.worker.inference import ForwardStep
 from distbench.worker.models import likely_causes
@@ -21,10 +31,12 @@ from distbench.worker.models.trees import tensors_of
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.device import products_of_f32
-from distbench.worker.rank.dtypes import dtype_name
-from distbench.worker.rank.failure import one_line
+from distbench.worker.rank.dtypes import default_dtype_kept, dtype_name
+from distbench.worker.rank.failure import called_at, one_line, one_line_and_place, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-from distbench.worker.torch_internals import divide_factors, is_compiled
+from distbench.worker.torch_internals import Unsupported, divide_factors, is_compiled, replaced
+
+T = TypeVar("T")
 
 # Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
 TOLERANCE = 1e-5
@@ -174,6 +186,56 @@ class Allowance:
         return Finding(what, error, max(tolerance, noise), because)
 
 
+@dataclass
+class Seen:
+    """What forward and loss do besides, seen while they run.
+
+    Args:
+        backward_at: `file:line` of a backward of their own.
+        optimizer: class of an optimizer that they step, and where.
+        has_forward: whether the model's own forward ran.
+        default_dtype: torch's, after the step.
+    """
+
+    backward_at: str | None = None
+    optimizer: str | None = None
+    has_forward: bool = False
+    default_dtype: torch.dtype = torch.float32
+
+    @contextlib.contextmanager
+    def of(self, step: TrainingStep) -> Iterator[Callable[[], None]]:
+        """Watch a step; what to call at the end of each phase."""
+        # A pipeline's schedule has no phases, and takes no functions that could do such things.
+        is_forward = step.pipeline is None
+
+        def stamp() -> None:
+            nonlocal is_forward
+            is_forward = not is_forward and step.pipeline is None
+
+        plain = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if is_forward:
+                self.backward_at = self.backward_at or called_at()
+            plain(*args, **kwargs)
+
+        def before_step(optimizer: Any, *_: object) -> None:
+            if is_forward:
+                self.optimizer = f"{type(optimizer).__name__}, {called_at()}"
+
+        def entered(*_: object) -> None:
+            self.has_forward = True
+
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(replaced(torch.autograd, "backward", backward))
+            undo.callback(register_optimizer_step_pre_hook(before_step).remove)
+            # A hook would have compiled modules compiled again.
+            if step.plan.ddp is not None:
+                undo.callback(step.model.register_forward_pre_hook(entered).remove)
+            yield stamp
+        self.default_dtype = torch.get_default_dtype()
+
+
 class StepCheck:
     """The check of one step: collective, after which `counters` has what was found.
 
@@ -192,6 +254,7 @@ class StepCheck:
         self._scenario = scenario
         self._context = context
         self.counters: dict[str, Any] = {}
+        self._seen = Seen()
         self._computed_in = torch.float32
 
     def __call__(self) -> str | None:
@@ -204,21 +267,42 @@ class StepCheck:
         is_full = context.check == "full"
         step.restart()
         values = step.own_values()  # before a backward that steps an optimizer in its hooks
-        loss, output = _run(step, is_full)
+        loss, output = _run(step, is_full, self._seen)
+        if stepped := next(filter(None, context.gather(self._seen.optimizer)), None):
+            what = f"forward and loss step an optimizer of their own ({stepped}), which is no part of a step's forward"
+            return f"{what}; return the loss, and give the optimizer to Scenario(optimizer=...)"
         has_gradients = is_full and not isinstance(step, ForwardStep)
-        reference = reference_of(self._scenario, context, has_gradients, values, self._built)
+        reference = self._alone(partial(reference_of, self._scenario, context, has_gradients, values, self._built))
         self._computed_in = context.gather(reference.computed_in)[0]
         scale = step.gradient_scale if has_gradients else None
         found = compare(step.model, loss, reference, context, scale, output)
         allowance = self._allowance(reference)
         findings = allowance.judged(found)
         # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.
-        if found.random is None and any(one.is_wrong and math.isfinite(one.error) for one in findings):
+        if not found.is_random and any(one.is_wrong and math.isfinite(one.error) for one in findings):
             allowance = self._measured(allowance, reference)
             findings = allowance.judged(found)
         self.counters = _counters(found, findings)
         wrong = next((finding for finding in findings if finding.is_wrong), None)
-        return None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found, loss)])
+        return (
+            None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found, loss, reference, allowance)])
+        )
+
+    def _alone(self, compute: Callable[[], T]) -> T:
+        """What rank 0 computes while the others wait; whatever is raised there is raised on all ranks, which stay
+        together."""
+        computed, failure, told = None, None, None
+        try:
+            computed = compute()
+        except Exception as error:
+            failure = error
+            is_ours = isinstance(error, UserError | Unsupported)
+            what = f"one device's step, which this one is compared with, raises {one_line_and_place(error)}"
+            told = (type(error), str(error)) if is_ours else (RuntimeError, what)
+        if (first := next(filter(None, self._context.gather(told)), None)) is not None:
+            raise first[0](first[1]) from failure
+        assert computed is not None
+        return computed
 
     def _allowance(self, reference: Reference) -> Allowance:
         model, units = reference.built.model, self._step.units
@@ -249,7 +333,9 @@ class StepCheck:
         because = f"{allowance.because}, as rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
-    def _likely_causes(self, found: Differences, loss: float | None) -> list[str]:
+    def _likely_causes(
+        self, found: Differences, loss: float | None, reference: Reference, allowance: Allowance
+    ) -> list[str]:
         step, scenario = self._step, self._scenario
         num_parts = self._context.index(BATCH_DIMS)[1] * scenario.plan.microbatches
         made, again = batch_of(scenario), batch_of(scenario)
@@ -257,28 +343,65 @@ class StepCheck:
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
         errors = (one.apart / one.size for one in found.gradients.values() if one.size)
         told = self._context.gather((likely_causes.fingerprint(made.tree), likely_causes.held_gradients(step.model)))
+        in_eval_mode, is_coupled = None, False
+        if found.is_random:
+            in_eval_mode = self._drawn_in_eval_mode(reference)
+        elif (
+            num_parts > 1
+            and found.gradients
+            and all(map(math.isfinite, (one.apart for one in found.gradients.values())))
+        ):
+            is_coupled = self._is_mean_over_parts(loss, reference, allowance, num_parts)
         step.restart()
-        rerun = loss if found.random else _run(step, False)[0]
+        rerun = loss if found.is_random else _run(step, False)[0]
+        has_ddp = scenario.plan.ddp is not None
+        call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
         causes = [
-            *likely_causes.of_model(found.random, found.batch_statistics, num_parts),
+            *(
+                likely_causes.of_random(likely_causes.dropout_of(reference.built.model), in_eval_mode)
+                if found.is_random
+                else ()
+            ),
+            *likely_causes.of_model(found.batch_statistics, num_parts),
+            *likely_causes.of_own_backward(self._seen.backward_at),
+            *likely_causes.of_default_dtype(step.default_dtype, self._seen.default_dtype),
+            *likely_causes.of_forward(call, self._seen.has_forward or not (has_ddp and call)),
             *likely_causes.of_loss(found.mean_loss, found.expected_loss, num_parts),
             *likely_causes.of_labels(dict(tensors_of(made.tree)), made.split_dims, num_parts),
             *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, [prints for prints, _ in told]),
             *likely_causes.of_compiled(compiled, max(errors, default=0)),
             *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
-            *likely_causes.of_replicas([gradients for _, gradients in told if not found.random]),
+            *likely_causes.of_replicas([gradients for _, gradients in told if not found.is_random], has_ddp),
             *likely_causes.of_another_run(loss, rerun),
         ]
+        causes = causes or [*likely_causes.of_coupled_samples(is_coupled, num_parts)]
         return [f"the likely cause: {one}" for one in causes or filter(None, [made.guessed().removeprefix("; ")])]
 
+    def _drawn_in_eval_mode(self, reference: Reference) -> str | None:
+        found = self._context.rank == 0 and drawn_in_eval_mode(self._scenario, self._context, reference)
+        return self._context.gather(found or None)[0]
 
-def _run(step: TrainingStep, is_full: bool) -> tuple[float | None, torch.Tensor | None]:
+    def _is_mean_over_parts(
+        self, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
+    ) -> bool:
+        """Whether the step is what one device computes of each part of the batch alone, on average."""
+        context = self._context
+        try:
+            of_parts = self._alone(partial(reference_of_parts, self._scenario, context, reference, num_parts))
+        except Exception:
+            return False
+        found = compare(self._step.model, loss, of_parts, context, self._step.gradient_scale)
+        return not any(one.is_wrong for one in allowance.judged(found))
+
+
+def _run(step: TrainingStep, is_full: bool, seen: Seen | None = None) -> tuple[float | None, torch.Tensor | None]:
     """A step's loss, and its output where that is compared; a forward-only one has no loss, nor have a pipeline's ranks
     but those of its last stage."""
     if isinstance(step, ForwardStep):
         return None, step.whole_output()
     step.kept_outputs = [] if step.unshards_output and is_full else None
-    loss = step.forward_backward()
+    with default_dtype_kept(), (seen or Seen()).of(step) as stamp:
+        loss = step.forward_backward(stamp)
     return None if loss is None else float(loss), torch.cat(step.kept_outputs) if step.kept_outputs else None
 
 

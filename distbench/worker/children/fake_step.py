@@ -15,6 +15,7 @@ from distbench.worker.cases.reference import model_on_device
 from distbench.worker.cases.step import parameter_bytes
 from distbench.worker.inference import step_of
 from distbench.worker.models.blueprint import blueprint, unregistered
+from distbench.worker.models.likely_causes import of_forward
 from distbench.worker.models.trees import tensors_of
 from distbench.worker.plans.batch import loss_of
 from distbench.worker.plans.checkpoint_compile import require_fusable
@@ -22,7 +23,7 @@ from distbench.worker.plans.materialise import place_attributes
 from distbench.worker.plans.patterns import matching_modules, styles_by_module
 from distbench.worker.plans.training_step import TrainingStep
 from distbench.worker.rank.dtypes import dtype_name, shape_text
-from distbench.worker.rank.failure import one_line_and_place
+from distbench.worker.rank.failure import one_line_and_place, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
 from distbench.worker.torch_internals import NeedsValues, ShapesOnly, Skipped, Unsupported
 
@@ -92,7 +93,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         return Rehearsal((), missing, parameter_bytes(step.model))
     if step.has_buckets and num_parameters > MAX_REPEATED:
         return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", parameter_bytes(step.model))
-    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp)
+    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, scenario.call)
     if problems or why_not:
         if num_parameters <= MAX_REPEATED:
             problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
@@ -119,7 +120,7 @@ def _tried_with_values(
         step = step_of(scenario, context)
     except UserError as error:
         return (str(error),), None
-    problems, why_not = _tried(step, contextlib.nullcontext, ddp)
+    problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
     plan = scenario.step_plan
     is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
     if is_compared and not (problems or why_not or scenario.inference):
@@ -149,7 +150,10 @@ def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankCon
 
 
 def _tried(
-    step: TrainingStep, on: Callable[[], contextlib.AbstractContextManager[None]], ddp: DdpPlan | None
+    step: TrainingStep,
+    on: Callable[[], contextlib.AbstractContextManager[None]],
+    ddp: DdpPlan | None,
+    call: Callable[..., Any] | None,
 ) -> tuple[tuple[str, ...], str | None]:
     """The problems of one step, and why it could not be tried."""
     tracker = _ForwardTracker(step.model, step.plan)
@@ -159,6 +163,8 @@ def _tried(
         with on(), stance:
             step.forward_backward(tracker.stamp)
         tracker.problems += _without_gradient(step.model, ddp)
+        if ddp is not None and call is not None:
+            tracker.problems += of_forward(f"call ({place_of(call)})", tracker.has_run)
         # Most optimizers ask for the value of a count of theirs; that is no reason to try all again with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
@@ -198,6 +204,7 @@ class _ForwardTracker:
         self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
         self._at: list[str] = []
         self.phase = "the model"
+        self.has_run = False  # the whole model, and not parts of it alone
         for name, module in model.named_modules():
             module.register_forward_pre_hook(partial(self._enter, name), prepend=True, with_kwargs=True)
             module.register_forward_hook(self._leave)
@@ -211,6 +218,7 @@ class _ForwardTracker:
         self.phase = "backward"
 
     def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.has_run = self.has_run or not name
         style = self._styles.get(name)
         under = f" under {type(style).__name__}" if style is not None else ""
         given = [_text(one) for one in inputs] + [f"{key}={_text(one)}" for key, one in keywords.items()]

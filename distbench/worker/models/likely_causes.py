@@ -22,13 +22,22 @@ CLOSE = 1e-3
 LOST = 0.99
 
 
-def of_model(random: str | None, batch_statistics: str | None, num_parts: int) -> Iterator[str]:
-    """Who draws random numbers, and who takes statistics over a batch of which ranks, or micro-batches, have parts."""
-    if random is not None:
+def of_random(module: str, in_eval_mode: str | None) -> Iterator[str]:
+    """Of a step that draws random numbers: which module does in train mode, and what does in eval mode too."""
+    if in_eval_mode is None:
         yield (
-            f"{random} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
+            f"{module} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
             "with p=0"
         )
+    else:
+        yield (
+            f"{in_eval_mode} draws random numbers, other ones on each rank, also where the model is in eval mode; draw "
+            "them in make_batch, from a generator with a seed, and take them from the batch"
+        )
+
+
+def of_model(batch_statistics: str | None, num_parts: int) -> Iterator[str]:
+    """Who takes statistics over a batch of which ranks, or micro-batches, have parts."""
     if batch_statistics is not None and num_parts > 1:
         yield (
             f"{batch_statistics} takes its statistics over one of {num_parts} parts of the batch; return model.eval() "
@@ -95,8 +104,12 @@ def held_gradients(model: nn.Module) -> Gradients:
     return found
 
 
-def of_replicas(found: Sequence[Gradients]) -> Iterator[str]:
-    """Of each rank's `held_gradients`: those of the same part of a parameter must be one, whoever has other data."""
+def of_replicas(found: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
+    """Of each rank's `held_gradients`: those of the same part of a parameter must be one, whoever has other data.
+
+    Where the plan has DDP, it leaves out what it ignores, and what its forward did not make.
+    """
+    instead = "take it out of DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), replicate(model)"
     first: dict[Any, tuple[int, float]] = {}
     for rank, gradients in enumerate(found):
         for name, (part, size) in gradients.items():
@@ -104,8 +117,7 @@ def of_replicas(found: Sequence[Gradients]) -> Iterator[str]:
             if abs(size - known) > CLOSE * max(size, known):
                 yield (
                     f"ranks {other} and {rank} hold the same part of {name}, and other gradients of it, which nobody "
-                    "adds up; shard it (fully_shard), replicate(model), or average it in a hook that "
-                    "after_materialize sets"
+                    f"adds up; {instead}, or average it in a hook that after_materialize sets"
                 )
                 return
 
@@ -115,7 +127,47 @@ def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
         yield (
             "the loss from the same values and batch is another one each time: the model keeps something that is "
-            "neither parameter nor buffer, or draws random numbers of Python or numpy"
+            "neither parameter nor buffer, or the step draws random numbers of Python, of numpy or of a generator of "
+            "its own; draw them in make_batch, from a generator with a seed"
+        )
+
+
+def of_forward(call: str, has_run: bool) -> Iterator[str]:
+    """Of a scenario's `call` under DDP, and whether the model's forward has run in it."""
+    if not has_run:
+        yield (
+            f"{call} does not go through the model's forward, and that is where DDP makes its reductions ready: each "
+            "rank keeps gradients of its own; have it call model(...), whose forward does what call needs"
+        )
+
+
+def of_own_backward(place: str | None) -> Iterator[str]:
+    """Of where forward or loss runs a backward of its own, if they do."""
+    if place is not None:
+        yield (
+            f"forward and loss run a backward of their own ({place}), and the step's backward adds its gradients to "
+            "those; return the loss, and leave backward to distbench"
+        )
+
+
+def of_default_dtype(before: torch.dtype, after: torch.dtype) -> Iterator[str]:
+    """Of torch's default dtype before a step and after it."""
+    if after != before:
+        was, now = (str(one).removeprefix("torch.") for one in (before, after))
+        yield (
+            f"a step leaves torch's default dtype at {now}, where it was {was}, and so what is made after it is of "
+            f"another dtype; have it call set_default_dtype(torch.{was}) when it is done, or name dtypes instead"
+        )
+
+
+def of_coupled_samples(is_coupled: bool, num_parts: int) -> Iterator[str]:
+    """Of a step that is the mean of what one device computes of each part of the batch alone."""
+    if is_coupled:
+        yield (
+            f"the loss or the model couples the samples of a batch: one device gives what this step gives where it "
+            f"computes each of the {num_parts} parts of the batch alone, and something else for all of it, as with a "
+            "contrastive loss, a router's auxiliary loss, a norm over the batch or a mean over a number that differs "
+            "between parts; compute it sample by sample, or gather what it couples from all ranks"
         )
 
 

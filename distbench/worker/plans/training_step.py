@@ -80,6 +80,7 @@ class TrainingStep:
         turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
         self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
         self.phases += STATE_PHASES if plan.state_dict else ()
+        self.default_dtype = torch.get_default_dtype()
 
     def _give_memory(self, give_memory: Callable[..., None], own: str) -> None:
         offloaded = self.plan.fsdp is not None and self.plan.fsdp.offload is not None
@@ -290,7 +291,8 @@ class TrainingStep:
             stamp()
 
     def restart(self) -> None:
-        """Back to the initial parameters, no gradients."""
+        """Back to the initial parameters, no gradients, and the default dtype of before the first step."""
+        torch.set_default_dtype(self.default_dtype)
         self.model.zero_grad(set_to_none=True)
         load_initial_values(self.model, self._context, self.built)
         parameters = dict(self.model.named_parameters())

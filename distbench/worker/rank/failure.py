@@ -64,12 +64,20 @@ def place_of(function: Callable[..., Any]) -> str:
 def raised_at(error: BaseException, otherwise: str = "") -> str:
     """Where in somebody's own file an exception came from: `file:line` of its innermost frame in neither an installed
     package nor this one; `otherwise` where there is none."""
+    return _own_place(traceback.extract_tb(error.__traceback__)) or otherwise
+
+
+def called_at() -> str:
+    """Where in somebody's own file this was called from, as `raised_at`; empty where from none."""
+    return _own_place(traceback.extract_stack())
+
+
+def _own_place(frames: traceback.StackSummary) -> str:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     # A torch on PYTHONPATH lies in no folder of installed packages.
     skipped = (*installed, str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
-    frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else otherwise
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def one_line_and_place(error: BaseException) -> str:

@@ -87,6 +87,25 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
         yield
 
 
+@contextlib.contextmanager
+def no_collectives() -> Iterator[None]:
+    """Refuse every collective, barrier and message that is issued inside: for what one rank runs alone, where they
+    would never end, or meet those that the others issue next.
+
+    Raises:
+        RuntimeError: one was issued, inside of the code that issued it.
+    """
+
+    def refuse(func: Any, args: Any, kwargs: Any) -> Any:
+        name = func._schema.name.split("::")[1]
+        if func.namespace in NAMESPACES and (name == "barrier" or name not in SILENT):
+            raise RuntimeError(f"it issues {kind_of(name)}, and no other rank computes this step")
+        return func(*args, **kwargs)
+
+    with each_operator(refuse):
+        yield
+
+
 class _Mode(TorchDispatchMode):
     # Compiled code has some (random numbers' state round an operator, for one), and none of those that it runs as such
     # communicates.

@@ -1,0 +1,71 @@
+"""Calls of people's own that do more than forward and loss: what becomes of them, and of the cases next to them."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import DATA
+from processes import Ranks
+
+from distbench.launch import Request, jobs_of
+from distbench.runs.run_file import read_run
+from distbench.spec import Job
+
+FILE = DATA / "own_calls.py"
+ROWS = {
+    "right": ("ok", ""),
+    "own_optimizer": ("wrong", f"step an optimizer of their own (AdamW, {FILE}:"),
+    "own_collective": ("raised", "it issues all_reduce, and no other rank computes this step"),
+    "noise": ("wrong", f"call ({FILE}:"),
+    "contrastive": ("wrong", "couples the samples of a batch"),
+    "router": ("wrong", "couples the samples of a batch"),
+    "whitened": ("wrong", "couples the samples of a batch"),
+    "other_dtype": ("ok", ""),
+    "right again": ("ok", ""),
+}
+
+
+def job_of(name: str, out: Path) -> Job:
+    request = Request(
+        targets=(f"{FILE}::{name}",), device="cpu", quick=True, out=out, timeout_s=60, started_at=time.time()
+    )
+    (job,) = jobs_of(request, None)
+    settings = replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=1)
+    return replace(job, settings=settings)
+
+
+@pytest.fixture(scope="module")
+def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Both scenarios, of one launch and what is launched after it."""
+    jobs = [job_of(name, tmp_path_factory.mktemp(name)) for name in ("own_collectives", "own_calls_ddp", "own_calls")]
+    outcomes = ranks.launch_all(jobs)
+    assert {outcome.status for outcome in outcomes} == {"complete"}, outcomes
+    return {job.scenario: read_run(Path(job.run_file)) for job in jobs}
+
+
+def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_named(runs: dict[str, Any]) -> None:
+    run = runs["own_calls"]
+    found = {row["case"]["params"]["variant"].removeprefix("how="): row for row in run.cases}
+    assert {name: row["status"] for name, row in found.items()} == {name: status for name, (status, _) in ROWS.items()}
+    for name, (_, says) in ROWS.items():
+        assert says in (found[name]["error"] or ""), name
+    assert "also where the model is in eval mode" in found["noise"]["error"]
+    assert run.footer["num_relaunches"] == 0
+
+
+def test_a_case_that_leaves_ranks_out_of_step_is_the_one_that_ends_the_launch(runs: dict[str, Any]) -> None:
+    run = runs["own_collectives"]
+    assert [(row["case"]["params"]["call"], row["status"]) for row in run.cases] == [
+        ("begins", "raised"),
+        ("sums", "ok"),
+    ]
+    assert "its ranks are out of step" in run.cases[0]["error"] and run.footer["num_relaunches"] == 1
+
+
+def test_a_call_that_ddp_does_not_see_is_told_so_and_not_to_replicate(runs: dict[str, Any]) -> None:
+    row, own = runs["own_calls_ddp"].cases
+    assert row["status"] == "wrong" and "does not go through the model's forward" in row["error"]
+    assert "replicate(model)" not in row["error"]
+    assert own["status"] == "wrong" and f"run a backward of their own ({FILE}:" in own["error"]
