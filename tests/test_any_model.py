@@ -16,9 +16,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.worker.cases.reference import _shared, model_on_device, reference_of
 from distbench.worker.cases.rounding import measured_rounding
+from distbench.worker.cases.step import step_cases
+from distbench.worker.cases.step_check import StepCheck
 from distbench.worker.children.plan_problems import answer_of
 from distbench.worker.children.sweep_steps import _optimizer_share
 from distbench.worker.models.blueprint import blueprint
@@ -28,7 +30,7 @@ from distbench.worker.rank.failure import blamed
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.simulated.recorded_step import _told_in_a_sentence
-from distbench.worker.torch_internals import NeedsValues
+from distbench.worker.torch_internals import NeedsValues, no_collectives
 from distbench.worker.tracing.step_memory import memory_counters
 
 HERE = __file__
@@ -415,3 +417,50 @@ def test_a_function_that_asks_for_values_in_a_simulation_is_named() -> None:
     with pytest.raises(UserError) as caught, _told_in_a_sentence(), blamed("parallelize", parallelize):
         parallelize(net(), None)
     assert str(caught.value).startswith("it cannot be simulated: parallelize asks for a tensor's value (")
+
+
+def test_check_names_a_call_that_ddp_does_not_see(context: RankContext) -> None:
+    plan = ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",)))
+    of_parts = {"loss": None, "call": lambda model, given: F.cross_entropy(model[1](model[0](given[0])), given[1])}
+    (said,) = problems_of(context, **of_parts, plan=plan)
+    assert said.startswith(f"call ({HERE}:") and "does not go through the model's forward" in said
+    whole = {"loss": None, "call": lambda model, given: F.cross_entropy(model(given[0]), given[1])}
+    assert problems_of(context, **whole, plan=plan) == []
+
+
+def test_a_step_leaves_the_default_dtype_as_it_was_and_is_told_where_it_does_not(context: RankContext) -> None:
+    def call(model: nn.Module, given: Any) -> torch.Tensor:
+        torch.set_default_dtype(torch.float64)
+        return F.cross_entropy(model(given[0]), given[1])
+
+    (case_spec,) = step_cases(Scenario(**{**GIVEN, "loss": None, "call": call, "plan": SHARDED}), "own", context)
+    with case_spec.open() as opened_case:
+        opened_case.call(no_stamp)
+        # Of fake ranks no gradient is right.
+        wrong = opened_case.check()
+        assert wrong and "leaves torch's default dtype at float64" in wrong and "in place" not in wrong
+        opened_case.call(no_stamp)
+        opened_case.pause()
+        assert torch.get_default_dtype() == torch.float32
+        opened_case.call(no_stamp)
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_what_raises_where_one_device_is_alone_raises_on_every_rank(context: RankContext) -> None:
+    """Which all find in what they gather: rank 0 has raised, and this one has not."""
+
+    class Other(RankContext):
+        def gather(self, value: Any) -> list[Any]:
+            return [(RuntimeError, "rank 0 alone"), value] if value is None else [value]
+
+    other = Other(1, CPU, context.mesh, "gloo", context.control, 1)
+    scenario = Scenario(**{**GIVEN, "plan": SHARDED})
+    check = StepCheck(TrainingStep(scenario, context), scenario, other)
+    with pytest.raises(RuntimeError, match="rank 0 alone"):
+        check._alone(lambda: 1)
+
+
+def test_nothing_communicates_where_one_device_is_alone(context: RankContext) -> None:
+    for issue in (dist.barrier, lambda: dist.all_reduce(torch.ones(1)), lambda: dist.send(torch.ones(1), 1)):
+        with no_collectives(), pytest.raises(RuntimeError, match="no other rank computes this step"):
+            issue()
