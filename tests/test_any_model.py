@@ -424,6 +424,8 @@ def test_check_names_a_call_that_ddp_does_not_see(context: RankContext) -> None:
     of_parts = {"loss": None, "call": lambda model, given: F.cross_entropy(model[1](model[0](given[0])), given[1])}
     (said,) = problems_of(context, **of_parts, plan=plan)
     assert said.startswith(f"call ({HERE}:") and "does not go through the model's forward" in said
+    (said,) = problems_of(context, **of_parts)
+    assert "mixed torch.Tensor and DTensor" in said and "where FSDP gathers parameters; have it call model(...)" in said
     whole = {"loss": None, "call": lambda model, given: F.cross_entropy(model(given[0]), given[1])}
     assert problems_of(context, **whole, plan=plan) == []
 

@@ -99,7 +99,7 @@ def reference_of_parts(scenario: Scenario, context: RankContext, whole: Referenc
     for index in range(num_parts):
         model = model_on_device(scenario, context, whole.built, whole.values)
         part = batch_of(scenario).part(index, num_parts, context.device)
-        loss += run_step(scenario, context, model, part, collect).loss / num_parts
+        loss += run_step(scenario, context, model, part, collect if whole.gradients else None).loss / num_parts
     return replace(whole, loss=loss, gradients=gradients, output=None)
 
 
@@ -123,7 +123,8 @@ def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Referenc
         return None
     function, what = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
     # The innermost module that draws is left first.
-    return drawing[0] if drawing or function is None else f"{what} ({place_of(function)})"
+    where = "the model" if function is None else f"{what} ({place_of(function)})"
+    return next(iter(drawing), where)
 
 
 def _differ(states: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:

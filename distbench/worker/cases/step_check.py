@@ -343,29 +343,24 @@ class StepCheck:
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
         errors = (one.apart / one.size for one in found.gradients.values() if one.size)
         told = self._context.gather((likely_causes.fingerprint(made.tree), likely_causes.held_gradients(step.model)))
-        in_eval_mode, is_coupled = None, False
+        random, in_eval_mode, is_coupled = None, None, False
         if found.is_random:
+            random = likely_causes.dropout_of(reference.built.model)
             in_eval_mode = self._drawn_in_eval_mode(reference)
-        elif (
-            num_parts > 1
-            and found.gradients
-            and all(map(math.isfinite, (one.apart for one in found.gradients.values())))
-        ):
-            is_coupled = self._is_mean_over_parts(loss, reference, allowance, num_parts)
+        elif num_parts > 1 and not isinstance(step, ForwardStep):
+            is_coupled = self._is_mean_over_parts(found, loss, reference, allowance, num_parts)
         step.restart()
         rerun = loss if found.is_random else _run(step, False)[0]
         has_ddp = scenario.plan.ddp is not None
         call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
         causes = [
-            *(
-                likely_causes.of_random(likely_causes.dropout_of(reference.built.model), in_eval_mode)
-                if found.is_random
-                else ()
-            ),
+            *likely_causes.of_random(random, in_eval_mode),
             *likely_causes.of_model(found.batch_statistics, num_parts),
             *likely_causes.of_own_backward(self._seen.backward_at),
             *likely_causes.of_default_dtype(step.default_dtype, self._seen.default_dtype),
-            *likely_causes.of_forward(call, self._seen.has_forward or not (has_ddp and call)),
+            *likely_causes.of_forward(
+                call, self._seen.has_forward or not (has_ddp and call), "DDP makes its reductions ready"
+            ),
             *likely_causes.of_loss(found.mean_loss, found.expected_loss, num_parts),
             *likely_causes.of_labels(dict(tensors_of(made.tree)), made.split_dims, num_parts),
             *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, [prints for prints, _ in told]),
@@ -378,20 +373,28 @@ class StepCheck:
         return [f"the likely cause: {one}" for one in causes or filter(None, [made.guessed().removeprefix("; ")])]
 
     def _drawn_in_eval_mode(self, reference: Reference) -> str | None:
-        found = self._context.rank == 0 and drawn_in_eval_mode(self._scenario, self._context, reference)
-        return self._context.gather(found or None)[0]
+        context = self._context
+
+        def drawn() -> tuple[str | None]:
+            return (drawn_in_eval_mode(self._scenario, context, reference) if context.rank == 0 else None,)
+
+        try:
+            found: str | None = context.gather(self._alone(drawn))[0][0]
+        except Exception:
+            return None
+        return found
 
     def _is_mean_over_parts(
-        self, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
+        self, found: Differences, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
     ) -> bool:
         """Whether the step is what one device computes of each part of the batch alone, on average."""
-        context = self._context
+        context, scale = self._context, self._step.gradient_scale if found.gradients else None
         try:
             of_parts = self._alone(partial(reference_of_parts, self._scenario, context, reference, num_parts))
         except Exception:
             return False
-        found = compare(self._step.model, loss, of_parts, context, self._step.gradient_scale)
-        return not any(one.is_wrong for one in allowance.judged(found))
+        again = compare(self._step.model, loss, of_parts, context, scale)
+        return not any(one.is_wrong for one in allowance.judged(again))
 
 
 def _run(step: TrainingStep, is_full: bool, seen: Seen | None = None) -> tuple[float | None, torch.Tensor | None]:

@@ -164,7 +164,9 @@ def _tried(
             step.forward_backward(tracker.stamp)
         tracker.problems += _without_gradient(step.model, ddp)
         if ddp is not None and call is not None:
-            tracker.problems += of_forward(f"call ({place_of(call)})", tracker.has_run)
+            tracker.problems += of_forward(
+                f"call ({place_of(call)})", tracker.has_run, "DDP makes its reductions ready"
+            )
         # Most optimizers ask for the value of a count of theirs; that is no reason to try all again with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
@@ -178,6 +180,8 @@ def _tried(
         return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
         why = f"{one_line_and_place(error)}{step.batch.guessed()}{unregistered(step.built)}"
+        if call is not None and "DTensor" in why:
+            why = "; ".join([why, *of_forward(f"call ({place_of(call)})", tracker.has_run, "FSDP gathers parameters")])
         return (f"{tracker.where()} cannot run: {why}",), None
     return tuple(tracker.problems), None
 

@@ -22,14 +22,14 @@ CLOSE = 1e-3
 LOST = 0.99
 
 
-def of_random(module: str, in_eval_mode: str | None) -> Iterator[str]:
-    """Of a step that draws random numbers: which module does in train mode, and what does in eval mode too."""
-    if in_eval_mode is None:
+def of_random(module: str | None, in_eval_mode: str | None) -> Iterator[str]:
+    """Which module draws random numbers in train mode, if any, and what draws them in eval mode too."""
+    if module is not None and in_eval_mode is None:
         yield (
             f"{module} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
             "with p=0"
         )
-    else:
+    elif in_eval_mode is not None:
         yield (
             f"{in_eval_mode} draws random numbers, other ones on each rank, also where the model is in eval mode; draw "
             "them in make_batch, from a generator with a seed, and take them from the batch"
@@ -132,12 +132,12 @@ def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
         )
 
 
-def of_forward(call: str, has_run: bool) -> Iterator[str]:
-    """Of a scenario's `call` under DDP, and whether the model's forward has run in it."""
+def of_forward(call: str, has_run: bool, what_it_does: str) -> Iterator[str]:
+    """Of a scenario's `call`, whether the model's forward has run in it, and what happens in that."""
     if not has_run:
         yield (
-            f"{call} does not go through the model's forward, and that is where DDP makes its reductions ready: each "
-            "rank keeps gradients of its own; have it call model(...), whose forward does what call needs"
+            f"{call} does not go through the model's forward, and that is where {what_it_does}; have it call "
+            "model(...), whose forward does what call needs"
         )
 
 
