@@ -25,7 +25,7 @@ from distbench.worker.children.plan_problems import answer_of
 from distbench.worker.children.sweep_steps import _optimizer_share
 from distbench.worker.models.blueprint import blueprint
 from distbench.worker.plans.materialise import initial_value
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.plans.training_step import TrainingStep, state_of
 from distbench.worker.rank.failure import blamed
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -401,7 +401,7 @@ def test_an_optimizer_of_ones_own_needs_no_more_than_step(context: RankContext) 
     counters = memory_counters(step, context)
     # A rank's half of two weights and biases of 4 x 4 + 4 and 4 x 2 + 2.
     assert counters["predicted_peak_bytes"] > 2 * 4 * 15
-    sums = [one.to_local() for one in step.optimizer_state[0]["sums"]]
+    sums = [one.to_local() for one in state_of(step.optimizer)[0]["sums"]]
     assert sum(one.numel() for one in sums) == 15
     assert _optimizer_share(Scenario(**{**GIVEN, **given})) == 1
     (said,) = problems_of(context, **{**given, "plan": replace(SHARDED, state_dict=True)})

@@ -33,7 +33,10 @@ Stamp = Callable[[], None]
 
 
 def state_of(optimizer: Any) -> list[Any]:
-    """What an optimizer keeps from one step to the next: its `state`, or its attributes where it has none."""
+    """What an optimizer keeps from one step to the next: its `state`, or its attributes where it has none; nothing
+    where there is no optimizer."""
+    if optimizer is None:
+        return []
     state = getattr(optimizer, "state", None)
     if not isinstance(state, Mapping):
         return [dict(vars(optimizer))]
@@ -234,11 +237,6 @@ class TrainingStep:
     def cache_tensors(self) -> list[torch.Tensor]:
         """The keys and values that a forward-only step keeps from one run to the next."""
         return []
-
-    @property
-    def optimizer_state(self) -> list[Any]:
-        """What the optimizer keeps from one run to the next."""
-        return [] if self.optimizer is None else state_of(self.optimizer)
 
     @property
     def has_buckets(self) -> bool:

@@ -21,7 +21,7 @@ from distbench.worker.plans.batch import batch_of
 from distbench.worker.plans.checkpoint_compile import fused_modules
 from distbench.worker.plans.materialise import allocate, place_attributes
 from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.training_step import TrainingStep
+from distbench.worker.plans.training_step import TrainingStep, state_of
 from distbench.worker.rank.failure import one_line_and_place, raised_at
 from distbench.worker.rank.measure import no_stamp
 from distbench.worker.rank.rank_context import RankContext
@@ -207,7 +207,7 @@ def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
     kinds: dict[str, Any] = {
         "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
-        "optimizer": step.optimizer_state,
+        "optimizer": state_of(step.optimizer),
         "parameters": list(step.model.parameters()),
     }
     if step.cache_tensors:

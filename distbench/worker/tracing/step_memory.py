@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from distbench.spec.devices import known_device
 from distbench.spec.pipeline_plan import SCHEDULES
 from distbench.worker.models.trees import tensors_of
-from distbench.worker.plans.training_step import SCHEDULE, TrainingStep
+from distbench.worker.plans.training_step import SCHEDULE, TrainingStep, state_of
 from distbench.worker.rank.device import allocator_peak
 from distbench.worker.rank.failure import one_line
 from distbench.worker.rank.measure import no_stamp
@@ -101,7 +101,7 @@ def predicted_peak_bytes(step: TrainingStep) -> int | None:
         return None
     # torch's tracker follows what its own optimizers keep; of any other it is given the tensors.
     own = isinstance(step.optimizer, torch.optim.Optimizer)
-    kept = [step.optimizer] if own else [tensor for _, tensor in tensors_of(step.optimizer_state)]
+    kept = [step.optimizer] if own else [tensor for _, tensor in tensors_of(state_of(step.optimizer))]
     return tracked_peak_bytes(lambda: step(no_stamp), step.model, *kept, *step.cache_tensors)
 
 
@@ -156,7 +156,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
         OTHER: [dict(vars(module)) for module in step.model.modules()],
         "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
-        "optimizer": step.optimizer_state,
+        "optimizer": state_of(step.optimizer),
         "parameters": list(step.model.parameters()),
     }
     if step.cache_tensors:
