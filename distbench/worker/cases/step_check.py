@@ -229,8 +229,9 @@ class Seen:
         with contextlib.ExitStack() as undo:
             undo.enter_context(replaced(torch.autograd, "backward", backward))
             undo.callback(register_optimizer_step_pre_hook(before_step).remove)
-            # A hook would have compiled modules compiled again.
-            if step.plan.ddp is not None:
+            # A hook would have compiled modules compiled again; nobody asks where there is no DDP.
+            self.has_forward = step.plan.ddp is None or step.plan.compile is not None
+            if not self.has_forward:
                 undo.callback(step.model.register_forward_pre_hook(entered).remove)
             yield stamp
         self.default_dtype = torch.get_default_dtype()
