@@ -1,8 +1,13 @@
 """`distbench plan` as plain data: prices worked by hand, advice, diagrams, errors. torch's answers are given here."""
 
+import math
+import random
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
@@ -18,6 +23,7 @@ from distbench.advise.tensor_blocks import diagram_of
 from distbench.advise.torch_paths import TorchAnswers, TorchPath
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import load_profile
+from distbench.planning import plan_exchange
 from distbench.spec.errors import UserError
 from distbench.spec.planner_names import PLANNERS
 
@@ -219,6 +225,34 @@ def test_all_pairs_are_counted_sorted_and_capped() -> None:
     gathered = TorchAnswers("2.x", dict.fromkeys(("greedy", "min_cost"), tuple(_by_gathering(*pair) for pair in pairs)))
     longer = [times_longer(advice) for advice in ranking_of(far, pairs, gathered).advices]
     assert longer == sorted(longer, reverse=True) and longer[0] > longer[-1] >= 1
+
+
+def test_a_large_mesh_takes_milliseconds_a_pair() -> None:
+    """64 ranks: 147 ms of CPU time a pair as long as each transfer was an object of its own, 4 ms since."""
+    setting = setting_of("1024,1024,1024", "bf16", "4x4x4")
+    pairs = chosen_pairs(setting, list(every_pair(setting)))
+    assert len(pairs) == 976
+    silent = TorchAnswers(None, dict.fromkeys(("greedy", "min_cost"), (TorchPath(None, "not here"),) * 60))
+    before = time.process_time()
+    assert len(ranking_of(setting, pairs[:60], silent).advices) == 60
+    assert time.process_time() - before < 2.4, "40 ms a pair"
+
+
+def test_what_crosses_a_mesh_dim_is_counted_at_the_outermost_that_differs() -> None:
+    """Expected: transfer by transfer."""
+    setting = setting_of("30,7", "f32", "2x3x2")
+    for source, target in random.Random(3).sample(list(every_pair(setting)), 40):
+        exchange = plan_exchange(source, target, setting.problem.shape, setting.problem.mesh_shape)
+        most = dict.fromkeys(range(3), 0)
+        for mesh_dim in most:
+            ends: Counter[tuple[str, int]] = Counter()
+            for one in exchange.transfers:
+                cells = (np.unravel_index(rank, (2, 3, 2)) for rank in (one.sender, one.receiver))
+                if [a == b for a, b in zip(*cells, strict=True)].index(False) == mesh_dim:
+                    size = 4 * math.prod(stop - start for start, stop in one.box)
+                    ends.update({("out", one.sender): size, ("in", one.receiver): size})
+            most[mesh_dim] = max(ends.values(), default=0)
+        assert plans._crossing_bytes(setting, exchange) == list(most.values())
 
 
 def _by_gathering(source: object, target: object) -> TorchPath:
