@@ -151,6 +151,12 @@ def test_a_file_anywhere_is_found_without_importing_it(tmp_path: Path) -> None:
     assert find(f"{path}::mine")[0].params == {"x": 1}
 
 
+def test_a_summary_is_the_first_paragraph(tmp_path: Path) -> None:
+    docstring = repr("One sentence that goes on\n    in the next line.\n\n    And more.\n    ")
+    path = write(tmp_path, f"@scenario(mesh={{'tp': 2}})\ndef mine():\n    {docstring}\n")
+    assert find(path)[0].summary == "One sentence that goes on in the next line."
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
