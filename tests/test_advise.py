@@ -2,16 +2,22 @@
 
 import math
 import random
+import re
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
+from torch.distributed.tensor import DTensor, Shard
 
-from distbench.advise import advice_text, plans
+import distbench
+from distbench.advise import advice_text, plans, recommendation
 from distbench.advise.advice_text import pair_text, ranking_text
 from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
@@ -26,6 +32,7 @@ from distbench.costmodel.profile import load_profile
 from distbench.planning import plan_exchange
 from distbench.spec.errors import UserError
 from distbench.spec.planner_names import PLANNERS
+from distbench.worker.torch_internals import fake_mesh
 
 MIB = 2**20
 H100, A100 = (ROOT / "profiles" / f"{name}_8x_ib.json" for name in ("h100", "a100"))
@@ -225,6 +232,27 @@ def test_all_pairs_are_counted_sorted_and_capped() -> None:
     gathered = TorchAnswers("2.x", dict.fromkeys(("greedy", "min_cost"), tuple(_by_gathering(*pair) for pair in pairs)))
     longer = [times_longer(advice) for advice in ranking_of(far, pairs, gathered).advices]
     assert longer == sorted(longer, reverse=True) and longer[0] > longer[-1] >= 1
+
+
+@pytest.mark.parametrize("planner", ["min_cost", "calibrated", "direct"])
+def test_what_a_recommendation_says_to_write_runs(planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user would paste it, on a fake process group; nothing of ours is imported past `distbench` itself."""
+    setting = setting_of("8,4", "f32", "2x2")
+    advice = advice_of(setting, "S(0)S(1)", "S(1)S(0)", SWAP)
+    monkeypatch.setattr(recommendation, "how", partial(_how_with, recommendation.how, planner))
+    text = verdict(replace(setting, profile_path=H100), advice).partition(". How: ")[2].removesuffix(".")
+    text = text.replace(", then move(x.to_local()) in place of redistribute", "\nresult = move(x.to_local())")
+    code = f"{text}:\n    result = x.redistribute(mesh, after).to_local()" if text.startswith("with ") else text
+    assert not re.search(r"distbench\.\w+\.", code)
+    with fake_mesh((2, 2), 1) as mesh:
+        x = DTensor.from_local(torch.ones(4, 2), mesh, [Shard(0), Shard(1)])
+        names = {"x": x, "mesh": mesh, "after": [Shard(1), Shard(0)], "distbench": distbench, "torch": torch}
+        exec(code, names)
+    assert tuple(names["result"].shape) == (4, 2)  # type: ignore[attr-defined]
+
+
+def _how_with(how: Callable[[Setting, Advice], str], planner: str, setting: Setting, advice: Advice) -> str:
+    return how(setting, replace(advice, plans={planner: advice.plans[planner]}))
 
 
 def test_a_large_mesh_takes_milliseconds_a_pair() -> None:

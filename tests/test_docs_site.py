@@ -58,7 +58,18 @@ def test_the_reference_of_commands_is_their_help_line_by_line(site: Path) -> Non
 
 def test_the_python_reference_has_what_scenarios_and_training_code_import(site: Path) -> None:
     told = text_of(site / "api" / "index.html")
-    for name in ("calibrated_planning", "ParallelPlan", "FsdpPlan", "CpPlan", "CompilePlan", "Scenario", "scenario"):
+    for name in (
+        "calibrated_planning",
+        "DirectRedistribution",
+        "native_all_to_all",
+        "load_profile",
+        "ParallelPlan",
+        "FsdpPlan",
+        "CpPlan",
+        "CompilePlan",
+        "Scenario",
+        "scenario",
+    ):
         assert name in told
 
 

@@ -15,12 +15,6 @@ from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
 
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
 MAX_DIRECT_RANKS = 512
-HOW = {
-    "greedy": "DTensor's default, nothing to change",
-    "min_cost": "torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
-    "calibrated": "with distbench.calibrated_planning(profile file)",
-    "direct": "distbench.worker.redistribute.direct_executor.DirectRedistribution, in place of redistribute",
-}
 
 
 @dataclass(frozen=True)
