@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 from conftest import ROOT
 
 from distbench.cli import main
+from distbench.commands.report import _command as report_command
 from distbench.spec import find
 
 STEPS = str(ROOT / "tests" / "golden" / "steps.jsonl")
@@ -60,6 +61,9 @@ def test_a_project_s_own_default_is_not_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     done = command(f"report --group-by kind {STEPS}")
     assert done.exit_code == 0, done.stderr
+    # Nor is what a report says to type, which has the folder only where it has an effect.
+    assert "--runs" not in report_command((Path(STEPS),), Path("elsewhere"), "")
+    assert "--runs elsewhere" in report_command((Path("tp_mlp"),), Path("elsewhere"), "")
     reached: list[Path] = []
     monkeypatch.setattr("distbench.launch.resume.job_left_of", reached.append)
     command(f"run --resume {STEPS}")

@@ -119,7 +119,11 @@ def _whole(
 def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
     """What shows these runs again, to paste."""
     named = [str(run) for run in runs[:MAX_NAMED]]
-    words = [*(["--runs", str(out)] if out != Path("results") else []), *(["--label", label] if label else []), *named]
+    words = [
+        *(["--runs", str(out)] if out != Path("results") and _is_looked_for(runs) else []),
+        *(["--label", label] if label else []),
+        *named,
+    ]
     return f"distbench report {shlex.join(words)}".rstrip() + (" ..." if len(runs) > MAX_NAMED else "")
 
 
@@ -133,7 +137,12 @@ def _refuse_unused(runs: tuple[Path, ...], is_diff: bool, is_paths: bool, is_gro
         refuse_without("--paths", "chrome")
     if is_grouped:
         refuse_with("--group-by", "full")
+    if not _is_looked_for(runs):
+        refuse_with("a RUN that is a file or folder", "out")
+
+
+def _is_looked_for(runs: tuple[Path, ...]) -> bool:
+    """Whether run files are looked for in the results folder: where no RUN is given, or a scenario's name."""
     from distbench.runs.find import is_scenario_name
 
-    if runs and not any(map(is_scenario_name, runs)):
-        refuse_with("a RUN that is a file or folder", "out")
+    return not runs or any(map(is_scenario_name, runs))
