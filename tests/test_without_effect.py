@@ -27,6 +27,7 @@ def command(words: str) -> Result:
         (f"report --diff {STEPS} {STEPS} --label ci", "--label"),
         (f"report --group-by kind --full {STEPS}", "--full"),
         (f"report {STEPS} --runs results", "--runs"),
+        (f"report {STEPS} tp_mlp --runs results", "--runs"),
         (f"report {STEPS} --chrome trace.json", "--chrome"),
         ("list --runs results", "--runs"),
         ("list tp_mlp --format json --runs results", "--runs"),

@@ -142,7 +142,7 @@ def _refuse_unused(runs: tuple[Path, ...], is_diff: bool, is_paths: bool, is_gro
 
 
 def _is_looked_for(runs: tuple[Path, ...]) -> bool:
-    """Whether run files are looked for in the results folder: where no RUN is given, or a scenario's name."""
+    """Whether run files are looked for in the results folder: where no RUN is a file or folder."""
     from distbench.runs.find import is_scenario_name
 
-    return not runs or any(map(is_scenario_name, runs))
+    return all(map(is_scenario_name, runs))
