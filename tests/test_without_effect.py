@@ -54,6 +54,10 @@ def test_an_option_without_effect_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_width_goes_with_everything() -> None:
+    assert "no trace of a step" in command(f"report --diff {STEPS} {STEPS} --width 80").stderr.replace("\n", " ")
+
+
 def test_a_project_s_own_default_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is for the calls in which it has an effect."""
     (tmp_path / "pyproject.toml").write_text(

@@ -26,7 +26,6 @@ USED_BY = {
     "--signature": ("--format", "--write", "--github"),
     "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
 }
-ALWAYS_USED = ("paths", "width")
 SEPARATOR = "vs"
 USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 
@@ -121,11 +120,7 @@ def _refuse_unused(mode: str | None) -> None:
     if mode:
         refuse_with(
             mode,
-            *(
-                name
-                for name, option in given().items()
-                if name not in ALWAYS_USED and option not in (mode, *USED_BY[mode])
-            ),
+            *(name for name, option in given().items() if name != "paths" and option not in (mode, *USED_BY[mode])),
         )
     elif "update" in given():
         raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")

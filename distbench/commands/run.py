@@ -26,7 +26,7 @@ INTERRUPTED = 130
 OF_LINKS = ("fail_on_outlier", "against")
 MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
-NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes", *OF_LINKS)
+NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "yes", *OF_LINKS)
 # In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
 RUN_FILES, MESSAGE, REFUSED = f"{__name__}.run_files", f"{__name__}.message", f"{__name__}.refused"
 MISSING = f"{__name__}.missing"

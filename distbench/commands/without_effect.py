@@ -7,12 +7,15 @@ from distbench.spec.errors import UserError
 
 
 def given() -> dict[str, str]:
-    """The parameters that the command line gives, by name, as it writes them; defaults of [tool.distbench] are not."""
+    """The parameters that the command line gives, by name, as it writes them.
+
+    Without defaults of [tool.distbench], and without --width, which any output may need.
+    """
     ctx = click.get_current_context()
     return {
         str(one.name): max(one.opts, key=len) if isinstance(one, click.Option) else one.make_metavar(ctx)
         for one in ctx.command.params
-        if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE
+        if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE and one.name != "width"
     }
 
 
