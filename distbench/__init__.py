@@ -2,7 +2,7 @@
 
 From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.compare(a, b)` do what
 the commands do (docs/python.md). In training code: `with distbench.calibrated_planning("profile.json"): ...` lets
-DTensor plan by a measured profile.
+DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a tensor in one exchange.
 """
 
 from typing import TYPE_CHECKING
@@ -12,17 +12,35 @@ from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from distbench.api import ComparedRuns, Report, Runs, compare, load, run
+    from distbench.costmodel.profile import load_profile
     from distbench.spec.errors import UserError
+    from distbench.worker.redistribute.direct_executor import DirectRedistribution
     from distbench.worker.torch_internals.calibrated import calibrated_planning
+    from distbench.worker.torch_internals.replacements import native_all_to_all
 
-__all__ = ["ComparedRuns", "Report", "Runs", "UserError", "calibrated_planning", "compare", "load", "run"]
+__all__ = [
+    "ComparedRuns",
+    "DirectRedistribution",
+    "Report",
+    "Runs",
+    "UserError",
+    "calibrated_planning",
+    "compare",
+    "load",
+    "load_profile",
+    "native_all_to_all",
+    "run",
+]
 
 # Neither the command line nor training code pays for the other.
 import_when_asked(
     __name__,
     {
         "api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
+        "costmodel.profile": ("load_profile",),
         "spec.errors": ("UserError",),
+        "worker.redistribute.direct_executor": ("DirectRedistribution",),
         "worker.torch_internals.calibrated": ("calibrated_planning",),
+        "worker.torch_internals.replacements": ("native_all_to_all",),
     },
 )

@@ -18,6 +18,7 @@ from distbench.commands.old_names import under_new_names
 from distbench.commands.say import say, say_lines
 from distbench.commands.say_once import say_once
 from distbench.commands.width import width_option
+from distbench.commands.without_effect import refuse_with, refuse_without
 from distbench.spec.errors import UserError
 from distbench.spec.printable import cut
 from distbench.spec.signals import stopped_as_interrupt
@@ -120,6 +121,10 @@ def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """
     from distbench.spec import find, list_entries
 
+    if not scenarios:
+        refuse_without("a SCENARIO", "runs")
+    if form == "json":
+        refuse_with("--format json", "runs")
     entries = [entry for target in scenarios for entry in find(target)] if scenarios else list_entries()
     if form == "json":
         fields = ("name", "mesh", "tags", "axes", "params", "summary")

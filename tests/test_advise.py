@@ -1,12 +1,23 @@
 """`distbench plan` as plain data: prices worked by hand, advice, diagrams, errors. torch's answers are given here."""
 
+import math
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from conftest import ROOT
+from torch.distributed.tensor import DTensor, Shard
 
-from distbench.advise import advice_text, plans
+import distbench
+from distbench.advise import advice_text, plans, recommendation
 from distbench.advise.advice_text import pair_text, ranking_text
 from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
@@ -18,8 +29,10 @@ from distbench.advise.tensor_blocks import diagram_of
 from distbench.advise.torch_paths import TorchAnswers, TorchPath
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import load_profile
+from distbench.planning import plan_exchange
 from distbench.spec.errors import UserError
 from distbench.spec.planner_names import PLANNERS
+from distbench.worker.torch_internals import fake_mesh
 
 MIB = 2**20
 H100, A100 = (ROOT / "profiles" / f"{name}_8x_ib.json" for name in ("h100", "a100"))
@@ -219,6 +232,55 @@ def test_all_pairs_are_counted_sorted_and_capped() -> None:
     gathered = TorchAnswers("2.x", dict.fromkeys(("greedy", "min_cost"), tuple(_by_gathering(*pair) for pair in pairs)))
     longer = [times_longer(advice) for advice in ranking_of(far, pairs, gathered).advices]
     assert longer == sorted(longer, reverse=True) and longer[0] > longer[-1] >= 1
+
+
+@pytest.mark.parametrize("planner", ["min_cost", "calibrated", "direct"])
+def test_what_a_recommendation_says_to_write_runs(planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user would paste it, on a fake process group; nothing of ours is imported past `distbench` itself."""
+    setting = setting_of("8,4", "f32", "2x2")
+    advice = advice_of(setting, "S(0)S(1)", "S(1)S(0)", SWAP)
+    monkeypatch.setattr(recommendation, "how", partial(_how_with, recommendation.how, planner))
+    text = verdict(replace(setting, profile_path=H100), advice).partition(". How: ")[2].removesuffix(".")
+    text = text.replace(", then move(x.to_local()) in place of redistribute", "\nresult = move(x.to_local())")
+    code = f"{text}:\n    result = x.redistribute(mesh, after).to_local()" if text.startswith("with ") else text
+    assert not re.search(r"distbench\.\w+\.", code)
+    with fake_mesh((2, 2), 1) as mesh:
+        x = DTensor.from_local(torch.ones(4, 2), mesh, [Shard(0), Shard(1)])
+        names = {"x": x, "mesh": mesh, "after": [Shard(1), Shard(0)], "distbench": distbench, "torch": torch}
+        exec(code, names)
+    assert tuple(names["result"].shape) == (4, 2)  # type: ignore[attr-defined]
+
+
+def _how_with(how: Callable[[Setting, Advice], str], planner: str, setting: Setting, advice: Advice) -> str:
+    return how(setting, replace(advice, plans={planner: advice.plans[planner]}))
+
+
+def test_a_large_mesh_takes_milliseconds_a_pair() -> None:
+    """64 ranks: 147 ms of CPU time a pair as long as each transfer was an object of its own, 4 ms since."""
+    setting = setting_of("1024,1024,1024", "bf16", "4x4x4")
+    pairs = chosen_pairs(setting, list(every_pair(setting)))
+    assert len(pairs) == 976
+    silent = TorchAnswers(None, dict.fromkeys(("greedy", "min_cost"), (TorchPath(None, "not here"),) * 60))
+    before = time.process_time()
+    assert len(ranking_of(setting, pairs[:60], silent).advices) == 60
+    assert time.process_time() - before < 2.4, "40 ms a pair"
+
+
+def test_what_crosses_a_mesh_dim_is_counted_at_the_outermost_that_differs() -> None:
+    """Expected: transfer by transfer."""
+    setting = setting_of("30,7", "f32", "2x3x2")
+    for source, target in random.Random(3).sample(list(every_pair(setting)), 40):
+        exchange = plan_exchange(source, target, setting.problem.shape, setting.problem.mesh_shape)
+        most = dict.fromkeys(range(3), 0)
+        for mesh_dim in most:
+            ends: Counter[tuple[str, int]] = Counter()
+            for one in exchange.transfers:
+                cells = (np.unravel_index(rank, (2, 3, 2)) for rank in (one.sender, one.receiver))
+                if [a == b for a, b in zip(*cells, strict=True)].index(False) == mesh_dim:
+                    size = 4 * math.prod(stop - start for start, stop in one.box)
+                    ends.update({("out", one.sender): size, ("in", one.receiver): size})
+            most[mesh_dim] = max(ends.values(), default=0)
+        assert plans._crossing_bytes(setting, exchange) == list(most.values())
 
 
 def _by_gathering(source: object, target: object) -> TorchPath:

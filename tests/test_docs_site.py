@@ -1,5 +1,6 @@
 """The documentation site: built with warnings as errors, every page in its contents, the README short."""
 
+import html
 import re
 import sys
 from pathlib import Path
@@ -45,9 +46,30 @@ def test_every_command_is_in_the_reference_with_its_options(site: Path) -> None:
             assert not visible or option.opts[0] in told, f"{name} {option.opts}"
 
 
+def test_the_reference_of_commands_is_their_help_line_by_line(site: Path) -> None:
+    page = (site / "commands" / "index.html").read_text()
+    told = html.unescape(re.sub(r"<[^>]+>", "", page))
+    assert "Sentinel" not in told and "UNSET" not in told
+    lines = {line.strip() for line in told.splitlines()}
+    commands = [*main.commands.values(), *main.commands["baseline"].commands.values()]  # type: ignore[attr-defined]
+    examples = [line.strip() for one in commands for line in str(one.help).splitlines() if "  distbench " in line]
+    assert len(examples) > 50 and not [line for line in examples if len(line) < 76 and line not in lines]
+
+
 def test_the_python_reference_has_what_scenarios_and_training_code_import(site: Path) -> None:
     told = text_of(site / "api" / "index.html")
-    for name in ("calibrated_planning", "ParallelPlan", "FsdpPlan", "CpPlan", "CompilePlan", "Scenario", "scenario"):
+    for name in (
+        "calibrated_planning",
+        "DirectRedistribution",
+        "native_all_to_all",
+        "load_profile",
+        "ParallelPlan",
+        "FsdpPlan",
+        "CpPlan",
+        "CompilePlan",
+        "Scenario",
+        "scenario",
+    ):
         assert name in told
 
 

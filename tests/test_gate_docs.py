@@ -2,12 +2,17 @@
 
 import os
 import re
+import shlex
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from processes import Children
 
 PAGE = (ROOT / "docs" / "ci.md").read_text()
@@ -103,12 +108,27 @@ def test_the_jobs_on_the_page_do_what_it_says(
     assert summary.exists() == (base == "BASE")
 
 
-def ten_lines() -> tuple[str, str]:
+def workflow() -> tuple[str, str]:
     """(what is done once, what CI does) of the path at the top."""
-    once = re.search(r"^## Ten lines\n.*?^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    steps = re.findall(r"^      - run: (distbench .*)$", block("Ten lines"), re.MULTILINE)
-    assert once and len(steps) == 2 and len(block("Ten lines").splitlines()) == 10
+    once = re.search(r"^## A GitHub workflow\n.*?^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    steps = re.findall(r"^      - run: (.*)$", block("A GitHub workflow"), re.MULTILINE)
+    assert once and len(steps) == 4
     return once.group(1), "\n".join(steps)
+
+
+def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
+    """A Python of its own before the first pip, torch's CPU wheels before distbench, in a version that it accepts."""
+    job = yaml.safe_load(block("A GitHub workflow"))["jobs"]["gate"]
+    checkout, python, torch, ours, *_ = job["steps"]
+    assert checkout["with"] == {"fetch-depth": 0}, "ab checks the base branch out"
+    assert python["uses"].startswith("actions/setup-python@") and isinstance(python["with"]["python-version"], str)
+    asked = shlex.split(torch["run"])
+    assert asked[:2] == ["pip", "install"] and asked[3] == "--index-url" and ours["run"].startswith("pip install")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (accepted,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "torch")
+    (wanted,) = Requirement(asked[2]).specifier
+    assert wanted.operator == "==" and accepted.specifier.contains(wanted.version)
+    assert SpecifierSet(project["requires-python"]).contains(python["with"]["python-version"])
 
 
 @pytest.mark.parametrize(
@@ -119,14 +139,16 @@ def ten_lines() -> tuple[str, str]:
         ("1", "0.001", "PASS: 1 pass"),
     ],
 )
-def test_the_ten_lines_end_in_a_red_cross_where_they_should(
+def test_the_workflow_s_lines_end_in_a_red_cross_where_they_should(
     children: Children, tmp_path: Path, num_gathers: str, seconds: str, says: str
 ) -> None:
     """On a pull request whose change communicates more, is slower, or is neither."""
-    once, steps = ten_lines()
+    once, steps = workflow()
     bench, code = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code"
     package = code / "distbench"
     package.mkdir(parents=True)
+    (bench.parent / "pip").write_text("#!/bin/sh\n")
+    (bench.parent / "pip").chmod(0o755)
     # What ab launches in a revision's folder is the distbench that it finds there.
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(bench.read_text())

@@ -65,6 +65,21 @@ def test_known_case_moves_one_shard_of_64_where_torch_moves_a_quarter() -> None:
     assert {exchange.received[position] for position in range(64)} == {63}
 
 
+def test_a_piece_comes_from_the_replica_with_least_to_send_then_from_the_nearest_one() -> None:
+    def moved(source: str, target: str, length: int, mesh_shape: tuple[int, ...]) -> list[tuple[int, int, Box]]:
+        states = (parse_state(text, 1) for text in (source, target))
+        transfers = plan_exchange(*states, (length,), mesh_shape).transfers
+        return [(one.sender, one.receiver, one.box) for one in transfers]
+
+    # Each half has 4 replicas and 4 receivers: every rank sends once, to its own counterpart.
+    assert moved("S(0)RR", "RRR", 8, (2, 2, 2)) == [
+        ((rank + 4) % 8, rank, ((0, 4),) if rank >= 4 else ((4, 8),)) for rank in range(8)
+    ]
+    # Ranks 0 and 2 hold (0, 2), ranks 1 and 3 (2, 3). Ranks 1 and 3 lack (0, 2), rank 2 wants (2, 3) and holds none of
+    # it: of ranks 1 and 3, which have nothing else to send, rank 3 shares the outer coordinate with it.
+    assert moved("RS(0)", "S(0)R", 3, (2, 2)) == [(0, 1, ((0, 2),)), (3, 2, ((2, 3),))]
+
+
 def test_a_target_with_partial_and_reductions_that_do_not_commute_are_refused() -> None:
     for source, target in (("R", "P(sum)"), ("P(sum)", "P(sum)")):
         with pytest.raises(NotHandled, match="the target may not have Partial"):

@@ -228,8 +228,8 @@ def test_the_command(tmp_path: Path) -> None:
     done = report("--diff", str(path), str(path), "--format", "markdown")
     assert done.exit_code == 0 and "**by path, a rank and step**" in done.stdout
     for arguments, said in (
-        (("--paths", "--diff", str(path), str(path)), "--diff does not go with --paths"),
-        (("--paths", "--reproducers", "out"), "--paths does not go with --reproducers"),
+        (("--paths", "--diff", str(path), str(path)), "--paths does not go with --diff"),
+        (("--paths", "--reproducers", "out"), "--reproducers does not go with --paths"),
         (("--paths", str(path), "--group-by", "ownr"), "nearest: owner"),
         (("--chrome", "trace.json"), "add --paths"),
         (("--paths", str(path), "--chrome", f"{path}/x"), "cannot be written"),

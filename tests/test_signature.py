@@ -16,6 +16,7 @@ from conftest import DATA, ROOT
 from processes import Children
 
 from distbench.cli import main
+from distbench.commands.signature import _files
 from distbench.launch import Request, jobs_of
 from distbench.runs.run_file import Case
 from distbench.signature import Path, Signature, counted, differences, incomparable, load, parse, signatures_of
@@ -242,9 +243,30 @@ def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sen
 
 
 @pytest.mark.parametrize(
+    ("there", "names", "output", "files"),
+    [
+        (None, ["a"], "signatures", ["signatures/a.signature"]),
+        (None, ["a"], "deep/signatures", ["deep/signatures/a.signature"]),
+        (None, ["a", "b"], "signatures", ["signatures/a.signature", "signatures/b.signature"]),
+        (None, ["a"], "a.signature", ["a.signature"]),
+        ("file", ["a"], "signatures", ["signatures"]),
+        ("folder", ["a"], "v1.2", ["v1.2/a.signature"]),
+    ],
+)
+def test_a_name_without_a_suffix_is_a_folder_for_one_scenario_as_for_several(
+    tmp_path: FilePath, there: str | None, names: list[str], output: str, files: list[str]
+) -> None:
+    if there == "file":
+        (tmp_path / output).touch()
+    if there == "folder":
+        (tmp_path / output).mkdir()
+    assert _files(names, tmp_path / output) == [tmp_path / file for file in files]
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["tp_mlp", "-o", "no/file"], "no folder"),
+        (["tp_mlp", "-o", "no/file.signature"], "no folder"),
         (["tp_mlp", "tp_attention"], "-o FOLDER"),
         (["tp_mlp", "tp_attention", "-o", __file__], "is no folder and cannot be made"),
         ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),

@@ -282,7 +282,7 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
     [
         ((), "simulate takes a SCENARIO or --recording FILE; give one of them"),
         (("tp_mlp", "--recording", "x.jsonl"), "give one of them"),
-        (("--recording", "x.jsonl", "--mesh", "tp=2"), "leave --mesh, --set, --quick, --rank and --save out"),
+        (("--recording", "x.jsonl", "--mesh", "tp=2"), "does not go with --recording"),
         (("--recording", "missing.jsonl"), "recording missing.jsonl cannot be read: No such file"),
         (("tp_mlp", "--rank", "0,x"), "--rank '0,x' names no ranks; give whole numbers from 0 on, each once"),
         (("tp_mlp", "--rank", "4", "--mesh", "tp=4"), "--rank 4: the mesh has ranks 0 to 3; give one of these"),

@@ -151,6 +151,12 @@ def test_a_file_anywhere_is_found_without_importing_it(tmp_path: Path) -> None:
     assert find(f"{path}::mine")[0].params == {"x": 1}
 
 
+def test_a_summary_is_the_first_paragraph(tmp_path: Path) -> None:
+    docstring = repr("One sentence that goes on\n    in the next line.\n\n    And more.\n    ")
+    path = write(tmp_path, f"@scenario(mesh={{'tp': 2}})\ndef mine():\n    {docstring}\n")
+    assert find(path)[0].summary == "One sentence that goes on in the next line."
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -200,3 +206,48 @@ def test_many_cases_share_the_budget() -> None:
     settings = Settings(max_case_s=5.0, budget_s=100.0)
     assert settings.case_limit_s(10) == 5.0
     assert settings.case_limit_s(1000) == 0.1
+
+
+PARAMS = {"eval": False, "hidden": 8, "sizes": (1, 2), "layers": [1], "lr": 0.1, "rotate": "a", "shape": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("eval=true,False,YES,no,1,0,on,Off", [True, False, True, False, True, False, True, False]),
+        ("sizes=(1,2),(3,4)", [(1, 2), (3, 4)]),
+        ("sizes=(1, 2)", [(1, 2)]),
+        ("sizes=[5]", [(5,)]),
+        ("layers=(5,6)", [[5, 6]]),
+        ("hidden=8,16", [8, 16]),
+        ("lr=1,1e-3", [1, 1e-3]),
+        ("rotate=(a,b)", ["(a", "b)"]),
+        ("shape=(1,2),x", [(1, 2), "x"]),
+        ("shape=a b,c", ["a b", "c"]),
+    ],
+)
+def test_a_value_is_read_as_its_default_s_type(text: str, values: list[object]) -> None:
+    name = text.partition("=")[0]
+    found = parse_choices([text], PARAMS)[name]
+    assert found == values and list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("hidden=True", "int values such as 8"),
+        ("hidden=8,,16", "int values such as 8"),
+        ("hidden=1.5", "int values such as 8"),
+        ("lr=True", "float values such as 0.1"),
+        ("eval=2", "true or false"),
+        ("eval=maybe", "true or false"),
+        ("sizes=(1", "tuple values such as (1, 2)"),
+        ("sizes=1,2", "tuple values such as (1, 2)"),
+        ("hidden=" + "-" * 20_000 + "1", "int values such as 8"),
+        ("plan.microbatches=True", "int values such as 2"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(text: str, allowed: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_choices([text], PARAMS)
+    assert allowed in str(refused.value)

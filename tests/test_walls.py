@@ -14,7 +14,7 @@ HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures", "jinja2")
 # Room to the rooms of distbench it may import, itself apart. A room is a folder of distbench/, a folder of
 # distbench/worker/, or a file that lies in neither. A new one is named in docs/architecture.md too.
 MAY_IMPORT = {
-    "__init__": {"version", "api", "spec", "worker.torch_internals"},
+    "__init__": {"version", "api", "spec", "costmodel", "worker.redistribute", "worker.torch_internals"},
     "__main__": {"cli", "spec"},
     "ab": {"spec", "runs", "compare", "gate", "processes"},
     "api": {"cli", "commands", "spec", "runs", "gate"},

@@ -4,7 +4,9 @@
 `advice_text`, `recommendation`, `tensor_blocks` and `picture` render it. Only the two functions here combine them.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from distbench.advise.advice_text import pair_json, pair_text, ranking_json, ranking_text
 from distbench.advise.drawing import drawing_of
@@ -37,10 +39,15 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     return "\n\n".join([pair_text(setting, advice, torch, diagram), *(["\n".join(drawn)] if drawn else [])])
 
 
-def plan_all_pairs(setting: Setting, form: str) -> str:
-    """Every ordered pair of layouts; `form` is "table" or "json"."""
+def plan_all_pairs(setting: Setting, form: str, told: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
+    """Every ordered pair of layouts; `form` is "table" or "json". `told` gets events as `runs/progress.py` lists them,
+    a case a pair.
+    """
     every = list(every_pair(setting))
     pairs = chosen_pairs(setting, every)
+    told({"event": "case", "id": "plan/paths of torch's planners"})
     torch = ask_torch(setting, pairs)
-    ranking = ranking_of(setting, pairs, torch, len(every))
+    told({"event": "plan", "num_cases": len(pairs)})
+    told({"event": "case", "id": "plan/prices of all planners"})
+    ranking = ranking_of(setting, pairs, torch, len(every), lambda: told({"event": "done", "id": "", "status": "ok"}))
     return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from distbench.advise.plans import Advice, advise
@@ -11,7 +11,7 @@ from distbench.advise.torch_paths import TorchAnswers
 from distbench.planning import State
 from distbench.spec.planner_names import BASELINE, PLANNERS, TORCH_PLANNERS
 
-# Who sends what to whom takes time with the square of the ranks: pairs times ranks squared, for half a minute.
+# Who sends what to whom takes time with the square of the ranks: pairs times ranks squared, for some ten seconds.
 MAX_WORK = 4_000_000
 
 
@@ -33,16 +33,25 @@ class PairRanking:
 
 
 def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:
-    """All pairs, or as many random ones of a large mesh as can be worked out in half a minute; always the same ones."""
+    """All pairs, or as many random ones of a large mesh as fit into some ten seconds; always the same ones."""
     count = max(MAX_WORK // setting.num_ranks**2, 1)
     return list(pairs) if len(pairs) <= count else random.Random(0).sample(list(pairs), count)
 
 
 def ranking_of(
-    setting: Setting, pairs: Sequence[tuple[State, State]], torch: TorchAnswers, num_all: int | None = None
+    setting: Setting,
+    pairs: Sequence[tuple[State, State]],
+    torch: TorchAnswers,
+    num_all: int | None = None,
+    advised: Callable[[], None] = lambda: None,
 ) -> PairRanking:
-    """Every pair's advice; torch gave one answer a pair, and `num_all` pairs there are, if `pairs` are only some."""
-    advices = [advise(setting, source, target, torch, number) for number, (source, target) in enumerate(pairs)]
+    """Every pair's advice; torch gave one answer a pair, and `num_all` pairs there are, if `pairs` are only some.
+    `advised` is called after each.
+    """
+    advices = []
+    for number, (source, target) in enumerate(pairs):
+        advices.append(advise(setting, source, target, torch, number))
+        advised()
     advices.sort(key=lambda advice: (-times_longer(advice), str(advice.source), str(advice.target)))
     used = {planner: sum(advice.use.planner == planner for advice in advices) for planner in PLANNERS}
     unasked = sum(not advice.missing.keys().isdisjoint(TORCH_PLANNERS) for advice in advices)

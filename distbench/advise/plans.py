@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,17 +11,10 @@ from distbench.advise.torch_paths import TorchAnswers, TorchPath
 from distbench.costmodel.lines import ALL_TO_ALL, CUT, DIRECT, Line
 from distbench.planning import Exchange, NotHandled, State, cheapest_route, parse_state, plan_direct, priced_steps
 from distbench.planning.choice import choose
-from distbench.planning.direct_exchange import volume
 from distbench.spec.planner_names import PLANNERS, TORCH_PLANNERS
 
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
 MAX_DIRECT_RANKS = 512
-HOW = {
-    "greedy": "DTensor's default, nothing to change",
-    "min_cost": "torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
-    "calibrated": "with distbench.calibrated_planning(profile file)",
-    "direct": "distbench.worker.redistribute.direct_executor.DirectRedistribution, in place of redistribute",
-}
 
 
 @dataclass(frozen=True)
@@ -195,7 +188,7 @@ def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
 def _exchange_step(setting: Setting, source: State, target: State, exchange: Exchange) -> PlannedStep:
     problem, num_copies = setting.problem, _num_copies(source, target)
     before, after = problem.local_bytes(source), problem.local_bytes(target)
-    op, communicates = (ALL_TO_ALL, True) if exchange.transfers else (CUT, False)
+    op, communicates = (ALL_TO_ALL, True) if exchange.num_transfers else (CUT, False)
     if communicates:
         seconds, error = _exchange_seconds(setting, exchange, num_copies)
     else:
@@ -244,11 +237,9 @@ def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
 
     Of the mesh dims that differ between two ranks the outermost counts: the slowest link between them.
     """
-    mesh_shape = setting.problem.mesh_shape
-    cells = list(product(*(range(size) for size in mesh_shape)))
-    elements = np.zeros((len(mesh_shape), 2, len(cells)), dtype=np.int64)
-    for transfer in exchange.transfers:
-        ends = zip(cells[transfer.sender], cells[transfer.receiver], strict=True)
-        outermost = next(mesh_dim for mesh_dim, (a, b) in enumerate(ends) if a != b)
-        elements[outermost, (0, 1), (transfer.sender, transfer.receiver)] += volume(transfer.box)
+    cells = np.indices(setting.problem.mesh_shape).reshape(len(setting.mesh), -1)
+    outermost = (cells[:, exchange.senders] != cells[:, exchange.receivers]).argmax(axis=0)
+    elements = np.zeros((len(cells), 2, cells.shape[1]), dtype=np.int64)
+    np.add.at(elements[:, 0], (outermost, exchange.senders), exchange.volumes)
+    np.add.at(elements[:, 1], (outermost, exchange.receivers), exchange.volumes)
     return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]

@@ -1,10 +1,19 @@
 """One sentence on which planner to use and why."""
 
-from distbench.advise.plans import HOW, Advice, Plan
+from distbench.advise.plans import Advice, Plan
 from distbench.advise.question import Setting
 from distbench.planning.choice import LEAVING_SHARE
 from distbench.render.units import percent_text, size_text, time_text
 from distbench.spec.planner_names import BASELINE
+
+# What to write in training code. Braces: the profile's file, or the layouts of the pair.
+HOW = {
+    "greedy": "DTensor's default, nothing to change",
+    "min_cost": "with torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
+    "calibrated": 'with distbench.calibrated_planning("{profile}")',
+    "direct": 'move = distbench.DirectRedistribution("{source}", "{target}", x.shape, mesh.mesh), then '
+    "move(x.to_local()) in place of redistribute",
+}
 
 
 def verdict(setting: Setting, advice: Advice) -> str:
@@ -20,7 +29,13 @@ def verdict(setting: Setting, advice: Advice) -> str:
         reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
     else:
         reason = _against(use, default)
-    return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {HOW[use.planner]}."
+    return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {how(setting, advice)}."
+
+
+def how(setting: Setting, advice: Advice) -> str:
+    """What to write in training code to have the recommended plan."""
+    profile = setting.profile_path or "profile.json"
+    return HOW[advice.use.planner].format(profile=profile, source=advice.source, target=advice.target)
 
 
 def _against(use: Plan, default: Plan) -> str:

@@ -15,6 +15,7 @@ from distbench.commands.first_screen import confirm_ranks
 from distbench.commands.run import run_all
 from distbench.commands.say import say
 from distbench.commands.width import width_option
+from distbench.commands.without_effect import refuse_with
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
 
@@ -73,6 +74,10 @@ def calibrate(
     from distbench.launch.ranks import joined_ranks
     from distbench.spec import parse_mesh
 
+    if only == "profile":
+        refuse_with("--only profile", "hardware_out")
+    elif only == "hardware":
+        refuse_with("--only hardware", "plots", *(["output"] if hardware_out else []))
     check_writable(output, "-o")
     if plots:
         make_folder(plots, "--plots")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from distbench.commands import gate_terms, put_out
 from distbench.commands.files import expanded
@@ -14,6 +13,7 @@ from distbench.commands.finite import MAX_LAUNCHES, MONTH_S, FiniteRange
 from distbench.commands.say import say
 from distbench.commands.self_test import self_test
 from distbench.commands.width import width_option
+from distbench.commands.without_effect import given, refuse_with
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ USED_BY = {
     "--signature": ("--format", "--write", "--github"),
     "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
 }
-ALWAYS_USED = ("paths", "--width")
 SEPARATOR = "vs"
 USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 
@@ -99,7 +98,7 @@ def gate(
     if not paths and not try_itself:
         raise UserError(f"gate compares two sides: {USAGE}")
     modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
-    _refuse_unused(ctx, next((mode for mode, is_on in modes.items() if is_on), None))
+    _refuse_unused(next((mode for mode, is_on in modes.items() if is_on), None))
     show = partial(put_out.put_out, form=form, targets=put_out.targets_of(write_to), github=github)
     if signature:
         ctx.exit(_gate_signatures(paths, update, show))
@@ -116,18 +115,17 @@ def gate(
     ctx.exit(gated.exit_code(strict))
 
 
-def _refuse_unused(ctx: click.Context, mode: str | None) -> None:
+def _refuse_unused(mode: str | None) -> None:
     """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to."""
-    for parameter in ctx.command.params:
-        option = parameter.opts[0]
-        if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE or option in ALWAYS_USED:
-            continue
-        if mode and option not in (mode, *USED_BY[mode]):
-            raise UserError(f"{option} does not go with {mode}, which would ignore it; leave one of them out")
-        if not mode and option == "--update":
-            raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
-        if not mode and option == "--launches":
-            raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
+    if mode:
+        refuse_with(
+            mode,
+            *(name for name, option in given().items() if name != "paths" and option not in (mode, *USED_BY[mode])),
+        )
+    elif "update" in given():
+        raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
+    elif "launches" in given():
+        raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
 
 
 def _judged(paths: Sequence[str], options: "Options") -> "Gated":

@@ -52,12 +52,15 @@ def plan(
     """
     from distbench.advise import plan_all_pairs, plan_pair
     from distbench.advise.question import setting_of
+    from distbench.launch.display import display_for
 
     setting = setting_of(profile_path=profile, **asked)
     if all_pairs:
         if source or picture:
             raise UserError("--all-pairs takes neither SOURCE and TARGET nor --picture; leave one of them out")
-        say(plan_all_pairs(setting, form))
+        with display_for("plan", quiet=False) as display:
+            text = plan_all_pairs(setting, form, display.event)
+        say(text)
         return
     if source is None or target is None:
         raise UserError('plan needs two layouts, e.g. distbench plan "S(0)R" "RS(0)" ..., or --all-pairs')

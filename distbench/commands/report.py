@@ -9,7 +9,7 @@ import click
 
 from distbench.commands.say import say
 from distbench.commands.width import width_option
-from distbench.spec.errors import UserError
+from distbench.commands.without_effect import given, refuse_with, refuse_without
 
 if TYPE_CHECKING:
     from distbench.report.output import Rendered
@@ -82,10 +82,7 @@ def report(
       distbench report --diff tp.jsonl fsdp.jsonl
       distbench report --diff run.jsonl::hidden=1024 run.jsonl::hidden=4096
     """
-    _refuse(
-        {"--diff": diff, "--paths": paths, "RUN": runs, "--page": page, "--plots": plots, "--chrome": chrome}
-        | {"--reproducers": reproducers, "--group-by": group_by, "--label": label}
-    )
+    _refuse_unused(runs, diff is not None, paths, bool(group_by))
     command = _command(runs, out, label)
     if label:
         from distbench.runs.find import labelled
@@ -122,17 +119,30 @@ def _whole(
 def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
     """What shows these runs again, to paste."""
     named = [str(run) for run in runs[:MAX_NAMED]]
-    words = [*(["--runs", str(out)] if out != Path("results") else []), *(["--label", label] if label else []), *named]
+    words = [
+        *(["--runs", str(out)] if out != Path("results") and _is_looked_for(runs) else []),
+        *(["--label", label] if label else []),
+        *named,
+    ]
     return f"distbench report {shlex.join(words)}".rstrip() + (" ..." if len(runs) > MAX_NAMED else "")
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    """Options that mean nothing together are refused before anything is read."""
-    asked = [name for name, value in given.items() if value]
-    alone = {"--diff": set(given) - {"--diff", "--page"}, "--paths": {"--reproducers"}}
-    for name, others in alone.items():
-        clash = [other for other in asked if name in asked and other in others]
-        if clash:
-            raise UserError(f"{name} does not go with {', '.join(clash)}; leave {clash[0]} or {name} out")
-    if "--chrome" in asked and "--paths" not in asked:
-        raise UserError("--chrome FILE writes the trace that --paths shows; add --paths")
+def _refuse_unused(runs: tuple[Path, ...], is_diff: bool, is_paths: bool, is_grouped: bool) -> None:
+    """Options without effect are refused before anything is read."""
+    if is_diff:
+        refuse_with("--diff", *(given().keys() - {"diff", "page", "form"}))
+    elif is_paths:
+        refuse_with("--paths", "reproducers", "full")
+    else:
+        refuse_without("--paths", "chrome")
+    if is_grouped:
+        refuse_with("--group-by", "full")
+    if not _is_looked_for(runs):
+        refuse_with("a RUN that is a file or folder", "out")
+
+
+def _is_looked_for(runs: tuple[Path, ...]) -> bool:
+    """Whether run files are looked for in the results folder: where no RUN is a file or folder."""
+    from distbench.runs.find import is_scenario_name
+
+    return all(map(is_scenario_name, runs))

@@ -15,6 +15,7 @@ from distbench.commands.on_nodes import WHERE_PARAMETERS, KeepsArguments, node_o
 from distbench.commands.say import say, say_lines
 from distbench.commands.say_once import say_once
 from distbench.commands.width import width_option
+from distbench.commands.without_effect import given, refuse_without
 from distbench.runs.record_checks import MAX_PASSES
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import UserError
@@ -25,7 +26,7 @@ INTERRUPTED = 130
 OF_LINKS = ("fail_on_outlier", "against")
 MAX_REASON = 300  # characters
 # Parameters of the command that say nothing of what is measured.
-NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "width", "yes", *OF_LINKS)
+NOT_OF_A_RUN = ("resume", "quiet", "scenarios", "yes", *OF_LINKS)
 # In the context's meta, for who calls the command from Python: the run files, and why it ended with 2.
 RUN_FILES, MESSAGE, REFUSED = f"{__name__}.run_files", f"{__name__}.message", f"{__name__}.refused"
 MISSING = f"{__name__}.missing"
@@ -112,7 +113,9 @@ def run(
     if joined:
         joined = require_address(joined)
     if resume:
-        _measure([_resumed(resume, scenarios, joined)], joined, quiet, is_resumed=True)
+        job = _resumed(resume, scenarios, joined)
+        require_as_many(require_links([f"{job.file}::{job.scenario}"], asked), [job])
+        _measure([job], joined, quiet, is_resumed=True)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     parsed = parse_mesh(mesh) if mesh is not None else None
@@ -120,6 +123,7 @@ def run(
     num_ranks_before = require_links(scenarios, asked)
     if where["nodes"] or where["launcher"]:
         sys.exit(run_on_nodes(scenarios, parsed, joined is not None, {**asked, **where, "dry_run": dry_run}))
+    refuse_without("--nodes", *WHERE_PARAMETERS)
     jobs = _asked_jobs(scenarios, parsed, joined, asked)
     require_as_many(num_ranks_before, jobs)
     if dry_run:
@@ -168,13 +172,9 @@ def _measure(jobs: list[Any], joined: Any, silent: bool, is_resumed: bool = Fals
 
 def _resumed(file: Path, scenarios: tuple[str, ...], joined: Any) -> Any:
     """The job that is left of an interrupted run, which says all there is to say."""
-    from click.core import ParameterSource
-
     from distbench.launch.resume import job_left_of
 
-    context = click.get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    others = [*scenarios, *(given_name for given_name in given if given_name not in NOT_OF_A_RUN)]
+    others = [*scenarios, *(option for name, option in given().items() if name not in NOT_OF_A_RUN)]
     if others:
         raise UserError(f"--resume goes on as {file} was begun, so it takes no {others[0]}; leave it out")
     if joined:

@@ -21,7 +21,7 @@ from distbench.spec.errors import UserError
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="A file, or a folder for one file a scenario. Default: print.",
+    help="A file with a suffix, or a folder for one file per scenario. Default: print.",
 )
 def signature(
     scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool, output: Path | None
@@ -61,11 +61,13 @@ def _files(names: Sequence[str], output: Path | None) -> list[Path]:
 
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"two files hold a scenario {min(twice)}; write their signatures apart: FILE::NAME -o FILE")
-    if len(names) == 1 and (output is None or not output.is_dir()):
-        if output is not None:
-            check_writable(output, "-o")
-        return [output] if output is not None else []
     if output is None:
+        if len(names) == 1:
+            return []
         raise UserError(f"{len(names)} scenarios are given, a signature is of one; give a folder for them: -o FOLDER")
+    # What exists decides; a name that does not exist yet is a file's only with a suffix, and for one scenario.
+    if len(names) == 1 and (output.suffix if not output.exists() else not output.is_dir()):
+        check_writable(output, "-o")
+        return [output]
     make_folder(output, "-o")
     return [output / f"{name}{SUFFIX}" for name in names]

@@ -11,6 +11,7 @@ from distbench.commands import STARTED_AT
 from distbench.commands.files import check_writable, make_folder
 from distbench.commands.say import say
 from distbench.commands.width import width_option
+from distbench.commands.without_effect import refuse_with
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,12 +78,10 @@ def simulate(
     in_8 = patterns_of(float8, machine) if float8 is not None else ()
     if (scenario is None) == (recording is None):
         raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
+    if recording is not None:
+        refuse_with("--recording", "mesh", "choices", "quick", "ranks", "save")
     make_folder(out, "--out")
     if recording is not None:
-        if choices or quick or any(one is not None for one in (mesh, save, ranks)):
-            raise UserError(
-                "--recording replays a step as it was recorded; leave --mesh, --set, --quick, --rank and --save out"
-            )
         found, environment = load_recordings(recording), {}  # whose commit and machine are not these
     else:
         found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))

@@ -149,10 +149,10 @@ class Profile:
         write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
 
 
-def load_profile(path: Path) -> Profile:
+def load_profile(path: Path | str) -> Profile:
     """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
     try:
-        record: Any = read_json(path, "profile")
+        record: Any = read_json(Path(path), "profile")
     except UserError as error:
         raise UserError(f"{error}; write one with distbench calibrate") from error
     version = record.get("profile_version") if isinstance(record, dict) else None

@@ -167,23 +167,20 @@ def code_for(planner: str, profile: str) -> tuple[str, ...]:
     name, _, native = planner.partition("+")
     if name == "direct":
         return (
-            "from distbench.planning import parse_state",
-            "from distbench.worker.redistribute.direct_executor import DirectRedistribution",
-            'before, after = parse_state("S(0)R", x.ndim), parse_state("RS(0)", x.ndim)  # your placements',
-            "move = DirectRedistribution(before, after, x.shape, mesh.mesh)  # once",
+            "import distbench",
+            'move = distbench.DirectRedistribution("S(0)R", "RS(0)", x.shape, mesh.mesh)  # once, with your placements',
             "local = move(x.to_local())  # as often as wanted",
         )
     imports, contexts = [], []
     if native:
-        imports.append("from distbench.worker.torch_internals import native_all_to_all")
-        contexts.append("native_all_to_all()")
-    if name == "calibrated":
+        contexts.append("distbench.native_all_to_all()")
+    if native or name == "calibrated":
         imports.append("import distbench")
+    if name == "calibrated":
         contexts.append(f'distbench.calibrated_planning("{profile}")')
         if native:
-            imports += ["from pathlib import Path", "from distbench.costmodel.profile import load_profile"]
             contexts[-1] = "distbench.calibrated_planning(profile)"
-            imports.append(f'profile = load_profile(Path("{profile}")).natively()')
+            imports.append(f'profile = distbench.load_profile("{profile}").natively()')
     elif name == "min_cost":
         imports.append("from torch.distributed.tensor._redistribute import use_min_cost_redistribution_plan")
         contexts.append("use_min_cost_redistribution_plan(True)")

@@ -5,13 +5,17 @@ itself; where that is too much, one exchange reduces and leaves each rank a shar
 """
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
+import numpy as np
+from numpy.typing import NDArray
+
 from distbench.planning.states import Box, NotHandled, State, box_of
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -23,21 +27,25 @@ class Transfer:
     box: Box
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exchange:
     """All transfers of a redistribution, the same on every rank.
 
     Args:
-        transfers: by receiver, then by where the box lies in the tensor. None: the target is already local everywhere.
-        source_boxes: what each flat mesh position holds before; `target_boxes`: after.
+        before: the box that each flat mesh position holds before, of shape (positions, tensor dims, 2); `after`: after.
+        senders: the position that sends each transfer; `receivers`: the one that receives it. A transfer's box is what
+            the sender holds and the receiver wants. No transfers: the target is already local everywhere.
+        volumes: elements of each transfer.
         parts: which part of a reduction each position holds, the same number where they hold the same part.
         reduce_op: what puts the parts together ("sum", "min", ...); None where there is one.
         num_averaged: what a sum of the parts is to be divided by.
     """
 
-    transfers: tuple[Transfer, ...]
-    source_boxes: tuple[Box, ...]
-    target_boxes: tuple[Box, ...]
+    before: Numbers
+    after: Numbers
+    senders: Numbers
+    receivers: Numbers
+    volumes: Numbers
     parts: tuple[int, ...]
     reduce_op: str | None = None
     num_averaged: int = 1
@@ -48,42 +56,57 @@ class Exchange:
         return max(self.parts) + 1
 
     @property
+    def num_transfers(self) -> int:
+        """Boxes that travel."""
+        return len(self.senders)
+
+    @property
     def changes_nothing(self) -> bool:
         """Whether every rank already holds its target."""
-        return self.reduce_op is None and self.source_boxes == self.target_boxes
+        return self.reduce_op is None and bool((self.before == self.after).all())
+
+    @cached_property
+    def source_boxes(self) -> tuple[Box, ...]:
+        """What each position holds before."""
+        return _as_boxes(self.before)
+
+    @cached_property
+    def target_boxes(self) -> tuple[Box, ...]:
+        """What each position holds after."""
+        return _as_boxes(self.after)
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """By receiver, then by where the box lies in the tensor."""
+        boxes = _as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
+        ends = zip(self.senders.tolist(), self.receivers.tolist(), boxes, strict=True)
+        transfers = [Transfer(*end) for end in ends]
+        return tuple(sorted(transfers, key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender)))
 
     @cached_property
     def received(self) -> list[int]:
         """Elements that each position receives."""
-        found = [0] * len(self.target_boxes)
-        for transfer in self.transfers:
-            found[transfer.receiver] += volume(transfer.box)
-        return found
+        return self._sums(self.receivers, self.volumes).tolist()
 
     @cached_property
     def sent(self) -> list[int]:
         """Elements that each position sends."""
-        found = [0] * len(self.source_boxes)
-        for transfer in self.transfers:
-            found[transfer.sender] += volume(transfer.box)
-        return found
+        return self._sums(self.senders, self.volumes).tolist()
 
     @cached_property
     def copied(self) -> list[int]:
         """Elements that each position copies or adds: what does not lie in one piece, what it keeps, and every part."""
-        packed: list[set[Box]] = [set() for _ in self.source_boxes]
-        found = [0] * len(self.target_boxes)
-        for transfer in self.transfers:
-            if not is_contiguous(transfer.box, self.source_boxes[transfer.sender]):
-                packed[transfer.sender].add(transfer.box)
-            if self.reduce_op is None and not is_contiguous(transfer.box, self.target_boxes[transfer.receiver]):
-                found[transfer.receiver] += volume(transfer.box)
-        for position, (before, after) in enumerate(zip(self.source_boxes, self.target_boxes, strict=True)):
-            found[position] += sum(map(volume, packed[position]))
-            found[position] += (
-                (self.num_parts - 1) * volume(after) if self.reduce_op else volume(overlap(before, after))
-            )
-        return found
+        boxes = _overlaps(self.before[self.senders], self.after[self.receivers])
+        packed = np.flatnonzero(~_are_contiguous(boxes, self.before[self.senders]))
+        # A box that goes to several receivers is packed once.
+        packs = np.column_stack([self.senders[packed], boxes[packed].reshape(len(packed), 2 * boxes.shape[1])])
+        packed = packed[np.unique(packs, axis=0, return_index=True)[1]]
+        found = self._sums(self.senders[packed], self.volumes[packed])
+        if self.reduce_op:
+            return (found + (self.num_parts - 1) * _volumes(self.after)).tolist()
+        unpacked = ~_are_contiguous(boxes, self.after[self.receivers])
+        found += self._sums(self.receivers[unpacked], self.volumes[unpacked])
+        return (found + _volumes(_overlaps(self.before, self.after))).tolist()
 
     def load(self) -> tuple[int, float, int]:
         """(elements that the busiest position sends or receives, how often that many the busiest copies or adds,
@@ -94,8 +117,16 @@ class Exchange:
         busiest = max(*self.sent, *self.received)
         if not busiest:
             return 0, 0.0, 0
-        ends = (Counter(one.sender for one in self.transfers), Counter(one.receiver for one in self.transfers))
-        return busiest, max(self.copied) / busiest, max(max(end.values()) for end in ends)
+        return (
+            busiest,
+            max(self.copied) / busiest,
+            max(int(np.bincount(ends).max()) for ends in (self.senders, self.receivers)),
+        )
+
+    def _sums(self, positions: Numbers, volumes: Numbers) -> Numbers:
+        sums = np.zeros(len(self.parts), dtype=np.int64)
+        np.add.at(sums, positions, volumes)
+        return sums
 
 
 def volume(box: Box) -> int:
@@ -174,26 +205,30 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
         NotHandled: the target has a partial, or the source several whose order would matter.
     """
     reduce_op, num_averaged = _reduction(source, target, mesh_shape)
-    cells = list(product(*(range(size) for size in mesh_shape)))
-    source_boxes = tuple(box_of(source, shape, mesh_shape, cell) for cell in cells)
-    target_boxes = tuple(box_of(target, shape, mesh_shape, cell) for cell in cells)
-    partial_cells = [tuple(cell[mesh_dim] for mesh_dim, _ in source.partials) for cell in cells]
-    numbers = {partial_cell: number for number, partial_cell in enumerate(sorted(set(partial_cells)))}
-    parts = tuple(numbers[partial_cell] for partial_cell in partial_cells)
-    holders: dict[tuple[int, Box], list[int]] = defaultdict(list)
-    for position, held in enumerate(zip(parts, source_boxes, strict=True)):
-        if volume(held[1]):
-            holders[held].append(position)
-    transfers = []
-    for (part, tile), replicas in holders.items():
-        lacking = [
-            (piece, receiver)
-            for receiver, wanted in enumerate(target_boxes)
-            if (parts[receiver], source_boxes[receiver]) != (part, tile) and volume(piece := overlap(tile, wanted))
-        ]
-        transfers += _assigned(lacking, replicas, cells)
-    transfers.sort(key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender))
-    return Exchange(tuple(transfers), source_boxes, target_boxes, parts, reduce_op, num_averaged)
+    before, after = _held(source, shape, mesh_shape), _held(target, shape, mesh_shape)
+    # Positions by part and tile: one row of replicas, in ascending order, for each.
+    partial_dims = tuple(mesh_dim for mesh_dim, _ in source.partials)
+    copies = _replicated(source)
+    tiled = tuple(mesh_dim for mesh_dim in range(len(mesh_shape)) if mesh_dim not in (*partial_dims, *copies))
+    positions = np.arange(math.prod(mesh_shape)).reshape(mesh_shape)
+    num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in partial_dims)
+    num_copies = math.prod(mesh_shape[mesh_dim] for mesh_dim in copies)
+    rows = positions.transpose(partial_dims + tiled + copies).reshape(num_parts, -1, num_copies)
+    parts = np.empty(len(before), dtype=np.int64)
+    parts[rows] = np.arange(num_parts)[:, None, None]
+    replicas = rows.reshape(-1, num_copies)
+    lacking = _volumes(_overlaps(before[replicas[:, :1]], after[None]))
+    # Who holds the tile lacks nothing of it.
+    np.put_along_axis(lacking, replicas, 0, axis=1)
+    senders, receivers, volumes = _assigned(lacking, replicas, mesh_shape)
+    return Exchange(before, after, senders, receivers, volumes, tuple(parts.tolist()), reduce_op, num_averaged)
+
+
+@lru_cache(maxsize=512)
+def _held(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Numbers:
+    """What each flat mesh position holds, of shape (positions, tensor dims, 2)."""
+    boxes = [box_of(state, shape, mesh_shape, cell) for cell in product(*(range(size) for size in mesh_shape))]
+    return np.array(boxes, dtype=np.int64).reshape(len(boxes), len(shape), 2)
 
 
 def _reduction(source: State, target: State, mesh_shape: tuple[int, ...]) -> tuple[str | None, int]:
@@ -209,18 +244,55 @@ def _reduction(source: State, target: State, mesh_shape: tuple[int, ...]) -> tup
     return ops.pop(), 1
 
 
-def _assigned(lacking: list[tuple[Box, int]], replicas: list[int], cells: list[tuple[int, ...]]) -> list[Transfer]:
-    load = dict.fromkeys(replicas, 0)
-    found = []
-    for box, receiver in sorted(lacking, key=lambda piece: (-volume(piece[0]), piece[1])):
-        sender = min(replicas, key=lambda rank: (load[rank], -_shared_outer(cells[rank], cells[receiver]), rank))
-        load[sender] += volume(box)
-        found.append(Transfer(sender, receiver, box))
-    return found
+def _assigned(lacking: Numbers, replicas: Numbers, mesh_shape: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
+    """(sender, receiver, elements) of each transfer; `lacking` are elements by row of replicas and receiver.
+
+    Rows have no replica in common, so that all choose at once, each for its next receiver.
+    """
+    rows, largest_first = np.arange(len(replicas)), np.argsort(-lacking, axis=1, kind="stable")
+    shared = _shared_outer(mesh_shape)
+    load = np.zeros(replicas.shape, dtype=np.int64)
+    chosen = []
+    for receivers in largest_first.T[: int((lacking > 0).sum(axis=1).max(initial=0))]:
+        volumes = lacking[rows, receivers]
+        is_least = load == load.min(axis=1, keepdims=True)
+        sender = np.where(is_least, shared[replicas, receivers[:, None]], -1).argmax(axis=1)
+        load[rows, sender] += volumes
+        chosen.append((replicas[rows, sender], receivers, volumes))
+    if not chosen:
+        return (np.zeros(0, dtype=np.int64),) * 3
+    senders, wanting, volumes = (np.concatenate(column) for column in zip(*chosen, strict=True))
+    moved = volumes > 0
+    return senders[moved], wanting[moved], volumes[moved]
 
 
-def _shared_outer(cell: tuple[int, ...], other: tuple[int, ...]) -> int:
-    shared = 0
-    while shared < len(cell) and cell[shared] == other[shared]:
-        shared += 1
-    return shared
+@lru_cache(maxsize=16)
+def _shared_outer(mesh_shape: tuple[int, ...]) -> Numbers:
+    """For each two flat mesh positions, how many of their outermost coordinates are the same."""
+    cells = np.indices(mesh_shape).reshape(len(mesh_shape), -1)
+    return np.cumprod(cells[:, :, None] == cells[:, None, :], axis=0).sum(axis=0)
+
+
+def _overlaps(boxes: Numbers, others: Numbers) -> Numbers:
+    """`overlap` of boxes as arrays."""
+    starts = np.maximum(boxes[..., 0], others[..., 0])
+    stops = np.minimum(boxes[..., 1], others[..., 1])
+    return np.stack([starts, np.maximum(starts, stops)], axis=-1)
+
+
+def _volumes(boxes: Numbers) -> Numbers:
+    return (boxes[..., 1] - boxes[..., 0]).prod(axis=-1)
+
+
+def _are_contiguous(parts: Numbers, boxes: Numbers) -> NDArray[np.bool_]:
+    """`is_contiguous` of boxes as arrays."""
+    lengths = parts[..., 1] - parts[..., 0]
+    contiguous = np.ones(len(parts), dtype=bool)
+    for dim in range(parts.shape[1]):  # the last tensor dim that is cut decides
+        is_whole = (parts[:, dim] == boxes[:, dim]).all(axis=-1)
+        contiguous = np.where(is_whole, contiguous, lengths[:, :dim].prod(axis=1) == 1)
+    return contiguous
+
+
+def _as_boxes(boxes: Numbers) -> tuple[Box, ...]:
+    return tuple(tuple(map(tuple, box)) for box in boxes.tolist())

@@ -22,7 +22,7 @@ class Entry:
         mesh: default mesh, mesh dim name to size; `quick_mesh` that under --quick, where it is another one.
         axes: parameter name to the values it runs through.
         quick: parameter name to its value under --quick.
-        summary: first line of its docstring.
+        summary: first paragraph of its docstring, on one line.
         params: parameter name to default value.
     """
 
@@ -118,7 +118,7 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
     for name in (*axes, *quick):
         if name not in params:
             raise UserError(f"{where}: {name!r} is no parameter of the function ({nearest(str(name), params)})")
-    summary = (ast.get_docstring(node) or "").partition("\n")[0]
+    summary = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
     tags = tuple(header.get("tags", ()))
     quick_mesh = header.get("quick_mesh")
     return Entry(node.name, file.resolve(), header["mesh"], axes, quick, tags, summary, params, quick_mesh)

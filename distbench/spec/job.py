@@ -12,11 +12,15 @@ from typing import Any
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.plan_knobs import KNOBS, check_knob, is_knob
+from distbench.spec.printable import cut
 from distbench.spec.reading import read_json
 from distbench.spec.writing import write_whole
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
+# What reading a text as a Python value raises, also for absurdly nested ones.
+NOT_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+_TRUTHS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is there
 LAUNCH_LOG = "launch.log"  # there too: what the process printed that started the ranks
 
@@ -200,21 +204,39 @@ def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, 
         if name in chosen:
             raise UserError(f"--set {name} is given twice; give all its values at once: --set {name}=A,B")
         default = KNOBS[name].example if is_knob(name) else params.get(name)
-        chosen[name] = [_typed(name, value, default) for value in values.split(",")]
+        chosen[name] = [_typed(name, value, default) for value in _values(values, default)]
         for value in chosen[name] if name in KNOBS else ():
             check_knob(name, value)
     return chosen
 
 
+def _values(text: str, default: Any) -> list[str]:
+    """`A,B` to its values; commas within brackets and quotes belong to a value, unless the default is a text."""
+    if isinstance(default, str):
+        return text.split(",")
+    listed = f"[{text}]"
+    try:
+        return [str(ast.get_source_segment(listed, one)) for one in ast.parse(listed, mode="eval").body.elts]  # type: ignore[attr-defined]
+    except (*NOT_PYTHON, AttributeError):
+        return text.split(",")
+
+
 def _typed(name: str, text: str, default: Any) -> Any:
     if isinstance(default, str):
         return text
+    wanted = type(default)
+    if wanted is bool and text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except NOT_PYTHON:
         value = text
-    wanted = type(default)
+    if wanted in (tuple, list) and isinstance(value, tuple | list):
+        return wanted(value)
     allowed = (float, int) if wanted is float else wanted
-    if default is not None and not isinstance(value, allowed):
-        raise UserError(f"--set {name}={text}: {name} takes {wanted.__name__} values such as {default!r}")
+    # To Python, True is a number; to a scenario it is none.
+    is_wanted = isinstance(value, allowed) and (wanted is bool or not isinstance(value, bool))
+    if default is not None and not is_wanted:
+        kind = "true or false" if wanted is bool else f"{wanted.__name__} values such as {default!r}"
+        raise UserError(f"--set {name}={cut(text)}: {name} takes {kind}")
     return value

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from distbench.planning import State, parse_state
 from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.rank.dtypes import TORCH_DTYPES
-from distbench.worker.torch_internals import Unsupported, fake_mesh, path_between, planner
+from distbench.worker.torch_internals import Unsupported, fake_mesh, path_between, planner, remembered_steps
 
 Answer = dict[str, str] | None
 
@@ -33,7 +33,7 @@ def paths(request: dict[str, Any]) -> dict[str, Any]:
         # The quick planner goes first, so that a slow one never takes its time.
         for name in TORCH_PLANNERS:
             answers[name] = [None] * len(pairs)
-            with planner(name):
+            with planner(name), remembered_steps():
                 for number in order:
                     if time.monotonic() > deadline:
                         break

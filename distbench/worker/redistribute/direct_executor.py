@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from distbench.planning.direct_exchange import Exchange, overlap, plan_direct, volume
-from distbench.planning.states import Box, State
+from distbench.planning.states import Box, State, parse_state
 from distbench.spec.devices import is_accelerator
 from distbench.worker.redistribute.exchanged_pieces import Piece, Pieces, part_of_box, shape_of
 
@@ -30,6 +30,7 @@ REDUCTIONS: dict[str | None, Callable[..., object]] = {
 class DirectRedistribution:
     """One pair on one rank, planned once and run as often as wanted; NotHandled where the target has a partial.
 
+    `source` and `target` are layouts as torch writes them, such as "S(0)R" (S(tensor dim), R or P(sum) per mesh dim).
     `ranks` is the global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`). The group must
     consist of exactly these ranks, this one among them; None is the default group. `seconds_of` predicts an exchange,
     the same on every rank; it matters only to a source with partials.
@@ -37,8 +38,8 @@ class DirectRedistribution:
 
     def __init__(
         self,
-        source: State,
-        target: State,
+        source: State | str,
+        target: State | str,
         shape: Sequence[int],
         ranks: torch.Tensor,
         group: dist.ProcessGroup | None = None,
@@ -49,7 +50,8 @@ class DirectRedistribution:
         if sorted(members) != sorted(flat) or dist.get_rank() not in flat:
             raise ValueError("the direct redistribution needs a process group of exactly the mesh's ranks")
         self.position = flat.index(dist.get_rank())
-        self.stages = plan_direct(source, target, tuple(shape), tuple(ranks.shape), seconds_of)
+        before, after = (parse_state(one, len(shape)) if isinstance(one, str) else one for one in (source, target))
+        self.stages = plan_direct(before, after, tuple(shape), tuple(ranks.shape), seconds_of)
         # Splits go by rank in the group, boxes by position on the mesh: a mesh may order its ranks differently.
         peers = [flat.index(rank) for rank in members]
         self._runs = [_Run(exchange, self.position, peers, group) for _, exchange in self.stages]

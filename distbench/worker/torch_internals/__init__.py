@@ -39,6 +39,7 @@ from distbench.worker.torch_internals.dtensor_planners import (
     plan_only,
     plan_path,
     planner,
+    remembered_steps,
 )
 from distbench.worker.torch_internals.forwarding import Forwarding, Issued
 from distbench.worker.torch_internals.labels import (

@@ -80,6 +80,31 @@ def planner(name: str) -> Iterator[None]:
         clear_redistribution_caches()
 
 
+@contextlib.contextmanager
+def remembered_steps() -> Iterator[None]:
+    """torch's graph search works out the steps out of a layout once, not anew for each pair: the same paths, sooner.
+
+    Those steps and their costs depend on the planner's mesh and tensor, and on what it has seen of targets.
+    """
+    from torch.distributed.tensor import _redistribute as module
+
+    plain: Any = getattr(module.DTensorRedistributePlanner, "get_next_state", None)
+    if plain is None:
+        yield
+        return
+    known: dict[Any, Any] = {}
+
+    def steps(self: Any, placements: Any, order: Any) -> Any:
+        seen = frozenset(self.partial_reduce_ops_in_target), frozenset(self.strided_shard_placements_in_target)
+        key = self.device_mesh, self.dtensor_meta, placements, order, seen
+        if key not in known:
+            known[key] = plain(self, placements, order)
+        return known[key]
+
+    with replaced(module.DTensorRedistributePlanner, "get_next_state", steps):
+        yield
+
+
 class OwnPlans:
     """Planned paths of one case: entered, DTensor looks them up here; they outlast what is planned in between."""
 
