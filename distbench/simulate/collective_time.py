@@ -13,8 +13,8 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
     Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
     for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once for
     every device of the group that is there, so their network links add up, to no more than the node's own. In an
-    all-to-all nothing adds up: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks
-    of the group share its node, so bus bandwidth is the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267).
+    all-to-all they do not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of
+    the group share its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267).
     Where nodes have different numbers of the group's ranks, the node with the fewest is the slowest.
     """
     size = collective.group_size

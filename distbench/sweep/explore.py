@@ -11,6 +11,7 @@ from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Recording
 from distbench.simulate.recording_file import load_recordings
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, lower_bound_bytes
 from distbench.sweep.prediction import FEW, Prediction, predicted, require_same_work
 from distbench.sweep.sweep_child import Question, SweepChild
@@ -34,6 +35,8 @@ class Explored:
         written: the plan as the scenario has it, where changes are held against that.
         facts: of the scenario's plan and model, as the child process answers them.
         layers: the parameter of which few were recorded, where times are extended from those.
+        unsplit: why the batch rules meshes out, where it does.
+        option: the --set under which a plan works, where no plan works without it.
     """
 
     found: dict[Candidate, Prediction] = field(default_factory=dict)
@@ -44,6 +47,8 @@ class Explored:
     written: Candidate | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     layers: str | None = None
+    unsplit: str = ""
+    option: str = ""
 
     @property
     def ranked(self) -> list[Prediction]:
@@ -197,6 +202,20 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
         count = min(AT_ONCE, room)
         now, waiting = waiting[:count], waiting[count:]
         take_in(explored, predictor.outcomes(now))
+    if not explored.found:
+        look_for_option(space, predictor, explored)
+
+
+def look_for_option(space: Space, predictor: Predictor, explored: Explored) -> bool:
+    """Where no plan works, find the scenario's own parameter with which the first one does, for the message. No plan
+    with it is ranked, because it computes something else. Return whether there is one."""
+    first = next(iter(explored.left_out), None)
+    choices = [(name, value) for name, values in space.axes.items() for value in values[1:]] if first else []
+    for name, value in choices[:AT_ONCE]:
+        if first and not any(isinstance(one, str) for _, one in predictor.outcomes([first.with_choice(name, value)])):
+            explored.option = f"--set {name}={value}"
+            return True
+    return False
 
 
 def take_in(explored: Explored, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
@@ -250,9 +269,19 @@ def nothing_found(scenario: str, explored: Explored, capacity: float) -> UserErr
         candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
         need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} a device"
         too_small = f"fits into {disk_text(capacity)}: in the nearest ({candidate.text}) {need}"
-    if explored.left_out:
-        (candidate, why), *others = explored.left_out.items()
-        more = f" ({len(others)} more plans likewise)" if others else ""
-        besides = f"; and none on other meshes {too_small}" if too_small else ""
-        return UserError(f"no plan of {scenario} works: {candidate.text}: {why}{more}{besides}")
-    return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")
+    split = f"{explored.unsplit}; of the other meshes, " if explored.unsplit else ""
+    if not explored.left_out:
+        return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")
+    (candidate, why), *others = explored.left_out.items()
+    more = f"; {count_text(len(others), 'other plan')} failed too" if others else ""
+    besides = f"; no plan on other meshes {too_small}" if too_small else ""
+    found = f"no plan of {scenario} works"
+    if len(explored.left_out) < explored.num_legal:
+        stopped = f"; {explored.stopped}" if explored.stopped else ""
+        found = (
+            f"no plan of {scenario} that was tried works ({len(explored.left_out)} of {explored.num_legal}{stopped})"
+        )
+    advice = f"; {candidate.mesh_text} works with {explored.option}" if explored.option else ""
+    if explored.stopped and not advice:
+        advice = "; give a larger --plans"
+    return UserError(f"{found}: {split}{candidate.text}: {why}{more}{besides}{advice}")

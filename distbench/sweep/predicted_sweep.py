@@ -8,7 +8,16 @@ from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.spec import UserError
 from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, count_of
-from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
+from distbench.sweep.explore import (
+    Explored,
+    Limits,
+    Predictor,
+    confirm,
+    explore,
+    look_for_option,
+    nothing_found,
+    take_in,
+)
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, change_lines, changes_of, imports_of, layouts_of, plan_of
@@ -61,6 +70,7 @@ def _begun(
     explored.facts = facts_of(setup, recorder)
     space = setup.space(explored.facts)
     setup.require_meshes(space)
+    explored.unsplit = setup.unsplit_text(space)
     layers = None if explored.facts["pipeline"] else layers_of(setup.base, setup.axes)
     explored.layers = layers
     return space, Predictor(recorder, setup.base, hardware, tell, setup.float8, layers)
@@ -88,7 +98,10 @@ def predicted_around(
         candidates, explored.stopped = candidates[: limits.max_plans], limits.reached
     take_in(explored, predictor.outcomes(candidates[:1]))
     if explored.written not in explored.found:
-        raise UserError(f"the plan as written does not work: {explored.left_out[explored.written]}")
+        why, instead = explored.left_out[explored.written], ""
+        if look_for_option(space, predictor, explored):
+            instead = f"; it works with {explored.option}"
+        raise UserError(f"the plan as written does not work: {why}{instead}")
     take_in(explored, predictor.outcomes(candidates[1:]))
     explored.layers = predictor.layers
     confirm(predictor, limits, explored)

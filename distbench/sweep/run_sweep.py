@@ -1,5 +1,6 @@
 """One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
 from distbench.spec.quantities import BYTES, SECONDS, amount
-from distbench.sweep.candidates import Candidate
-from distbench.sweep.explore import Explored, Limits
+from distbench.sweep.candidates import Candidate, count_of
+from distbench.sweep.explore import Explored, Limits, nothing_found
 from distbench.sweep.measured_sweep import NUM_FINAL, Measured, Rounds, changes_of_best, legal
 from distbench.sweep.predicted_sweep import (
     around_of,
@@ -164,7 +165,11 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
     starting = ([written] if written else space.meshes)[: asked.limits.max_plans]
     fine, wrong = legal(recorder, setup, starting)
     if not fine:
-        raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")
+        if written:
+            raise UserError(f"the plan as written does not work: {wrong[written]}")
+        stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
+        tried = Explored(left_out=wrong, num_legal=count_of(space), unsplit=setup.unsplit_text(space), stopped=stopped)
+        raise nothing_found(setup.entry.name, tried, math.inf)
 
     def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
         found = around_of(space, written) if written else changes_of_best(space, best)
