@@ -159,7 +159,7 @@ def best_measured(
     best = plans[0].candidate
     best_of = "it" if len(predictions) == 1 else f"the best {len(plans)}"
     said = f"{count_text(len(predictions), 'plan')} predicted, {best_of} measured on this machine"
-    files = [f"run file: {file}" for file in measured.run_files]
+    files = [*(f"run file: {file}" for file in measured.run_files), *_reused(measured)]
     if measured.interrupted:
         files.insert(0, "it was interrupted while it measured; --resume goes on")
     return Found(
@@ -192,6 +192,7 @@ def measured_found(
         "those with a verdict took turns in the last",
         *(f"left out: {candidate.text}: {why}" for candidate, why in list(measured.left_out.items())[:MAX_LEFT_OUT]),
         *(f"run file of a round: {file}" for file in measured.run_files),
+        *_reused(measured),
     ]
     if measured.interrupted:
         notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
@@ -214,6 +215,11 @@ def measured_found(
         written_sizes=written.sizes if written else (),
         traces=measured.traces,
     )
+
+
+def _reused(measured: Measured) -> list[str]:
+    """What --resume took."""
+    return [] if measured.num_reused is None else [f"rounds that --resume took: {measured.num_reused}"]
 
 
 def _neighbours(plans: Sequence[RankedPlan], space: Space, written: Candidate) -> list[RankedPlan]:
