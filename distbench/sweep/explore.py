@@ -13,7 +13,7 @@ from distbench.simulate.recording_file import load_recordings
 from distbench.spec.errors import UserError
 from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, lower_bound_bytes
-from distbench.sweep.prediction import FEW, Prediction, predicted, require_same_work
+from distbench.sweep.prediction import CLOSE, FEW, Prediction, predicted, require_same_work, reserve_text
 from distbench.sweep.sweep_child import Question, SweepChild
 
 NUM_EXPANDED = 3  # of the best, whose changes are tried
@@ -52,8 +52,20 @@ class Explored:
 
     @property
     def ranked(self) -> list[Prediction]:
-        """What fits or may fit, the fastest first; then what does not, the smallest first."""
-        return sorted(self.found.values(), key=rank_of)
+        """What fits or may fit, the fastest first; then what does not, the smallest first.
+
+        Of those that are too near to the fastest to be told apart, the one with the least memory comes first; of
+        several with about as little, the fastest. Memory that is known whole counts before an estimate.
+        """
+        ranked = sorted(self.found.values(), key=rank_of)
+        usable = [one for one in ranked if one.fits is not False]
+        near = [one for one in usable if one.step_s <= (1 + CLOSE) * usable[0].step_s]
+        near = [one for one in near if one.is_whole] or near
+        if near:
+            least = min(one.reserved_bytes for one in near)
+            best = next(one for one in near if one.reserved_bytes <= (1 + CLOSE) * least)
+            ranked = [best, *(one for one in ranked if one is not best)]
+        return ranked
 
 
 def rank_of(prediction: Prediction) -> tuple[bool, float]:
@@ -173,7 +185,7 @@ def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
 
 def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explored) -> None:
     """Fill `explored`; what is known stays there when this is interrupted."""
-    capacity = predictor.hardware["memory_bytes"]
+    capacity = predictor.hardware.usable_bytes
     bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
     explored.refused |= {candidate: bound for candidate, bound in bounds.items() if bound > capacity}
     meshes = [candidate for candidate in space.meshes if candidate not in explored.refused]
@@ -258,17 +270,24 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
                 reserved_bytes=outcome.reserved_bytes,
                 fits=outcome.fits,
                 is_tight=outcome.is_tight,
+                takes_reserve=outcome.takes_reserve,
                 is_whole=True,
             )
 
 
-def nothing_found(scenario: str, explored: Explored, capacity: float) -> UserError:
-    """Why no candidate has a prediction."""
+def nothing_found(scenario: str, explored: Explored, hardware: Hardware | None) -> UserError:
+    """Why no candidate has a prediction.
+
+    Args:
+        hardware: None where candidates are measured.
+    """
     too_small = ""
-    if explored.refused:
+    if explored.refused and hardware is not None:
+        reserve = reserve_text(hardware)
+        capacity = disk_text(hardware["memory_bytes"]) + (f" (of which {reserve})" if reserve else "")
         candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
         need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} a device"
-        too_small = f"fits into {disk_text(capacity)}: in the nearest ({candidate.text}) {need}"
+        too_small = f"fits into {capacity}: in the nearest ({candidate.text}) {need}"
     split = f"{explored.unsplit}; of the other meshes, " if explored.unsplit else ""
     if not explored.left_out:
         return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")

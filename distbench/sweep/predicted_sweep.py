@@ -109,11 +109,10 @@ def predicted_around(
 
 def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
     """Refuse to recommend what does not fit."""
-    capacity = hardware["memory_bytes"]
     if not explored.found:
-        raise nothing_found(setup.entry.name, explored, capacity)
+        raise nothing_found(setup.entry.name, explored, hardware)
     if explored.ranked[0].fits is False:
-        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], capacity, explored.stopped)
+        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], hardware, explored.stopped)
 
 
 def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Explored, price: float | None) -> Found:
@@ -134,6 +133,7 @@ def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Ex
         code=code,
         command=setup.command(best.candidate),
         capacity_bytes=hardware["memory_bytes"],
+        reserve_bytes=hardware["memory_bytes"] - hardware.usable_bytes,
         price=price,
         notes=_notes(setup, explored),
         changes=changes_of(plans, explored.written, explored.facts),

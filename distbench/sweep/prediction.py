@@ -24,6 +24,7 @@ from distbench.sweep.candidates import Candidate
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")
 FEW = (2, 4)
 BEYOND = 1.05
+CLOSE = 0.01  # predicted times that are nearer are not told apart
 SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
 Path = tuple[str, str, str]
@@ -40,8 +41,9 @@ class Prediction:
         implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
         is_whole: all layers were recorded.
-        fits: whether that many bytes are there; None where it is not known.
+        fits: whether that many bytes are there and the reserve is left free; None where it is not known.
         is_tight: it fits only because the allocator gives back what it cached.
+        takes_reserve: it does not fit, but would without a reserve.
         assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
     """
 
@@ -58,6 +60,7 @@ class Prediction:
     num_tokens: int | None
     fits: bool | None = None
     is_tight: bool = False
+    takes_reserve: bool = False
     assumed: Sequence[str] = ()
 
     @property
@@ -117,8 +120,9 @@ def predicted(
         is_whole=False,
     )
     # Estimates are rather too small, so one that is beyond the memory by so much is believed.
-    fits = False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None
-    return replace(found, fits=fits, is_tight=False)
+    fits = False if found.reserved_bytes > BEYOND * hardware.usable_bytes else None
+    is_near = fits is False and found.reserved_bytes <= hardware["memory_bytes"]
+    return replace(found, fits=fits, is_tight=False, takes_reserve=is_near)
 
 
 def _of(
@@ -139,6 +143,7 @@ def _of(
         if one.explicit is False:
             implicit[folded(one.owner), one.redistribution] += 0.0
     _implicit_times(simulation, implicit)
+    fits = all(one.memory_usable.out_of_memory is None for one in ranks)
     return Prediction(
         candidate=candidate,
         step_s=simulation.timed.step_s,
@@ -151,8 +156,9 @@ def _of(
         num_parameters=head.num_parameters,
         batch_size=head.batch_size,
         num_tokens=head.num_tokens,
-        fits=all(one.memory_here.out_of_memory is None for one in ranks),
-        is_tight=any(one.memory_here.num_retries > 0 for one in ranks),
+        fits=fits,
+        is_tight=any(one.memory_usable.num_retries > 0 for one in ranks),
+        takes_reserve=not fits and all(one.memory_here.out_of_memory is None for one in ranks),
         assumed=assumptions(simulation),
     )
 
@@ -190,17 +196,34 @@ def require_same_work(first: Prediction, other: Prediction) -> str | None:
     return None
 
 
-def no_plan_fits(scenario: str, world: int, nearest: Prediction, memory_bytes: float, stopped: str = "") -> UserError:
+def reserve_text(hardware: Hardware) -> str:
+    """`4.34 GB are left to the context, NCCL's buffers and workspaces`; empty for a host."""
+    if hardware.host is not None:
+        return ""
+    return f"{disk_text(hardware['reserve_bytes'])} are left to the context, NCCL's buffers and workspaces"
+
+
+def memory_for(hardware: Hardware, need_bytes: float) -> float:
+    """The memory of a device of which so much is usable."""
+    memory = need_bytes
+    for _ in range(20):  # the reserve may be a share of the memory
+        memory = need_bytes + with_memory(hardware, memory)["reserve_bytes"]
+    return memory if hardware.host is None else need_bytes
+
+
+def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardware, stopped: str = "") -> UserError:
     """That the memory is too small for every plan that was tried, and what the nearest would need.
 
     Args:
         stopped: why not all plans were tried; empty where they were.
     """
+    memory_bytes, reserve = hardware["memory_bytes"], reserve_text(hardware)
     need = nearest.reserved_bytes
     about = "" if nearest.is_whole else "about "
     what = f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {disk_text(memory_bytes)}"
-    what += f" ({stopped})" if stopped else ""
+    why = "; ".join(one for one in (reserve and f"of which {reserve}", stopped) if one)
+    what += f" ({why})" if why else ""
     near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
-    enough = f"{math.ceil(need * SURELY / unit)}{name}"
+    enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
     return UserError(f"{what}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")

@@ -1,6 +1,5 @@
 """One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -180,7 +179,7 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
             raise UserError(f"the plan as written does not work: {wrong[written]}")
         stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
         tried = Explored(left_out=wrong, num_legal=count_of(space), unsplit=setup.unsplit_text(space), stopped=stopped)
-        raise nothing_found(setup.entry.name, tried, math.inf)
+        raise nothing_found(setup.entry.name, tried, None)
 
     def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
         found = around_of(space, written) if written else changes_of_best(space, best)
