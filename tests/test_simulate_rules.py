@@ -229,6 +229,26 @@ def test_a_plan_that_leaves_no_reserve_does_not_fit(num_gib: int, fits: bool, ta
     assert says in " ".join(text_of(blocks_of([Simulation(recording, h100)])).split())
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "fits", "takes_reserve"),
+    [(10, None, False), (60, None, False), (72, False, True), (80, False, False)],
+)
+def test_memory_of_few_layers_is_extended_by_what_is_alive(
+    num_layers: int, fits: bool | None, takes_reserve: bool
+) -> None:
+    def recording(layers: int) -> Recording:
+        """4 GiB and 1 GiB a layer are alive at the peak, beside 3 GiB that are cached and too small for them."""
+        events: list[Event] = [block(1, 3), Freed(1), block(2, 4 + layers), matmul(0, 1), Freed(2)]
+        return Recording(HEAD, [StepBegun(1), *events, StepBegun(2), matmul(0, 1)])
+
+    h100 = load_hardware("h100")
+    found = predicted(Candidate((("tp", 8),)), [(2, [recording(2)]), (4, [recording(4)])], num_layers, h100)
+    assert found.live_bytes == (4 + num_layers) * GIB
+    assert found.reserved_bytes == pytest.approx((4 + num_layers) * GIB * 11 / 8)
+    # h100 has 79.1 GiB, of which 75.06 are usable: an estimate rules nothing out, what is alive does.
+    assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
+
+
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
     left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")

@@ -36,6 +36,7 @@ class Explored:
         facts: of the scenario's plan and model, as the child process answers them.
         layers: the parameter of which few were recorded, where times are extended from those.
         unsplit: why the batch rules meshes out, where it does.
+        estimates: of each plan that was recorded whole after few layers of it: its estimated memory over that.
         option: the --set under which a plan works, where no plan works without it.
     """
 
@@ -49,6 +50,7 @@ class Explored:
     layers: str | None = None
     unsplit: str = ""
     option: str = ""
+    estimates: list[float] = field(default_factory=list)
 
     @property
     def ranked(self) -> list[Prediction]:
@@ -265,6 +267,7 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
                 del explored.found[candidate]
                 continue
             few = explored.found[candidate]
+            explored.estimates.append(few.reserved_bytes / outcome.reserved_bytes)
             explored.found[candidate] = replace(
                 few,
                 reserved_bytes=outcome.reserved_bytes,

@@ -139,6 +139,7 @@ def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Ex
         changes=changes_of(plans, explored.written, explored.facts),
         written_sizes=explored.written.sizes if explored.written else (),
         layouts=layouts_of(explored.found.get(explored.written)) if explored.written else (),
+        estimates=explored.estimates,
     )
 
 
@@ -176,6 +177,7 @@ def best_measured(
         written_sizes=explored.written.sizes if explored.written else (),
         traces=measured.traces,
         predicted=[*predictions.values()],
+        estimates=explored.estimates,
     )
 
 

@@ -1,7 +1,7 @@
 """A candidate's predicted step: from recordings of a model of few layers extended linearly, or of one of them all.
 
-Time extends linearly in layers, to 1 %; memory does not, for the allocator's free blocks are not in proportion: it is
-an estimate until all layers were recorded.
+Time extends linearly in layers, to 1 %, and so do the bytes that are alive at the peak. What the allocator reserves
+does not: its free blocks are a smaller share of more layers. It is an estimate until all layers were recorded.
 """
 
 import math
@@ -23,7 +23,6 @@ from distbench.sweep.candidates import Candidate
 # Parameters of a scenario that say how many layers its model has, and the numbers that are recorded in their place.
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")
 FEW = (2, 4)
-BEYOND = 1.05
 CLOSE = 0.01  # predicted times that are nearer are not told apart
 SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
@@ -40,6 +39,7 @@ class Prediction:
         moved_bytes: payload of collectives by (mesh dim, collective, owner).
         implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
+        live_bytes: of that, alive at the peak.
         is_whole: all layers were recorded.
         fits: whether that many bytes are there and the reserve is left free; None where it is not known.
         is_tight: it fits only because the allocator gives back what it cached.
@@ -61,6 +61,7 @@ class Prediction:
     fits: bool | None = None
     is_tight: bool = False
     takes_reserve: bool = False
+    live_bytes: float = 0.0
     assumed: Sequence[str] = ()
 
     @property
@@ -95,7 +96,8 @@ def predicted(
     float8: tuple[str, ...] = (),
 ) -> Prediction:
     """From recordings of (layers, step by each of some ranks); of one as it is, of two on the line through both at
-    `num_layers`. Time is the slowest rank's, memory the fullest one's.
+    `num_layers`. Time is the slowest rank's, memory the fullest one's. What is alive at the peak lies on that line too;
+    what is reserved is taken to exceed it by the same share as in the recording of more layers.
 
     Args:
         float8: patterns of modules whose matmuls are in float8.
@@ -108,6 +110,7 @@ def predicted(
         return points[0][1]
     (few, low), (more, high) = points
     share = (num_layers - few) / (more - few)
+    live = _line(low.live_bytes, high.live_bytes, share)
     found = replace(
         high,
         step_s=_line(low.step_s, high.step_s, share),
@@ -115,13 +118,14 @@ def predicted(
         exposed_s=_lines(low.exposed_s, high.exposed_s, share),
         moved_bytes=_lines(low.moved_bytes, high.moved_bytes, share),
         implicit_s=_lines(low.implicit_s, high.implicit_s, share),
-        reserved_bytes=_line(low.reserved_bytes, high.reserved_bytes, share),
+        reserved_bytes=live * high.reserved_bytes / high.live_bytes if high.live_bytes else high.reserved_bytes,
+        live_bytes=live,
         num_parameters=round(_line(low.num_parameters, high.num_parameters, share)),
         is_whole=False,
     )
-    # Estimates are rather too small, so one that is beyond the memory by so much is believed.
-    fits = False if found.reserved_bytes > BEYOND * hardware.usable_bytes else None
-    is_near = fits is False and found.reserved_bytes <= hardware["memory_bytes"]
+    # Estimates are rather too large, so only what is alive rules a plan out.
+    fits = False if live > hardware.usable_bytes else None
+    is_near = fits is False and live <= hardware["memory_bytes"]
     return replace(found, fits=fits, is_tight=False, takes_reserve=is_near)
 
 
@@ -152,6 +156,7 @@ def _of(
         moved_bytes=moved,
         implicit_s=implicit,
         reserved_bytes=fullest(ranks).memory.reserved_bytes,
+        live_bytes=fullest(ranks).memory.live_bytes,
         is_whole=True,
         num_parameters=head.num_parameters,
         batch_size=head.batch_size,

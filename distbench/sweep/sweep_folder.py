@@ -30,7 +30,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
             raise UserError(f"--resume: {out} holds no sweep; give the --out of the earlier one, or leave --resume out")
         return
     known = _checked(read_json(file, "sweep file"), _SWEEP, file, "give another --out")
-    if known != _identity(setup):
+    if any(known[name] != value for name, value in _identity(setup).items()):
         what = f"{known['scenario']} ({known['file']}) on {count_text(known['world'], 'rank')}"
         raise UserError(f"--out {out} holds a sweep of {what}, which this one would overwrite; give another --out")
 
@@ -45,7 +45,7 @@ def claim_folder(out: Path, setup: Setup) -> None:
 
 
 def _identity(setup: Setup) -> dict[str, Any]:
-    return {"scenario": setup.entry.name, "file": str(setup.entry.file), "world": setup.world}
+    return {"scenario": setup.entry.name, "file": str(setup.entry.file.resolve()), "world": setup.world}
 
 
 def keep_round(file: Path, run_file: Path, labels: Sequence[str], code: str) -> None:
