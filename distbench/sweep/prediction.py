@@ -123,7 +123,7 @@ def predicted(
         num_parameters=round(_line(low.num_parameters, high.num_parameters, share)),
         is_whole=False,
     )
-    # Estimates are rather too large, so only what is alive rules a plan out.
+    # Estimates may be a tenth too large or too small, so only what is alive rules a plan out.
     fits = False if live > hardware.usable_bytes else None
     is_near = fits is False and live <= hardware["memory_bytes"]
     return replace(found, fits=fits, is_tight=False, takes_reserve=is_near)
