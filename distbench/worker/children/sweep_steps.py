@@ -152,7 +152,6 @@ def _optimizer_share(scenario: Scenario) -> float:
 def main() -> None:
     """Answer until the input ends: each question in a process of its own, which has torch imported and nothing else
     done. DTensor keeps what it planned for a mesh, in backward's thread too, and serves it to an equal one later."""
-    die_with_parent(os.getppid())
     torch.set_num_threads(1)
     # Standard output is for answers; whatever else writes to it, a library in C++ too, writes to standard error.
     answers = os.fdopen(os.dup(1), "w")
