@@ -30,7 +30,7 @@ def test_the_last_line_is_the_answer(some_child: Path) -> None:
         # A number that a scenario printed is no answer of a child that failed.
         ("print(3); raise ValueError('after it')", "torch: ValueError: after it; try"),
         ("print('no JSON')", "torch: it printed no answer; try"),
-        ("import os; os.kill(os.getpid(), 9)", "torch: it was ended by SIGKILL; try"),
+        ("import os; os.kill(os.getpid(), 9)", "torch: it was ended by SIGKILL, the second time; try"),
         ("import time; time.sleep(60)", "torch: it did not end within 0.5 s; try"),
         ('print(\'{"user_error": "mend this"}\')', "^mend this$"),
         ("import sys; sys.stdout.buffer.write(b'\\xff\\n')", "torch: it printed no answer; try"),
@@ -40,6 +40,21 @@ def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> 
     some_child.write_text(source)
     with pytest.raises(UserError, match=says):
         ask_child("some_child", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")
+
+
+def test_a_child_that_a_signal_ends_is_started_once_more(
+    some_child: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aborts = "import os, sys\nprint('last words', file=sys.stderr, flush=True)\n"
+    once = (
+        f"{aborts}if not os.path.exists({str(tmp_path / 'second')!r}):\n    open({str(tmp_path / 'second')!r}, 'w')\n"
+    )
+    some_child.write_text(f"{once}    os.abort()\nprint(7)")
+    assert ask_child("some_child", timeout_s=60) == 7
+    assert "ended by SIGABRT (its last words: last words)" in capsys.readouterr().err
+    some_child.write_text(f"{aborts}os.abort()")
+    with pytest.raises(UserError, match=r"it was ended by SIGABRT \(its last words: last words\), the second time"):
+        ask_child("some_child", timeout_s=60)
 
 
 def test_what_a_child_leaves_behind_is_ended_and_not_waited_for(some_child: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from conftest import DATA
 
 from distbench.render.terminal import text_of
 from distbench.simulate.clock import Exposed, parts_of, replay_time
-from distbench.simulate.collective_time import collective_s, num_nodes, ranks_of
+from distbench.simulate.collective_time import collective_s, ranks_by_node, ranks_of
 from distbench.simulate.hardware.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
 from distbench.simulate.recording import (
     Allocated,
@@ -142,6 +142,15 @@ def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
         ("all_reduce", ((4, 8),), 4, 0.25 + 2 * 2 * 0.125 + 10 * 2 * 3 / 4),
         # All devices of two nodes: eight network links together.
         ("reduce_scatter", ((16, 1),), 16, 0.25 + 15 / 16 / 0.8),
+        # The same of eight and four: as fast as the node with four links.
+        ("all_gather", ((12, 1),), 12, 0.25 + 11 / 12 / 0.4),
+        # Each rank's own link carries what is for other nodes: a half over two nodes, 24 of 32 parts over four.
+        ("all_to_all", ((16, 1),), 16, 0.25 + 8 / 16 / 0.1),
+        ("all_to_all", ((32, 1),), 32, 0.25 + 2 * 0.125 + 24 / 32 / 0.1),
+        # One device of each node: the bus bandwidth is that of one link (nccl-tests, issue 130).
+        ("all_to_all", ((4, 8),), 4, 0.25 + 2 * 0.125 + 3 / 4 / 0.1),
+        ("all_to_all", ((12, 1),), 12, 0.25 + 8 / 12 / 0.1),
+        ("all_to_all", ((8, 1),), 8, 0.5 + 7 / 8),
         ("all_gather", ((1, 3),), 1, 0.0),
     ],
 )
@@ -156,7 +165,8 @@ def test_a_collective_takes_its_share_of_the_links_it_crosses(
 def test_groups_are_loops_of_ranks() -> None:
     assert ranks_of([[2, 8], [3, 1]]) == [0, 1, 2, 8, 9, 10]
     assert ranks_of([[1, 0], [1, 5]]) == [0, 5]
-    assert num_nodes(((2, 8), (3, 1)), 8) == 2 and num_nodes(((4, 2),), 8) == 1 and num_nodes(((4, 2),), 4) == 2
+    assert ranks_by_node(((2, 8), (3, 1)), 8) == (3, 3) and ranks_by_node(((4, 2),), 4) == (2, 2)
+    assert ranks_by_node(((4, 2),), 8) == (4,) and ranks_by_node(((12, 1),), 8) == (8, 4)
 
 
 def test_the_page_of_a_simulation_says_what_it_is_made_of() -> None:

@@ -13,10 +13,13 @@ from distbench.simulate.clock import replay_time
 from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import compiled_memory
 from distbench.simulate.hardware.hardware_file import Figure, Hardware, load_hardware
+from distbench.simulate.hardware.host_figures import HostFigures
 from distbench.simulate.operator_time import operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
+from distbench.sweep.candidates import Candidate
+from distbench.sweep.prediction import memory_for, predicted, with_memory
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))
@@ -200,10 +203,56 @@ def test_a_ring_of_more_than_two_devices_of_a_node_has_a_rate_of_its_own() -> No
     assert collective_s(ring._replace(**four, kind="all_gather"), slower) == pytest.approx(3 / 4)
 
 
+def test_of_an_accelerators_memory_a_reserve_is_not_usable() -> None:
+    h100 = load_hardware("h100")
+    assert h100.usable_bytes == pytest.approx(h100["memory_bytes"] - 4.34e9)
+    own = replace(h100, figures={**h100.figures, "reserve_bytes": Figure(1e9, "measured", "here")})
+    assert own.usable_bytes == h100["memory_bytes"] - 1e9
+    assert with_memory(h100, 8e9).usable_bytes == pytest.approx(7.2e9)
+    assert replace(h100, host=HostFigures(4, {}, {}, {})).usable_bytes == h100["memory_bytes"]
+    assert memory_for(h100, 7.2e9) == pytest.approx(8e9) and memory_for(h100, 100e9) == pytest.approx(104.34e9)
+
+
+@pytest.mark.parametrize(
+    ("num_gib", "fits", "takes_reserve", "says"),
+    [
+        (74, True, False, "it fits into 79.1 GiB"),
+        (77, False, True, "leaves less than 4.04 GiB for the context"),
+        (80, False, False, "out of memory"),
+    ],
+)
+def test_a_plan_that_leaves_no_reserve_does_not_fit(num_gib: int, fits: bool, takes_reserve: bool, says: str) -> None:
+    recording = Recording(HEAD, [StepBegun(1), block(1, num_gib), matmul(0, 1), StepBegun(2), matmul(0, 1)])
+    h100 = load_hardware("h100")
+    found = predicted(Candidate((("tp", 8),)), [(0, [recording])], 0, h100)
+    assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
+    assert says in " ".join(text_of(blocks_of([Simulation(recording, h100)])).split())
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "fits", "takes_reserve"),
+    [(10, None, False), (60, None, False), (72, False, True), (80, False, False)],
+)
+def test_memory_of_few_layers_is_extended_by_what_is_alive(
+    num_layers: int, fits: bool | None, takes_reserve: bool
+) -> None:
+    def recording(layers: int) -> Recording:
+        """4 GiB and 1 GiB a layer are alive at the peak, beside 3 GiB that are cached and too small for them."""
+        events: list[Event] = [block(1, 3), Freed(1), block(2, 4 + layers), matmul(0, 1), Freed(2)]
+        return Recording(HEAD, [StepBegun(1), *events, StepBegun(2), matmul(0, 1)])
+
+    h100 = load_hardware("h100")
+    found = predicted(Candidate((("tp", 8),)), [(2, [recording(2)]), (4, [recording(4)])], num_layers, h100)
+    assert found.live_bytes == (4 + num_layers) * GIB
+    assert found.reserved_bytes == pytest.approx((4 + num_layers) * GIB * 11 / 8)
+    # h100 has 79.1 GiB, of which 75.06 are usable: an estimate rules nothing out, what is alive does.
+    assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
+
+
 def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     whole = machine(matmul_bf16_flops=600e12, peak_bf16_flops=1000e12)
     left_out = ("peak_fp8_flops", "matmul_fp8_flops", "device_spread", "attention_full_flops", "peer_bytes_per_s")
-    left_out += ("ring_bytes_per_s",)  # which only one shipped file has
+    left_out += ("ring_bytes_per_s", "reserve_bytes")  # which only one shipped file has, and none
     some = Hardware("mine", "", {name: one for name, one in whole.figures.items() if name not in left_out})
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)

@@ -134,7 +134,7 @@ def said(*arguments: object) -> str:
 
 
 def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
-    assert "simulated on h100 (13 guessed, 2 extrapolated figures), not measured: a step 5.00 s, 3 GiB" in said(
+    assert "simulated on h100 (13 guessed, 3 extrapolated figures), not measured: a step 5.00 s, 3 GiB" in said(
         "report", path
     )
     full = said("report", path, "--full", "--page", tmp_path / "page.html")
@@ -167,7 +167,7 @@ def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: P
     assert "the same communication" in text
     assert "times here are of simulated steps" in text and "a step without tracing" not in text
     for shown in (text, said("report", "--paths", path), said("compare", path, path)):
-        assert "by hardware file h100 with 13 guessed, 2 extrapolated figures" in shown
+        assert "by hardware file h100 with 13 guessed, 3 extrapolated figures" in shown
 
 
 def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sweeps as a command: what is refused, and one sweep that records real steps."""
 
 import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,13 @@ from click.testing import CliRunner, Result
 from processes import Children
 
 from distbench.cli import main
+from distbench.spec import UserError
+from distbench.spec.writing import unique_stem
+from distbench.sweep import sweep_child as sweep_child_module
 from distbench.sweep.candidates import lower_bound_bytes
+from distbench.sweep.setup import set_up
 from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.sweep.sweep_folder import claim_folder, keep_round, read_round, require_folder
 
 
 def sweep(*arguments: str) -> Result:
@@ -54,16 +60,19 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        again = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
+        resumed = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--resume", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             facts = child.one(Question("facts", [{}], {"dp_shard": 2}))
+            again = list(child.again)
+            ((_, ended),) = child.ask([Question("facts", [{"often": True}], {"dp_shard": 2})])
         staged = sweep(
             *("pipeline", "--quick", "--set", "schedule=gpipe", "--set", "microbatches=4", "--set", "num_layers=2"),
             *("--world", "2", "--hardware", "h100", "--plans", "1", "--out", str(out.parent / "staged"), "--quiet"),
         )
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-    runs = {"first": first, "again": again, "small": small, "staged": staged, "facts": facts}
+    runs = {"first": first, "again": resumed, "small": small, "staged": staged, "facts": facts}
+    runs |= {"signals": again, "ended": ended}
     return {**runs, "kept": kept, "after": after, "out": out}
 
 
@@ -78,7 +87,11 @@ def build():
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 @scenario(mesh={"dp_shard": 2})
-def own() -> Scenario:
+def own(*, often: bool = False) -> Scenario:
+    if often or not os.path.exists("MARK"):
+        open("MARK", "w").close()
+        os.write(2, b"terminate called\\n")
+        os.abort()
     return Scenario(
         build_model=build,
         make_batch=lambda: {"ids": torch.zeros(8, 3)},
@@ -91,9 +104,10 @@ def own() -> Scenario:
 
 
 def own_scenario(folder: Path) -> Path:
-    """A scenario that writes to standard output, whose batch is a dict, and whose function shards what it likes."""
+    """A scenario that writes to standard output, whose batch is a dict, whose function shards what it likes, and whose
+    first process is aborted."""
     file = folder / "own.py"
-    file.write_text(OWN)
+    file.write_text(OWN.replace("MARK", str(folder / "mark")))
     return file
 
 
@@ -102,6 +116,66 @@ def test_a_function_that_shards_what_it_likes_rules_no_mesh_out(predicted: Mappi
     assert (facts["batch_size"], facts["num_tokens"], facts["optimizer_share"]) == (8, 24, 2.0)
     # 2 layers of 4 x 4 + 4 numbers of 4 bytes, over all 4 ranks at best; gradients nobody knows before it has run.
     assert lower_bound_bytes(facts, {"dp_shard": 2, "tp": 2}) == 2 * 20 * 4 / 4
+
+
+def test_a_process_that_a_signal_ends_is_started_once_more(predicted: Mapping[str, Any]) -> None:
+    assert predicted["signals"] == ["ended by SIGABRT (its last words: terminate called)"]
+    assert "ended by SIGABRT (its last words: terminate called), the second time" in predicted["ended"]["left_out"]
+
+
+def test_a_child_that_ends_at_once_is_one_sentence(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def ended(*command: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        process = start(*command, **options)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(sweep_child_module, "MODULE", "no_such_module")
+    monkeypatch.setattr(sweep_child_module.subprocess, "Popen", ended)
+    (tmp_path / "own.py").write_text(OWN)
+    with SweepChild(tmp_path / "own.py", "own") as child, pytest.raises(UserError, match="No module named"):
+        child.one(Question("facts", [{}], {"dp_shard": 2}))
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    mine = set_up("tp_mlp", (), 2, None, True)
+    claim_folder(tmp_path, mine)
+    require_folder(tmp_path, mine, True)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for arguments, says in (
+        (("fsdp_stack", "--world", "2"), "holds a sweep of tp_mlp"),
+        (("tp_mlp", "--world", "4"), "holds a sweep of tp_mlp"),
+    ):
+        for resume in ((), ("--resume",)):
+            done = sweep(*arguments, *resume, "--quick", "--hardware", "h100", "--out", str(tmp_path))
+            assert done.exit_code == 2 and says in done.output, done.output
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_resume_of_no_sweep_is_refused(tmp_path: Path) -> None:
+    done = sweep("tp_mlp", "--resume", "--out", str(tmp_path / "missing"))
+    assert done.exit_code == 2 and "holds no sweep" in done.output and not (tmp_path / "missing").exists()
+
+
+@pytest.mark.parametrize("record", [{"labels": None}, {"run_file": 3, "labels": [], "code": "x"}, [], None, {}])
+def test_a_damaged_round_is_one_sentence(record: Any, tmp_path: Path) -> None:
+    (tmp_path / "round-1.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"round-1.json cannot be used: .*; delete it"):
+        read_round(tmp_path / "round-1.json", "x")
+
+
+def test_a_round_of_other_code_is_measured_again(tmp_path: Path) -> None:
+    keep_round(tmp_path / "round-1.json", tmp_path / "run.jsonl", ["a"], "x")
+    assert read_round(tmp_path / "round-1.json", "x") == (tmp_path / "run.jsonl", ["a"])
+    assert read_round(tmp_path / "round-1.json", "y") is None and read_round(tmp_path / "round-2.json", "x") is None
+
+
+def test_launches_of_one_second_have_names_of_their_own() -> None:
+    # Of 16 random bits 20,000 names have about 2,600 twice.
+    assert len({unique_stem(0.0, "nogit", "mine") for _ in range(20_000)}) == 20_000
 
 
 def test_a_sweep_ends_with_a_plan_to_paste_and_a_picture(predicted: Mapping[str, Any]) -> None:

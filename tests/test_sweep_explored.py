@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,8 +15,8 @@ from distbench.simulate.hardware.hardware_file import load_hardware
 from distbench.spec import UserError
 from distbench.sweep import explore as explore_module
 from distbench.sweep import measured_sweep as measured_module
-from distbench.sweep.candidates import Candidate, Space
-from distbench.sweep.explore import Explored, Limits, Predictor, explore
+from distbench.sweep.candidates import Candidate, Space, count_of
+from distbench.sweep.explore import Explored, Limits, Predictor, explore, nothing_found
 from distbench.sweep.measured_sweep import changes_of_best, combined, num_affordable, with_written
 from distbench.sweep.prediction import Prediction, layers_of
 from distbench.sweep.setup import set_up
@@ -41,6 +42,39 @@ def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
     explored = Explored()
     explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
     assert {*many.meshes} <= {*explored.found} and not explored.stopped
+
+
+class Refused:
+    """A predictor of plans that work only with some choices."""
+
+    hardware = load_hardware("h100")
+
+    def __init__(self, *works: tuple[str, Any]) -> None:
+        self.works = works
+
+    def outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Prediction | str]]:
+        for one in candidates:
+            yield one, prediction(1.0, candidate=one) if {*self.works} & {*one.choices} else "it asks for values"
+
+
+def refusal(space: Space, limits: Limits, predictor: Refused) -> str:
+    explored = Explored(num_legal=count_of(space))
+    explore(space, cast(Predictor, predictor), limits, explored)
+    assert not explored.found
+    return str(nothing_found("mine", explored, 80e9))
+
+
+def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:
+    axes = {"load": ("uniform", "zipf"), "capacity": (0.0, 1.25, 2.0)}
+    said = refusal(replace(space(), axes=axes), Limits(80, 600.0), Refused(("capacity", 1.25), ("capacity", 2.0)))
+    assert "no plan of mine that was tried works (3 of 288): dp_shard=4: it asks for values" in said
+    assert said.endswith("dp_shard=4 works with --set capacity=1.25")
+    assert "works with" not in refusal(space(), Limits(80, 600.0), Refused())
+
+
+def test_where_few_plans_were_tried_the_limit_is_named() -> None:
+    said = refusal(space(), Limits(2, 600.0), Refused())
+    assert "(2 of 48; --plans 2 allows no more)" in said and said.endswith("give a larger --plans")
 
 
 class Recorder:

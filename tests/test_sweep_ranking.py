@@ -15,7 +15,7 @@ from distbench.sweep.candidates import Candidate, Space
 from distbench.sweep.explore import Explored, Limits, Predictor, take_in
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.predicted_sweep import found_of, measured_found, predicted_around
-from distbench.sweep.prediction import no_plan_fits, require_same_work
+from distbench.sweep.prediction import no_plan_fits, require_same_work, with_memory
 from distbench.sweep.ranking import (
     changes_of,
     cost_a_billion,
@@ -46,6 +46,32 @@ def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
     take_in(explored, outcomes)
     assert [one.candidate for one in explored.ranked] == [a, b]
     assert explored.left_out[c] == "its model has 11 parameters, and the plan as written 10"
+
+
+def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended() -> None:
+    rows = [(1.0, 8e9), (1.004, 6.01e9), (1.009, 6e9), (1.02, 2e9)]
+    plans = [
+        prediction(step_s, size, candidate=Candidate((("tp", number + 2),)))
+        for number, (step_s, size) in enumerate(rows)
+    ]
+    ranked = Explored({one.candidate: one for one in plans}).ranked
+    # 6.01 and 6 GB are as good as the same: of the two the faster one.
+    assert [one.step_s for one in ranked] == [1.004, 1.0, 1.009, 1.02]
+    # An estimate breaks no tie where memory is known whole.
+    plans[1] = replace(plans[1], is_whole=False, fits=None)
+    assert Explored({one.candidate: one for one in plans}).ranked[0].step_s == 1.009
+    plans[2] = replace(plans[2], fits=False)
+    assert Explored({one.candidate: one for one in plans}).ranked[0].step_s == 1.0
+    found = Found("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
+    assert why(found)[0] == "next, tp=2: -0.4 % time, too near to tell: measure both; it takes 1.85 GiB more memory"
+
+
+def test_what_leaves_no_reserve_is_shown_as_not_recommended() -> None:
+    plans = [plan_of(prediction(1.0)), plan_of(prediction(0.5, 77 * (1 << 30), fits=False, takes_reserve=True))]
+    assert memory_text(plans[1]) == "77 GiB (reserve)" and record_of(plans[1], 1, None)["takes_reserve"] is True
+    found = Found("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
+    assert "of 79 GiB at the peak (4 GiB are kept free)" in recommendation(found)
+    assert "(reserve): not recommended, it leaves less than the 4 GiB" in text_of(sweep_blocks(found))
 
 
 def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
@@ -148,15 +174,20 @@ def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.Monk
 
 
 def test_memory_that_no_plan_fits_names_the_nearest() -> None:
-    said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), 80e9))
+    h100 = load_hardware("h100")
+    said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), with_memory(h100, 80e9)))
     assert said.startswith(
-        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB; the nearest (dp_shard=4)"
+        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB (of which 4.34 GB are left to "
+        "the context, NCCL's buffers and workspaces); the nearest (dp_shard=4)"
     )
-    assert "needs 100 GB; give --memory 102GB or more" in said
+    assert "needs 100 GB; give --memory 107GB or more" in said
     # Rounded up: 20.4 GB would not be enough of 20.04 GB and what is lost to blocks that are too small.
-    assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), 8e9))
-    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), 8e9))
-    small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), 1e6, "it was interrupted; --resume goes on"))
+    host = replace(h100, host=HostFigures(4, {}, {}, {}))
+    small = with_memory(host, 8e9)
+    assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), small))
+    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), small))
+    stopped = "it was interrupted; --resume goes on"
+    small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), with_memory(host, 1e6), stopped))
     assert "fits into 1.00 MB (it was interrupted; --resume goes on); the nearest" in small
     assert "give --memory 8MB or more" in small
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 from sweep_plans import FACTS, space
 
-from distbench.spec import UserError
+from distbench.spec import ParallelPlan, UserError
 from distbench.spec.job import parse_choices
 from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 from distbench.spec.quantities import BYTES, SECONDS, amount
 from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
+from distbench.sweep.explore import Explored, nothing_found
 from distbench.sweep.setup import set_up
+from distbench.worker.changed_plan import mesh_dims_of, sharding_dims_of
 from distbench.worker.rank import rank_context
 
 
@@ -38,6 +40,24 @@ def test_a_mesh_that_the_batch_cannot_be_split_over_is_not() -> None:
     one_dim = Space({"dp_shard": 2}, ["dp_shard"], 4, {**FACTS, "batch_size": 3}, {})
     with pytest.raises(UserError, match="no mesh over dp_shard has 4 ranks that a global batch of 3 can be split over"):
         setup.require_meshes(one_dim)
+
+
+def test_a_batch_that_rules_meshes_out_is_named_with_one_that_does_not() -> None:
+    # 4 samples on 7 ranks: tp=7 is left, and may fail for a reason of its own.
+    seven = space(world=7)
+    assert [one.mesh_text for one in seven.meshes] == ["tp=7"]
+    said = set_up("llama_2d", ("batch=4",), 7, None, False).unsplit_text(seven)
+    assert said.startswith("a global batch of 4 cannot be split over dp_shard=7 (1 of 2 meshes;")
+    assert "--set batch=7" in said
+    assert set_up("llama_2d", ("batch=4",), 4, None, False).unsplit_text(space()) == ""
+    explored = Explored(left_out={seven.meshes[0]: "7 does not divide 512"}, num_legal=9, unsplit=said)
+    assert f"{said}; of the other meshes, tp=7: 7 does not divide 512" in str(nothing_found("mine", explored, 80e9))
+
+
+def test_experts_over_several_mesh_dims_are_sharded_over_each() -> None:
+    plan = ParallelPlan(ep={"experts": None}, ep_dim=("ep", "tp"))
+    assert mesh_dims_of(plan) == ["ep", "tp"] == sharding_dims_of(plan)
+    assert lower_bound_bytes({**FACTS, "shard_dims": sharding_dims_of(plan)}, {"ep": 2, "tp": 2}) == 16_000 // 4
 
 
 def test_every_change_of_a_plan_is_tried_where_it_has_something_to_change() -> None:

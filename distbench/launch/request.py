@@ -1,9 +1,7 @@
 """What the user asked for, checked and turned into jobs: one a scenario. Nothing is started here."""
 
-import datetime
 import itertools
 import os
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_knobs import mesh_of
 from distbench.spec.printable import count_text
 from distbench.spec.versions import installed_torch
+from distbench.spec.writing import unique_stem
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
@@ -90,7 +89,7 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
         raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
     request = replace(request, device=device)
     _require_small_enough(request, entries)
-    invocation_id = f"{_utc(request.started_at)}-{secrets.token_hex(3)}"
+    invocation_id = unique_stem(request.started_at)
     return [
         _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
         for entry in entries
@@ -114,7 +113,7 @@ def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[
 def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: str, facts: Mapping[str, object]) -> Job:
     variants = variants_of(entry, parse_choices(request.choices, entry.params), request.quick)
     commit = str(facts.get("git_commit") or "nogit")[:8]
-    name = f"{_utc(time.time())}-{commit}-{slug(entry.name)}-{secrets.token_hex(2)}"
+    name = unique_stem(time.time(), commit, slug(entry.name))
     folder = request.out / str(facts["machine"])
     if request.quick and entry.quick_mesh and not request.full_mesh:
         entry = replace(entry, mesh=entry.quick_mesh)
@@ -242,7 +241,3 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
             f"give sizes that multiply to at most {num_devices}, or --device cpu"
         )
     return mesh
-
-
-def _utc(moment: float) -> str:
-    return datetime.datetime.fromtimestamp(moment, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 import shlex
 import subprocess
 import time
@@ -16,6 +15,7 @@ from distbench.nodes.node_launch import NodeLaunch, require_program, run_here
 from distbench.nodes.slurm_words import ADVICE, COMPLETED, FIELD, IN_VAIN, PENDING, UNANSWERED, WHY, JobState
 from distbench.spec import UserError
 from distbench.spec.printable import count_text
+from distbench.spec.writing import unique_stem
 
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
@@ -93,7 +93,7 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     require_one_job(asked.extra)
     folder = (asked.out / "slurm").resolve()
     # Whoever submits several at once wants each to have a file of its own.
-    stem = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{asked.name}-{secrets.token_hex(2)}"
+    stem = unique_stem(time.time(), asked.name)
     script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)

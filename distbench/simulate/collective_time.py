@@ -1,5 +1,6 @@
 """How long a collective takes on a hardware file's links: a fixed part by the nodes it spans, and its bytes."""
 
+from collections import Counter
 from functools import lru_cache
 
 from distbench.simulate.hardware.hardware_file import Hardware
@@ -11,12 +12,16 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
 
     Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
     for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once for
-    every device of the group that is there, so their network links add up, to no more than the node's own.
+    every device of the group that is there, so their network links add up, to no more than the node's own. In an
+    all-to-all they do not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of
+    the group share its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267).
+    Where nodes have different numbers of the group's ranks, the node with the fewest is the slowest.
     """
     size = collective.group_size
     if size == 1:
         return 0.0
-    nodes = num_nodes(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
+    on_nodes = ranks_by_node(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
+    nodes = len(on_nodes)
     if is_rotation(collective):
         within = "peer_bytes_per_s" if size == 2 else "ring_bytes_per_s"
         fixed = hardware["node_base_s" if nodes == 1 else "network_base_s"]
@@ -27,7 +32,9 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
         moved = float(collective.payload_bytes)
     if nodes == 1:
         return hardware["node_base_s"] + moved / hardware["node_bytes_per_s"]
-    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * size / nodes)
+    num_here = min(on_nodes)
+    num_links = (size - 1) / (size - num_here) if collective.kind == "all_to_all" else num_here
+    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * num_links)
     fixed = hardware["network_base_s"] + turns * (nodes - 2) * hardware["network_hop_s"]
     return fixed + moved / bandwidth
 
@@ -41,9 +48,9 @@ def is_rotation(collective: Collective) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def num_nodes(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> int:
-    """Nodes that a group spans, whose ranks are numbered node by node."""
-    return len({rank // devices_per_node for rank in ranks_of(ranks)})
+def ranks_by_node(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> tuple[int, ...]:
+    """Return how many ranks of a group each node has that the group spans. Ranks are numbered node by node."""
+    return tuple(Counter(rank // devices_per_node for rank in ranks_of(ranks)).values())
 
 
 def ranks_of(loops: Touched) -> list[int]:

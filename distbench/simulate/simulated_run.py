@@ -1,11 +1,9 @@
 """Simulated steps as a run file: what reads measured runs reads it. Each row says `simulated`, none has a sample."""
 
-import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from distbench.simulate.recording import MESSAGES, SCHEDULE, Collective, Head, O
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
 from distbench.spec.fields import DAY_S
+from distbench.spec.writing import unique_stem
 
 # Of the three rows that a trace consists of; `traces.records` reads them.
 COLUMNS = (
@@ -50,9 +49,8 @@ def write_simulated_run(
             f"a step would take {longest_s:.3g} s, more than a day; look at the hardware file, or at --mesh"
         )
     hardware, head = simulations[0].hardware, simulations[0].recording.head
-    begun = datetime.fromtimestamp(started_at, UTC).strftime("%Y%m%dT%H%M%SZ")
     commit = str(environment.get("git_commit") or "nogit")[:8]
-    run_id = f"{begun}-{commit}-{slug(head.scenario)}-{secrets.token_hex(2)}"
+    run_id = unique_stem(started_at, commit, slug(head.scenario))
     path = out / slug(_machine(hardware)) / f"{run_id}.jsonl"
     records = [_header(simulations, run_id, environment, started_at, label), *_steps(simulations)]
     try:

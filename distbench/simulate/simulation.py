@@ -83,10 +83,19 @@ class Simulation:
     @cached_property
     def memory_here(self) -> MemoryUse:
         """What comes of it within this machine's memory; the same where that is not used up."""
-        capacity = int(self.hardware["memory_bytes"])
-        if self.memory.reserved_bytes <= capacity:
+        return self._memory_within(self.hardware["memory_bytes"])
+
+    @cached_property
+    def memory_usable(self) -> MemoryUse:
+        """What comes of it where the machine's reserve is left free."""
+        return self._memory_within(self.hardware.usable_bytes)
+
+    def _memory_within(self, capacity_bytes: float) -> MemoryUse:
+        if self.memory.reserved_bytes <= capacity_bytes:
             return self.memory
-        return replay_memory(compiled_memory(self.recording), expandable=self.expandable, capacity_bytes=capacity)
+        return replay_memory(
+            compiled_memory(self.recording), expandable=self.expandable, capacity_bytes=int(capacity_bytes)
+        )
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -123,6 +123,9 @@ def _fits(simulation: Simulation) -> str:
     if here.num_retries:
         times = "once" if here.num_retries == 1 else f"{here.num_retries} times"
         return f"it fits into {capacity} only because the allocator gives back {times} what it cached"
+    if here.reserved_bytes > simulation.hardware.usable_bytes:
+        reserve = size_text(simulation.hardware["reserve_bytes"])
+        return f"it fits into {capacity}, but leaves less than {reserve} for the context, NCCL's buffers and workspaces"
     return f"it fits into {capacity}"
 
 

@@ -84,12 +84,19 @@ class Space:
     def meshes(self) -> list[Candidate]:
         """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
         links first."""
+        return [one for one in self._all_meshes if self._splits(one.mesh, self.facts["microbatches"])]
+
+    @cached_property
+    def unsplit_meshes(self) -> list[Candidate]:
+        """The meshes that the batch cannot be split over, in the same order."""
+        return [one for one in self._all_meshes if not self._splits(one.mesh, self.facts["microbatches"])]
+
+    @cached_property
+    def _all_meshes(self) -> list[Candidate]:
         names, found = self._ordered_dims(), []
         for sizes in factorizations(self.world, len(names)):
             mesh = dict(zip(names, sizes, strict=True))
-            kept = tuple((name, size) for name, size in mesh.items() if size > 1 or name in self.declared)
-            if self._splits(mesh, self.facts["microbatches"]):
-                found.append(Candidate(kept))
+            found.append(Candidate(tuple((name, n) for name, n in mesh.items() if n > 1 or name in self.declared)))
         return sorted(found, key=lambda one: (one.mesh.get("tp", 1) * one.mesh.get("cp", 1), _replicas(one.mesh)))
 
     def _ordered_dims(self) -> list[str]:
@@ -160,8 +167,12 @@ class Space:
         return name.startswith(PREFIX) and name.removeprefix(PREFIX) in self.axes
 
     def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
-        parts = math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
-        return self.facts["batch_size"] % parts == 0
+        return self.facts["batch_size"] % num_parts(mesh, microbatches) == 0
+
+
+def num_parts(mesh: Mapping[str, int], microbatches: int) -> int:
+    """How many parts a global batch is split into."""
+    return math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
 
 
 def _replicas(mesh: Mapping[str, int]) -> int:

@@ -11,8 +11,9 @@ from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.simulate.recording import Recording
 from distbench.simulate.recording_file import load_recordings
 from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, lower_bound_bytes
-from distbench.sweep.prediction import FEW, Prediction, predicted, require_same_work
+from distbench.sweep.prediction import CLOSE, FEW, Prediction, predicted, require_same_work, reserve_text
 from distbench.sweep.sweep_child import Question, SweepChild
 
 NUM_EXPANDED = 3  # of the best, whose changes are tried
@@ -34,6 +35,9 @@ class Explored:
         written: the plan as the scenario has it, where changes are held against that.
         facts: of the scenario's plan and model, as the child process answers them.
         layers: the parameter of which few were recorded, where times are extended from those.
+        unsplit: why the batch rules meshes out, where it does.
+        estimates: of each plan that was recorded whole after few layers of it: its estimated memory over that.
+        option: the --set under which a plan works, where no plan works without it.
     """
 
     found: dict[Candidate, Prediction] = field(default_factory=dict)
@@ -44,11 +48,26 @@ class Explored:
     written: Candidate | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     layers: str | None = None
+    unsplit: str = ""
+    option: str = ""
+    estimates: list[float] = field(default_factory=list)
 
     @property
     def ranked(self) -> list[Prediction]:
-        """What fits or may fit, the fastest first; then what does not, the smallest first."""
-        return sorted(self.found.values(), key=rank_of)
+        """What fits or may fit, the fastest first; then what does not, the smallest first.
+
+        Of those that are too near to the fastest to be told apart, the one with the least memory comes first; of
+        several with about as little, the fastest. Memory that is known whole counts before an estimate.
+        """
+        ranked = sorted(self.found.values(), key=rank_of)
+        usable = [one for one in ranked if one.fits is not False]
+        near = [one for one in usable if one.step_s <= (1 + CLOSE) * usable[0].step_s]
+        near = [one for one in near if one.is_whole] or near
+        if near:
+            least = min(one.reserved_bytes for one in near)
+            best = next(one for one in near if one.reserved_bytes <= (1 + CLOSE) * least)
+            ranked = [best, *(one for one in ranked if one is not best)]
+        return ranked
 
 
 def rank_of(prediction: Prediction) -> tuple[bool, float]:
@@ -168,7 +187,7 @@ def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
 
 def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explored) -> None:
     """Fill `explored`; what is known stays there when this is interrupted."""
-    capacity = predictor.hardware["memory_bytes"]
+    capacity = predictor.hardware.usable_bytes
     bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
     explored.refused |= {candidate: bound for candidate, bound in bounds.items() if bound > capacity}
     meshes = [candidate for candidate in space.meshes if candidate not in explored.refused]
@@ -197,6 +216,20 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
         count = min(AT_ONCE, room)
         now, waiting = waiting[:count], waiting[count:]
         take_in(explored, predictor.outcomes(now))
+    if not explored.found:
+        look_for_option(space, predictor, explored)
+
+
+def look_for_option(space: Space, predictor: Predictor, explored: Explored) -> bool:
+    """Where no plan works, find the scenario's own parameter with which the first one does, for the message. No plan
+    with it is ranked, because it computes something else. Return whether there is one."""
+    first = next(iter(explored.left_out), None)
+    choices = [(name, value) for name, values in space.axes.items() for value in values[1:]] if first else []
+    for name, value in choices[:AT_ONCE]:
+        if first and not any(isinstance(one, str) for _, one in predictor.outcomes([first.with_choice(name, value)])):
+            explored.option = f"--set {name}={value}"
+            return True
+    return False
 
 
 def take_in(explored: Explored, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
@@ -234,25 +267,43 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
                 del explored.found[candidate]
                 continue
             few = explored.found[candidate]
+            explored.estimates.append(few.reserved_bytes / outcome.reserved_bytes)
             explored.found[candidate] = replace(
                 few,
                 reserved_bytes=outcome.reserved_bytes,
                 fits=outcome.fits,
                 is_tight=outcome.is_tight,
+                takes_reserve=outcome.takes_reserve,
                 is_whole=True,
             )
 
 
-def nothing_found(scenario: str, explored: Explored, capacity: float) -> UserError:
-    """Why no candidate has a prediction."""
+def nothing_found(scenario: str, explored: Explored, hardware: Hardware | None) -> UserError:
+    """Why no candidate has a prediction.
+
+    Args:
+        hardware: None where candidates are measured.
+    """
     too_small = ""
-    if explored.refused:
+    if explored.refused and hardware is not None:
+        reserve = reserve_text(hardware)
+        capacity = disk_text(hardware["memory_bytes"]) + (f" (of which {reserve})" if reserve else "")
         candidate, bound = min(explored.refused.items(), key=lambda item: item[1])
         need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} a device"
-        too_small = f"fits into {disk_text(capacity)}: in the nearest ({candidate.text}) {need}"
-    if explored.left_out:
-        (candidate, why), *others = explored.left_out.items()
-        more = f" ({len(others)} more plans likewise)" if others else ""
-        besides = f"; and none on other meshes {too_small}" if too_small else ""
-        return UserError(f"no plan of {scenario} works: {candidate.text}: {why}{more}{besides}")
-    return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")
+        too_small = f"fits into {capacity}: in the nearest ({candidate.text}) {need}"
+    split = f"{explored.unsplit}; of the other meshes, " if explored.unsplit else ""
+    if not explored.left_out:
+        return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")
+    (candidate, why), *others = explored.left_out.items()
+    more = f"; {count_text(len(others), 'other plan')} failed too" if others else ""
+    besides = f"; no plan on other meshes {too_small}" if too_small else ""
+    found = f"no plan of {scenario} works"
+    if len(explored.left_out) < explored.num_legal:
+        stopped = f"; {explored.stopped}" if explored.stopped else ""
+        found = (
+            f"no plan of {scenario} that was tried works ({len(explored.left_out)} of {explored.num_legal}{stopped})"
+        )
+    advice = f"; {candidate.mesh_text} works with {explored.option}" if explored.option else ""
+    if explored.stopped and not advice:
+        advice = "; give a larger --plans"
+    return UserError(f"{found}: {split}{candidate.text}: {why}{more}{besides}{advice}")

@@ -6,7 +6,6 @@ screened is what the first round says that there is time for.
 """
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -17,16 +16,16 @@ from typing import Any
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
 from distbench.runs.frame import PASSES, frame_of, measured_of, records_of
+from distbench.runs.machine import machine_name
 from distbench.runs.run_file import read_run
 from distbench.spec import Job, Settings, UserError
 from distbench.spec.plan_knobs import MESH
-from distbench.spec.reading import read_json
-from distbench.spec.writing import write_whole
 from distbench.sweep.candidates import Candidate, Space
 from distbench.sweep.explore import Limits
 from distbench.sweep.ranking import RankedPlan, judged
 from distbench.sweep.setup import Setup
-from distbench.sweep.sweep_child import Question, SweepChild
+from distbench.sweep.sweep_child import Question, SweepChild, code_of_file, digest
+from distbench.sweep.sweep_folder import keep_round, read_round
 from distbench.traces.records import Trace, traces_of
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
@@ -47,6 +46,7 @@ class Measured:
         final: those of the last round, the recommended one first.
         left_out: candidate to why.
         traces: of those of the last round: what each communicates.
+        num_reused: rounds taken from an earlier sweep; None where none was asked for.
     """
 
     plans: dict[Candidate, RankedPlan] = field(default_factory=dict)
@@ -55,6 +55,7 @@ class Measured:
     run_files: list[str] = field(default_factory=list)
     traces: dict[Candidate, Trace] = field(default_factory=dict)
     interrupted: bool = False
+    num_reused: int | None = None
 
     @property
     def ranked(self) -> list[RankedPlan]:
@@ -123,9 +124,12 @@ class Rounds:
 
     def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, quiet: bool) -> None:
         self._setup, self._limits, self._out, self._resume, self._quiet = setup, limits, out, resume, quiet
-        self.measured = Measured()
+        self.measured = Measured(num_reused=0 if resume else None)
         self._jobs = [self._job() for _ in ROUNDS]
         self._spent_s = 0.0
+        self._code = digest(
+            [*code_of_file(setup.entry.file), setup.entry.name, machine_name(), sorted(setup.base.items())]
+        )
 
     def run(
         self,
@@ -181,10 +185,10 @@ class Rounds:
 
     def _num_changes(self, num_measured: int) -> int:
         """As many as there is time for, or as the sweep that is resumed had."""
-        before = self._labels_before(1)
+        before = self._before(1)
         left_s = self._limits.left_s(SCREEN_SHARE)
         most = num_affordable(self._spent_s / max(num_measured, 1), left_s, self._limits.max_plans - num_measured)
-        return len(before) if before else most
+        return len(before[1]) if before else most
 
     def _num_final(self) -> int:
         """As many as there is time for; two at least, for a verdict."""
@@ -217,8 +221,10 @@ class Rounds:
         job = replace(self._jobs[number], variants=variants, axes=axes, settings=settings, profile=None, note="")
         job = replace(job, trace_paths=is_final)
         labels = {_label(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
-        known = self._out / f"round-{number + 1}.json"
-        run_file = self._known(known, number, [*labels])
+        before = self._before(number)
+        run_file = before[0] if labels and before and before[1] == [*labels] and before[0].is_file() else None
+        if self.measured.num_reused is not None:
+            self.measured.num_reused += run_file is not None
         if run_file is None:
             # A display of its own: each round counts its cases anew.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
@@ -228,21 +234,17 @@ class Rounds:
                 raise UserError(outcome.message)
             run_file = Path(job.run_file)
             if outcome.status == "complete":
-                write_whole(known, json.dumps({"run_file": str(run_file), "labels": [*labels]}))
+                keep_round(self._round_file(number), run_file, [*labels], self._code)
         if run_file.is_file():
             self.measured.run_files.append(str(run_file))
             self._take_in(run_file, labels, is_final)
 
-    def _labels_before(self, number: int) -> list[str]:
-        file = self._out / f"round-{number + 1}.json"
-        record = read_json(file, "round") if self._resume and file.is_file() else None
-        return [*record.get("labels", ())] if isinstance(record, dict) else []
+    def _before(self, number: int) -> tuple[Path, list[str]] | None:
+        """(run file, labels) of a round of the sweep that is resumed."""
+        return read_round(self._round_file(number), self._code) if self._resume else None
 
-    def _known(self, file: Path, number: int, labels: Sequence[str]) -> Path | None:
-        if not labels or self._labels_before(number) != [*labels]:
-            return None
-        path = Path(str(read_json(file, "round").get("run_file")))
-        return path if path is not None and path.is_file() else None
+    def _round_file(self, number: int) -> Path:
+        return self._out / f"round-{number + 1}.json"
 
     def _take_in(self, run_file: Path, labels: Mapping[str, Candidate], is_final: bool) -> None:
         run = read_run(run_file)

@@ -8,7 +8,16 @@ from distbench.simulate.hardware.hardware_file import Hardware
 from distbench.spec import UserError
 from distbench.spec.printable import count_text
 from distbench.sweep.candidates import Candidate, Space, count_of
-from distbench.sweep.explore import Explored, Limits, Predictor, confirm, explore, nothing_found, take_in
+from distbench.sweep.explore import (
+    Explored,
+    Limits,
+    Predictor,
+    confirm,
+    explore,
+    look_for_option,
+    nothing_found,
+    take_in,
+)
 from distbench.sweep.measured_sweep import Measured
 from distbench.sweep.prediction import FEW, layers_of, no_plan_fits
 from distbench.sweep.ranking import RankedPlan, change_lines, changes_of, imports_of, layouts_of, plan_of
@@ -61,6 +70,7 @@ def _begun(
     explored.facts = facts_of(setup, recorder)
     space = setup.space(explored.facts)
     setup.require_meshes(space)
+    explored.unsplit = setup.unsplit_text(space)
     layers = None if explored.facts["pipeline"] else layers_of(setup.base, setup.axes)
     explored.layers = layers
     return space, Predictor(recorder, setup.base, hardware, tell, setup.float8, layers)
@@ -88,7 +98,10 @@ def predicted_around(
         candidates, explored.stopped = candidates[: limits.max_plans], limits.reached
     take_in(explored, predictor.outcomes(candidates[:1]))
     if explored.written not in explored.found:
-        raise UserError(f"the plan as written does not work: {explored.left_out[explored.written]}")
+        why, instead = explored.left_out[explored.written], ""
+        if look_for_option(space, predictor, explored):
+            instead = f"; it works with {explored.option}"
+        raise UserError(f"the plan as written does not work: {why}{instead}")
     take_in(explored, predictor.outcomes(candidates[1:]))
     explored.layers = predictor.layers
     confirm(predictor, limits, explored)
@@ -96,11 +109,10 @@ def predicted_around(
 
 def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
     """Refuse to recommend what does not fit."""
-    capacity = hardware["memory_bytes"]
     if not explored.found:
-        raise nothing_found(setup.entry.name, explored, capacity)
+        raise nothing_found(setup.entry.name, explored, hardware)
     if explored.ranked[0].fits is False:
-        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], capacity, explored.stopped)
+        raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], hardware, explored.stopped)
 
 
 def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Explored, price: float | None) -> Found:
@@ -121,11 +133,13 @@ def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Ex
         code=code,
         command=setup.command(best.candidate),
         capacity_bytes=hardware["memory_bytes"],
+        reserve_bytes=hardware["memory_bytes"] - hardware.usable_bytes,
         price=price,
         notes=_notes(setup, explored),
         changes=changes_of(plans, explored.written, explored.facts),
         written_sizes=explored.written.sizes if explored.written else (),
         layouts=layouts_of(explored.found.get(explored.written)) if explored.written else (),
+        estimates=explored.estimates,
     )
 
 
@@ -146,7 +160,7 @@ def best_measured(
     best = plans[0].candidate
     best_of = "it" if len(predictions) == 1 else f"the best {len(plans)}"
     said = f"{count_text(len(predictions), 'plan')} predicted, {best_of} measured on this machine"
-    files = [f"run file: {file}" for file in measured.run_files]
+    files = [*(f"run file: {file}" for file in measured.run_files), *_reused(measured)]
     if measured.interrupted:
         files.insert(0, "it was interrupted while it measured; --resume goes on")
     return Found(
@@ -163,6 +177,7 @@ def best_measured(
         written_sizes=explored.written.sizes if explored.written else (),
         traces=measured.traces,
         predicted=[*predictions.values()],
+        estimates=explored.estimates,
     )
 
 
@@ -179,6 +194,7 @@ def measured_found(
         "those with a verdict took turns in the last",
         *(f"left out: {candidate.text}: {why}" for candidate, why in list(measured.left_out.items())[:MAX_LEFT_OUT]),
         *(f"run file of a round: {file}" for file in measured.run_files),
+        *_reused(measured),
     ]
     if measured.interrupted:
         notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
@@ -201,6 +217,11 @@ def measured_found(
         written_sizes=written.sizes if written else (),
         traces=measured.traces,
     )
+
+
+def _reused(measured: Measured) -> list[str]:
+    """What --resume took."""
+    return [] if measured.num_reused is None else [f"rounds that --resume took: {measured.num_reused}"]
 
 
 def _neighbours(plans: Sequence[RankedPlan], space: Space, written: Candidate) -> list[RankedPlan]:

@@ -1,7 +1,7 @@
 """A candidate's predicted step: from recordings of a model of few layers extended linearly, or of one of them all.
 
-Time extends linearly in layers, to 1 %; memory does not, for the allocator's free blocks are not in proportion: it is
-an estimate until all layers were recorded.
+Time extends linearly in layers, to 1 %, and so do the bytes that are alive at the peak. What the allocator reserves
+does not: its free blocks are a smaller share of more layers. It is an estimate until all layers were recorded.
 """
 
 import math
@@ -23,7 +23,7 @@ from distbench.sweep.candidates import Candidate
 # Parameters of a scenario that say how many layers its model has, and the numbers that are recorded in their place.
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")
 FEW = (2, 4)
-BEYOND = 1.05
+CLOSE = 0.01  # predicted times that are nearer are not told apart
 SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
 Path = tuple[str, str, str]
@@ -39,9 +39,11 @@ class Prediction:
         moved_bytes: payload of collectives by (mesh dim, collective, owner).
         implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
+        live_bytes: of that, alive at the peak.
         is_whole: all layers were recorded.
-        fits: whether that many bytes are there; None where it is not known.
+        fits: whether that many bytes are there and the reserve is left free; None where it is not known.
         is_tight: it fits only because the allocator gives back what it cached.
+        takes_reserve: it does not fit, but would without a reserve.
         assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
     """
 
@@ -58,6 +60,8 @@ class Prediction:
     num_tokens: int | None
     fits: bool | None = None
     is_tight: bool = False
+    takes_reserve: bool = False
+    live_bytes: float = 0.0
     assumed: Sequence[str] = ()
 
     @property
@@ -92,7 +96,8 @@ def predicted(
     float8: tuple[str, ...] = (),
 ) -> Prediction:
     """From recordings of (layers, step by each of some ranks); of one as it is, of two on the line through both at
-    `num_layers`. Time is the slowest rank's, memory the fullest one's.
+    `num_layers`. Time is the slowest rank's, memory the fullest one's. What is alive at the peak lies on that line too;
+    what is reserved is taken to exceed it by the same share as in the recording of more layers.
 
     Args:
         float8: patterns of modules whose matmuls are in float8.
@@ -105,6 +110,7 @@ def predicted(
         return points[0][1]
     (few, low), (more, high) = points
     share = (num_layers - few) / (more - few)
+    live = _line(low.live_bytes, high.live_bytes, share)
     found = replace(
         high,
         step_s=_line(low.step_s, high.step_s, share),
@@ -112,13 +118,15 @@ def predicted(
         exposed_s=_lines(low.exposed_s, high.exposed_s, share),
         moved_bytes=_lines(low.moved_bytes, high.moved_bytes, share),
         implicit_s=_lines(low.implicit_s, high.implicit_s, share),
-        reserved_bytes=_line(low.reserved_bytes, high.reserved_bytes, share),
+        reserved_bytes=live * high.reserved_bytes / high.live_bytes if high.live_bytes else high.reserved_bytes,
+        live_bytes=live,
         num_parameters=round(_line(low.num_parameters, high.num_parameters, share)),
         is_whole=False,
     )
-    # Estimates are rather too small, so one that is beyond the memory by so much is believed.
-    fits = False if found.reserved_bytes > BEYOND * hardware["memory_bytes"] else None
-    return replace(found, fits=fits, is_tight=False)
+    # Estimates may be a tenth too large or too small, so only what is alive rules a plan out.
+    fits = False if live > hardware.usable_bytes else None
+    is_near = fits is False and live <= hardware["memory_bytes"]
+    return replace(found, fits=fits, is_tight=False, takes_reserve=is_near)
 
 
 def _of(
@@ -139,6 +147,7 @@ def _of(
         if one.explicit is False:
             implicit[folded(one.owner), one.redistribution] += 0.0
     _implicit_times(simulation, implicit)
+    fits = all(one.memory_usable.out_of_memory is None for one in ranks)
     return Prediction(
         candidate=candidate,
         step_s=simulation.timed.step_s,
@@ -147,12 +156,14 @@ def _of(
         moved_bytes=moved,
         implicit_s=implicit,
         reserved_bytes=fullest(ranks).memory.reserved_bytes,
+        live_bytes=fullest(ranks).memory.live_bytes,
         is_whole=True,
         num_parameters=head.num_parameters,
         batch_size=head.batch_size,
         num_tokens=head.num_tokens,
-        fits=all(one.memory_here.out_of_memory is None for one in ranks),
-        is_tight=any(one.memory_here.num_retries > 0 for one in ranks),
+        fits=fits,
+        is_tight=any(one.memory_usable.num_retries > 0 for one in ranks),
+        takes_reserve=not fits and all(one.memory_here.out_of_memory is None for one in ranks),
         assumed=assumptions(simulation),
     )
 
@@ -190,17 +201,34 @@ def require_same_work(first: Prediction, other: Prediction) -> str | None:
     return None
 
 
-def no_plan_fits(scenario: str, world: int, nearest: Prediction, memory_bytes: float, stopped: str = "") -> UserError:
+def reserve_text(hardware: Hardware) -> str:
+    """`4.34 GB are left to the context, NCCL's buffers and workspaces`; empty for a host."""
+    if hardware.host is not None:
+        return ""
+    return f"{disk_text(hardware['reserve_bytes'])} are left to the context, NCCL's buffers and workspaces"
+
+
+def memory_for(hardware: Hardware, need_bytes: float) -> float:
+    """The memory of a device of which so much is usable."""
+    memory = need_bytes
+    for _ in range(20):  # the reserve may be a share of the memory
+        memory = need_bytes + with_memory(hardware, memory)["reserve_bytes"]
+    return memory if hardware.host is None else need_bytes
+
+
+def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardware, stopped: str = "") -> UserError:
     """That the memory is too small for every plan that was tried, and what the nearest would need.
 
     Args:
         stopped: why not all plans were tried; empty where they were.
     """
+    memory_bytes, reserve = hardware["memory_bytes"], reserve_text(hardware)
     need = nearest.reserved_bytes
     about = "" if nearest.is_whole else "about "
     what = f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {disk_text(memory_bytes)}"
-    what += f" ({stopped})" if stopped else ""
+    why = "; ".join(one for one in (reserve and f"of which {reserve}", stopped) if one)
+    what += f" ({why})" if why else ""
     near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
-    enough = f"{math.ceil(need * SURELY / unit)}{name}"
+    enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
     return UserError(f"{what}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")

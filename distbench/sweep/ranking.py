@@ -17,8 +17,7 @@ from distbench.sweep.prediction import BUBBLE, COMPUTE, IDLE, Prediction
 HOUR_S = 3600.0
 MAX_REASONS = 4
 LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
-TIGHT = " (tight)"
-CLOSE = 0.01  # nearer predictions are not told apart
+TIGHT, RESERVE = " (tight)", " (reserve)"
 # A policy as `plan.mixed_precision=bf16` has it.
 POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
 
@@ -121,13 +120,19 @@ def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
 
 
 def memory_text(plan: RankedPlan) -> str:
-    """`61.2 GiB`, with ~ where it is an estimate, and a word where it does not fit."""
+    """`61.2 GiB`, with ~ where it is an estimate, and a word where it does not fit or leaves no reserve."""
     if plan.memory_bytes is None:
         return "-"
     about = "~" if plan.memory_basis == "about" else ""
+    refused = RESERVE if takes_reserve(plan) else " (no)"
     return f"{about}{size_text(plan.memory_bytes)}" + (
-        " (no)" if plan.fits is False else TIGHT if is_tight(plan) else ""
+        refused if plan.fits is False else TIGHT if is_tight(plan) else ""
     )
+
+
+def takes_reserve(plan: RankedPlan) -> bool:
+    """Whether a plan is not recommended only because it leaves no reserve."""
+    return plan.fits is False and plan.prediction is not None and plan.prediction.takes_reserve
 
 
 def is_tight(plan: RankedPlan) -> bool:
@@ -147,6 +152,7 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
         "memory_basis": plan.memory_basis,
         "fits": plan.fits,
         "is_tight": is_tight(plan),
+        "takes_reserve": takes_reserve(plan),
         "verdict": plan.verdict,
         "ratio": plan.measured,
         "predicted_s": plan.predicted_s,

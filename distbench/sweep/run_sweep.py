@@ -10,9 +10,10 @@ from distbench.launch.display import Display, display_for
 from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
 from distbench.spec import UserError, parse_mesh
+from distbench.spec.printable import count_text
 from distbench.spec.quantities import BYTES, SECONDS, amount
-from distbench.sweep.candidates import Candidate
-from distbench.sweep.explore import Explored, Limits
+from distbench.sweep.candidates import Candidate, count_of
+from distbench.sweep.explore import Explored, Limits, nothing_found
 from distbench.sweep.measured_sweep import NUM_FINAL, Measured, Rounds, changes_of_best, legal
 from distbench.sweep.predicted_sweep import (
     around_of,
@@ -28,6 +29,7 @@ from distbench.sweep.predicted_sweep import (
 from distbench.sweep.prediction import with_memory
 from distbench.sweep.setup import Setup, set_up
 from distbench.sweep.sweep_child import SweepChild
+from distbench.sweep.sweep_folder import claim_folder, require_folder
 from distbench.sweep.sweep_text import Found
 
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
@@ -70,6 +72,8 @@ class AskedSweep:
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
         if given["float8"] is not None and hardware is not None:
             setup = replace(setup, float8=patterns_of(given["float8"], hardware))
+        folder = out or Path("results") / "sweep" / f"{setup.entry.name}-{setup.world}"
+        require_folder(folder, setup, given["resume"])
         return cls(
             setup=setup,
             hardware=hardware and with_memory(hardware, memory),
@@ -79,7 +83,7 @@ class AskedSweep:
             around=given["around_my_plan"],
             resume=given["resume"],
             quiet=given["quiet"],
-            out=out or Path("results") / "sweep" / f"{setup.entry.name}-{setup.world}",
+            out=folder,
         )
 
 
@@ -90,13 +94,20 @@ def run_sweep(asked: AskedSweep, say: Say) -> tuple[Found, bool]:
         UserError: no plan works or fits, or nothing was known yet when it was interrupted.
     """
     entry = asked.setup.entry
+    claim_folder(asked.out, asked.setup)
     if asked.setup.note:
         say(f"{entry.name}: {asked.setup.note}")
     try:
         with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
-            if asked.hardware is not None:
-                return _predicted(asked, asked.hardware, recorder)
-            return _measured(asked, recorder)
+            try:
+                if asked.hardware is not None:
+                    return _predicted(asked, asked.hardware, recorder)
+                return _measured(asked, recorder)
+            finally:
+                if asked.resume and asked.hardware is not None:
+                    say(f"--resume took {count_text(recorder.num_reused, 'recording')} of the earlier sweep")
+                for ended in recorder.again:
+                    say(f"a process that records steps was {ended}; it was started once more")
     except KeyboardInterrupt:
         say(f"too early for a ranking; what was recorded and measured is in {asked.out}, and --resume goes on")
         raise
@@ -164,7 +175,11 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
     starting = ([written] if written else space.meshes)[: asked.limits.max_plans]
     fine, wrong = legal(recorder, setup, starting)
     if not fine:
-        raise UserError(f"no plan of {setup.entry.name} works: {next(iter(wrong.values()))}")
+        if written:
+            raise UserError(f"the plan as written does not work: {wrong[written]}")
+        stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
+        tried = Explored(left_out=wrong, num_legal=count_of(space), unsplit=setup.unsplit_text(space), stopped=stopped)
+        raise nothing_found(setup.entry.name, tried, None)
 
     def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
         found = around_of(space, written) if written else changes_of_best(space, best)

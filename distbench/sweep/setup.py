@@ -9,7 +9,7 @@ from distbench.spec.job import parse_choices, variants_of
 from distbench.spec.mesh import MAX_RANKS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan_knobs import MESH, is_knob
 from distbench.spec.printable import count_text
-from distbench.sweep.candidates import Candidate, Space, as_written_on
+from distbench.sweep.candidates import Candidate, Space, as_written_on, num_parts
 
 BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
@@ -51,7 +51,24 @@ class Setup:
                 f"no mesh over {names} has {count_text(self.world, 'rank')} that a global batch of "
                 f"{batch} can be split over"
             )
-            raise UserError(f"{what}; give another --world, or a batch with --set")
+            raise UserError(f"{what}; {self._other_batch(space)}")
+
+    def unsplit_text(self, space: Space) -> str:
+        """Return why the batch rules meshes out, and which batch would not; empty where it rules none out."""
+        if not (unsplit := space.unsplit_meshes):
+            return ""
+        what = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"
+        num_all = len(unsplit) + len(space.meshes)
+        return f"{what} ({len(unsplit)} of {num_all} meshes; {self._other_batch(space)})"
+
+    def _other_batch(self, space: Space) -> str:
+        """The nearest batch that can be split over the first mesh that the batch rules out."""
+        batch = space.facts["batch_size"]
+        parts = num_parts(space.unsplit_meshes[0].mesh, space.facts["microbatches"])
+        fitting = max(round(batch / parts), 1) * parts
+        name = next((name for name in BATCH_NAMES if self.base.get(name) == batch), None)
+        option = f"--set {name}={fitting}" if name else f"a batch of {fitting} with --set"
+        return f"give another --world, or {option}"
 
     def as_written(self, space: Space) -> Candidate:
         """The scenario's own plan on its own mesh."""

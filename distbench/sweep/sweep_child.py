@@ -16,6 +16,7 @@ from distbench.processes import start_supervised, stop_supervised
 from distbench.spec.errors import UserError
 from distbench.spec.job import digest_of
 from distbench.spec.plan_knobs import is_knob, mesh_of
+from distbench.spec.process_end import ended_text, last_words
 from distbench.spec.reading import read_json
 from distbench.spec.versions import installed_torch
 from distbench.spec.writing import write_whole
@@ -23,7 +24,7 @@ from distbench.version import __version__
 
 MODULE = "distbench.worker.children.sweep_steps"
 NUM_AT_ONCE = 2
-MAX_COMPLAINT = 300
+END_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Question:
     mesh: Mapping[str, int]
 
 
+def code_of_file(file: Path) -> list[Any]:
+    """What a result of a scenario's file depends on: that file and those beside it, where a model may be, and the
+    versions of torch and of this program."""
+    code = {str(one): digest_of(one) for one in {file, *file.parent.glob("*.py")}}
+    return [__version__, installed_torch(), *sorted(code.items())]
+
+
+def digest(what: Sequence[Any]) -> str:
+    """Of plain data, and of whatever else has a text."""
+    return hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20]
+
+
 class SweepChild:
     """Asks the child process; `with` ends it.
 
@@ -50,14 +63,13 @@ class SweepChild:
 
     def __init__(self, file: Path, scenario: str, folder: Path | None = None, resume: bool = False) -> None:
         self._file, self._scenario, self._resume = file, scenario, resume
-        # A model may stand in a file beside the scenario's.
-        code = {str(one): digest_of(one) for one in {file, *file.parent.glob("*.py")}}
-        self._digest = [installed_torch(), *sorted(code.items())]
+        self._code = code_of_file(file)
         self._undo = contextlib.ExitStack()
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None
         self._said: BinaryIO | None = None
         self.num_recorded = self.num_reused = 0
+        self.again: list[str] = []  # how processes ended that were started once more
 
     def __enter__(self) -> "SweepChild":
         return self
@@ -93,6 +105,8 @@ class SweepChild:
             answer = self._receive()
             place = answer.pop("id")
             question = waiting.pop(place)
+            if ended := answer.pop("again", None):
+                self.again.append(str(ended))
             if question.ask == "record":
                 answer = self._recorded(question, answer)
             yield place, answer
@@ -124,18 +138,19 @@ class SweepChild:
         if all(file.is_file() for file in files):
             return {"answers": [str(file) for file in files]}
         if (why := self._kept(question, question.variants[0], ".json")).is_file():
-            known = read_json(why, "answer")
-            return known if isinstance(known, dict) and isinstance(known.get("left_out"), str) else None
+            with contextlib.suppress(UserError):  # a damaged one is asked for again, as a damaged recording is
+                known = read_json(why, "answer")
+                return known if isinstance(known, dict) and isinstance(known.get("left_out"), str) else None
         return None
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
         """Its name says what was recorded: the scenario's file and those beside it, the variant, the mesh, and the
         versions of torch and of this program."""
-        what = [__version__, self._digest, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
-        return self._folder / (hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20] + suffix)
+        what = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
+        return self._folder / (digest(what) + suffix)
 
     def _send(self, place: int, question: Question) -> None:
-        process = self._process or self._start()
+        process = self._process or self._started()
         first = question.variants[0]
         record = {
             "id": place,
@@ -145,6 +160,10 @@ class SweepChild:
             "mesh": mesh_of(first, question.mesh),
             "label": ",".join(f"{name}={value}" for name, value in first.items() if is_knob(name)),
         }
+        self._write(process, record)
+
+    def _write(self, process: "subprocess.Popen[bytes]", record: Mapping[str, Any]) -> None:
+        """One line of its input; UserError where it has ended."""
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(record).encode() + b"\n")
@@ -152,7 +171,7 @@ class SweepChild:
         except OSError as error:
             raise self._failed() from error
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _started(self) -> "subprocess.Popen[bytes]":
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -162,9 +181,7 @@ class SweepChild:
             [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
         )
         head = {"file": str(self._file), "scenario": self._scenario, "num_at_once": NUM_AT_ONCE}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(head).encode() + b"\n")
-        self._process.stdin.flush()
+        self._write(self._process, head)
         return self._process
 
     def _receive(self) -> dict[str, Any]:
@@ -177,9 +194,12 @@ class SweepChild:
         return answer
 
     def _failed(self) -> UserError:
-        why = "its process printed no answer"
-        if self._said is not None:
-            self._said.seek(0)
-            lines = [one for one in self._said.read().decode("utf-8", "replace").splitlines() if one.strip()]
-            why = lines[-1].strip()[:MAX_COMPLAINT] if lines else why
+        assert self._process is not None and self._said is not None
+        self._said.seek(0)
+        said = self._said.read().decode("utf-8", "replace").splitlines()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)  # its pipe is closed before its exit code is there
+        code = self._process.returncode or 0
+        why = f"its process was {ended_text(code, said)}" if code < 0 else last_words(said)
+        why = why or "its process printed no answer"
         return UserError(f"no step of {self._scenario} was recorded: {why}; see whether distbench check passes it")

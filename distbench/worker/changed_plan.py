@@ -102,7 +102,7 @@ def sharding_dims_of(plan: ParallelPlan) -> list[str]:
         *([plan.pipeline.mesh_dim] if plan.pipeline else ()),
         *(fsdp.mesh_dims if fsdp else ()),
         *([name for dims in fsdp.unit_mesh_dims.values() for name in dims] if fsdp else ()),
-        *([plan.ep_dim, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])] if plan.ep else ()),
+        *([*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])] if plan.ep else ()),
         *(plan.tp_dims if plan.tp is not None or plan.shard_params else ()),
     )
 

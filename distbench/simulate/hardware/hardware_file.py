@@ -45,7 +45,11 @@ FIGURES: Kinds = {
     "peer_bytes_per_s": _BANDWIDTH,
     "ring_bytes_per_s": _BANDWIDTH,
     "device_spread": number_within(0, 0.5),
+    "reserve_bytes": number_within(0, 1 << 44),
 }
+# Of memory, outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it
+# (NCCL issue 1685). NCCL takes less on devices with fewer links, which have less memory.
+RESERVE_BYTES, RESERVE_SHARE = 4.34e9, 0.1
 # What may be left out: what is taken instead, in words and as a number.
 EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
@@ -62,6 +66,11 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
     "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
     "device_spread": ("0: all devices equally fast", lambda _: 0.0),
+    "reserve_bytes": (
+        "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), a tenth of the memory at "
+        "most",
+        lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
+    ),
 }
 # Rates and the peak that none of them is above; on a CPU, whose peak is measured, only the first two.
 PEAKS = (
@@ -107,6 +116,11 @@ class Hardware:
     def __getitem__(self, name: str) -> float:
         """A figure's value; what is taken instead where the file has none."""
         return self.figures[name].value if name in self.figures else EXTRAPOLATED[name][1](self)
+
+    @property
+    def usable_bytes(self) -> float:
+        """What torch's allocator may take of the memory; a host has no such reserve."""
+        return self["memory_bytes"] - (self["reserve_bytes"] if self.host is None else 0.0)
 
     @property
     def extrapolated(self) -> dict[str, str]:

@@ -8,6 +8,8 @@ The first line of its input says {"file", "scenario", "num_at_once"}. Each furth
 - "check": {}, where the plan can work
 
 or {"id", "left_out": why there is no answer, "lasts": whether asking again would be answered likewise}.
+
+A process that a signal ends is started once more; the answer then says in "again" how the first one ended.
 """
 
 import contextlib
@@ -17,18 +19,20 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
 from distbench.simulate.recording_file import save_recordings
 from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import MESH_DIMS
+from distbench.spec.process_end import ended_text, last_words
 from distbench.worker.changed_plan import checkpointable, compilable, mesh_dims_of, sharding_dims_of
 from distbench.worker.models.blueprint import blueprint
 from distbench.worker.models.trees import tensors_of
@@ -161,17 +165,22 @@ def main() -> None:
     if not lines:
         return
     head, *waiting = map(json.loads, lines)
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    running: dict[Connection, _Asked] = {}
     while running or waiting or not given.ended:
         while waiting and len(running) < head["num_at_once"]:
-            question = waiting.pop(0)
-            connection, process = _started(head, question)
-            running[connection] = question["id"], process
+            asked = _started(head, waiting.pop(0))
+            running[asked.connection] = asked
         for ready in wait([*running, *([] if given.ended else [given.fileno()])]):
             if isinstance(ready, Connection):
-                number, process = running.pop(ready)
-                answer, modules = _received(ready, process)
-                print(json.dumps({"id": number, **answer}), file=answers, flush=True)
+                asked = running.pop(ready)
+                answer, modules = _received(asked)
+                if ended := answer.pop("ended", None):
+                    if "again" not in asked.question:
+                        waiting.insert(0, {**asked.question, "again": ended})
+                        continue
+                    answer = {"left_out": f"its process was {ended}, the second time", "lasts": False}
+                again = {"again": asked.question["again"]} if "again" in asked.question else {}
+                print(json.dumps({"id": asked.question["id"], **answer, **again}), file=answers, flush=True)
                 _import(modules)
             else:
                 waiting += map(json.loads, given.read())
@@ -195,25 +204,41 @@ class _Lines:
         return lines
 
 
-def _started(head: dict[str, Any], question: dict[str, Any]) -> tuple[Connection, BaseProcess]:
+class _Asked(NamedTuple):
+    """A process that answers a question; `complaints` is its standard error."""
+
+    question: dict[str, Any]
+    connection: Connection
+    process: BaseProcess
+    complaints: BinaryIO
+
+
+def _started(head: dict[str, Any], question: dict[str, Any]) -> _Asked:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(head, question, sender))
+    complaints = tempfile.TemporaryFile()  # noqa: SIM115 - `_received` closes it
+    process = context.Process(target=_tell, args=(head, question, sender, complaints.fileno()))
     process.start()
     # While this process holds the sending end too, a child that dies would never be noticed.
     sender.close()
-    return receiver, process
+    return _Asked(question, receiver, process, complaints)
 
 
-def _received(connection: Connection, process: BaseProcess) -> tuple[dict[str, Any], list[str]]:
-    with connection:
+def _received(asked: _Asked) -> tuple[dict[str, Any], list[str]]:
+    """(answer, modules that torch imported for it); {"ended": how} where a signal ended the process without one."""
+    answer: dict[str, Any]
+    with asked.connection, asked.complaints:
         try:
-            answer, modules = connection.recv()
-            process.join()
+            answer, modules = asked.connection.recv()
+            asked.process.join()
         except EOFError:
-            process.join()
-            ended = f"its process ended with exit code {process.exitcode} and without an answer"
-            answer, modules = {"left_out": ended, "lasts": False}, []
+            asked.process.join()
+            code, modules = asked.process.exitcode or 0, []
+            asked.complaints.seek(0)
+            said = asked.complaints.read().decode("utf-8", "replace").splitlines()
+            words = f" (its last words: {last_words(said)})" if last_words(said) else ""
+            answer = {"left_out": f"its process ended with exit code {code} and without an answer{words}"}
+            answer = {"ended": ended_text(code, said)} if code < 0 else {**answer, "lasts": False}
     return answer, modules
 
 
@@ -225,7 +250,8 @@ def _import(modules: Sequence[str]) -> None:
     gc.freeze()  # processes that are forked from here on need not look through it for garbage
 
 
-def _tell(head: dict[str, Any], question: dict[str, Any], sender: Connection) -> None:
+def _tell(head: dict[str, Any], question: dict[str, Any], sender: Connection, complaints: int) -> None:
+    os.dup2(complaints, 2)
     warnings.simplefilter("ignore")
     known = {*sys.modules}
     answer = _answer(head, question)
