@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
+from distbench.compare.log_differences import outlying_pairs
 from distbench.compare.options import METRICS, Options, share_of, tolerances_of
 from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import CaseVerdict, Gated
@@ -343,3 +344,52 @@ def test_what_differs_everywhere_is_said_once(tmp_path: Path) -> None:
             write(tmp_path / side / f"{scenario}.jsonl", lines)
     gated = compare(tmp_path / "base", tmp_path / "new")
     assert gated.shown == ["a, b, c and 2 more: torch: 2.13.0 in the baseline, 2.12.0 in the candidate"]
+
+
+def spoiled_turns(tmp_path: Path, spoiled: dict[str, int], count: int = 10) -> Gated:
+    """Four cases, one of them 20 % slower; launches of `spoiled`, by side, are three times slower in all of them."""
+    names = [f"collective/f32[{size}]/all_gather/tp" for size in (8, 16, 32, 64)]
+
+    def cases(side: str) -> Callable[[int], dict[str, dict[str, object]]]:
+        def of_launch(index: int) -> dict[str, dict[str, object]]:
+            factor = 3.0 if spoiled.get(side) == index else 1.0
+            slower = {names[0]: 1.2} if side == "new" else {}
+            shift = 3 if side == "new" else 0
+            return {
+                name: case(steady(1e-3 * factor * slower.get(name, 1.0), index + shift + place))
+                for place, name in enumerate(names)
+            }
+
+        return of_launch
+
+    base = write_side(tmp_path / "base", cases("base"), count)
+    return compare(base, write_side(tmp_path / "new", cases("new"), count, start=1050.0))
+
+
+@pytest.mark.parametrize("side", ["base", "new"])
+def test_one_launch_three_times_slower_in_all_cases_hides_no_slowdown_and_is_named(tmp_path: Path, side: str) -> None:
+    gated = spoiled_turns(tmp_path, {side: 4})
+    assert gated.counts == {"regression": 1, "pass": 3}
+    assert gated.cases[0].metrics[0].num_launches == 9
+    assert gated.cases[0].change == pytest.approx(0.2, abs=0.02)
+    [said] = [sentence for sentence in gated.designs if "left out: " in sentence]
+    times = float(said.split(" took ")[1].split("x")[0])
+    assert "new-04" in said and "base-04" in said and times == pytest.approx(3.0 if side == "new" else 1 / 3, abs=0.15)
+
+
+def test_launches_are_kept_where_several_are_far_apart_or_too_few_would_remain(tmp_path: Path) -> None:
+    """A candidate that is sometimes slow stays undecided, and 5 pairs need all five for a verdict."""
+    for number, (spoiled, count) in enumerate([({"new": 4, "base": 6}, 10), ({"new": 2}, 5), ({}, 10)]):
+        gated = spoiled_turns(tmp_path / str(number), spoiled, count)
+        assert {case.metrics[0].num_launches for case in gated.cases} == {count}
+        assert not any("left out" in sentence for sentence in gated.designs)
+
+
+def test_the_signs_of_differences_do_not_decide_which_pair_is_left_out() -> None:
+    """So that flipping them stays exact (Westfall and Young): the same pair for every choice of signs."""
+    draw = np.random.default_rng(1)
+    differences = 0.1 * draw.standard_normal((2, 30, 10))
+    differences[:, :, 7] += 1.1
+    for signs in draw.choice([-1.0, 1.0], size=(50, 10)):
+        outlying, _ = outlying_pairs([each * signs for each in differences], least=5)
+        assert np.flatnonzero(outlying).tolist() == [7]

@@ -50,6 +50,7 @@ def gate(
         num_not_run += len({*sides[0].values, *sides[1].values}) - len(untimed) - len(case_ids)
         measured.append(measure(group, sides, case_ids, notes, spans, options))
         designs.append(_design(group, measured[-1].pairing, options))
+        designs += [f"{group.label}: {sentence}" for sentence in measured[-1].left_out]
         if any(value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()):
             designs.append(f"{group.label}: {OF_LATENCIES}")
         for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
