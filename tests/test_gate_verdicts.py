@@ -254,7 +254,38 @@ def test_a_candidate_launch_that_died_before_its_cases_is_missing_them(tmp_path:
     write(new / "dead.jsonl", records("dead", 1975.0, {}, complete=False))
     gated = compare(base, new)
     assert (only(gated).verdict, gated.exit_code()) == ("missing", 4)
-    assert gated.warnings == ["1 of 11 candidate launches did not run to their end"]
+    assert gated.warnings[0] == "1 of 11 candidate launches did not run to their end"
+
+
+def test_a_side_that_ran_second_in_every_pair_is_warned_about(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1e-3)
+    for sides, side in (((base, new), "candidate"), ((new, base), "baseline")):
+        [said] = compare(*sides).warnings
+        assert f"the {side} ran second in all 10 pairs" in said
+    # One pair the other way round: the baseline's last launch right after the candidate's.
+    write_side(base, lambda index: {CASE: case(steady(1e-3, 9))}, 10)
+    write(base / "base-09.jsonl", records("base-09", 1990.0, {CASE: case(steady(1e-3, 9))}))
+    assert compare(base, new).warnings == []
+
+
+def test_other_processes_on_both_sides_are_reported(tmp_path: Path) -> None:
+    base = write_side(tmp_path / "base", lambda index: {CASE: case(steady(1e-3, index))}, foreign_cpu=0.75)
+    new = write_side(tmp_path / "new", lambda index: {CASE: case(steady(1e-3, index))}, start=1050.0, foreign_cpu=0.7)
+    gated = compare(base, new)
+    assert only(gated).verdict == "pass" and len(gated.warnings) == 2
+    assert "75 % of the CPUs during the baseline and 70 % during the candidate" in gated.warnings[0]
+
+
+def test_more_than_a_quarter_of_the_cpus_busier_is_inconclusive_however_launches_scatter(tmp_path: Path) -> None:
+    """Baseline 0, candidate 0, .9, 0, .9, 0: docs/ci.md promises no verdict there, and FAIL was answered."""
+    base, new = tmp_path / "base", tmp_path / "new"
+    for index in range(5):
+        for side, start, time_s, load in ((base, 1000.0, 1e-3, 0.0), (new, 1050.0, 2e-3, 0.9 * (index % 2))):
+            lines = records(f"{side.name}-{index}", start + 100 * index, {CASE: case([time_s] * 5)}, foreign_cpu=load)
+            write(side / f"{index}.jsonl", lines)
+    gated = compare(base, new)
+    assert (only(gated).verdict, only(gated).suspected, gated.exit_code()) == ("inconclusive", "regression", 0)
+    assert "0 % of the CPUs in the baseline, 36 % in the candidate" in only(gated).reason
 
 
 @pytest.mark.parametrize("cases", [{}, {CASE: case(status="skipped")}, {CASE: case([])}])

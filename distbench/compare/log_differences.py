@@ -136,7 +136,8 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
     values = np.abs(np.concatenate(metrics))
     sizes = np.full(values.shape[1], np.nan)
     known = np.isfinite(values).any(axis=0)
-    sizes[known] = np.nanmedian(values[:, known], axis=0)
+    # The lower median: half of the cases are not enough.
+    sizes[known] = np.nanquantile(values[:, known], 0.5, axis=0, method="lower")
     usual = float(np.median(sizes[known])) if known.any() else 0.0
     outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
     # More of them are how these launches are, not accidents.

@@ -17,7 +17,6 @@ from distbench.gate.outcome import CaseVerdict, MetricVerdict
 from distbench.gate.table import CaseTable, logarithms
 from distbench.runs.launches import Launch
 
-SURE = 2.0  # standard errors: a difference in load that launches scatter around is none
 REASONS = {
     REGRESSION: "the {} is slower by more than the tolerance, and not by chance",
     IMPROVEMENT: "the {} is faster by more than the tolerance, and not by chance",
@@ -88,8 +87,8 @@ def _leave_out(
         times = np.exp(np.nanmedian([each[:, pair] for each in differences]))
         launches = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
         sentences.append(
-            f"left out: launch {launches[1]} took {times:.2f}x the time of launch {launches[0]} in the median case; the "
-            f"median pair differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
+            f"left out: launch {launches[1]} took {times:.2f}x the time of launch {launches[0]} in the median case; "
+            f"the median pair differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
         )
     return tuple(sentences)
 
@@ -103,8 +102,8 @@ def load_conflict(
     """
     loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
     difference = difference_between(loads, pairing)
-    # nan, where the load of a side is not known, exceeds nothing; one launch has no error.
-    if not abs(difference.estimate[0]) > max(load_share, SURE * np.nan_to_num(difference.error[0])):
+    # nan, where the load of a side is not known, exceeds nothing.
+    if not abs(difference.estimate[0]) > load_share:
         return None
     before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
     return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
