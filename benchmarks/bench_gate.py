@@ -1,6 +1,6 @@
-"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each; two of its
-rates on made-up launches (benchmarks/gate_made_up.py); and its and history's rates on recorded launches, whose
-deviations are also made as small as on a quiet machine (benchmarks/gate_series.py).
+"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each. Two
+of its rates on made-up launches (benchmarks/gate_made_up.py). Its and history's rates on recorded launches, as they are and
+with deviations as small as on a quiet machine (benchmarks/gate_series.py).
 
 Run it with `python -m benchmarks gate`; it needs about 100 MB of disk in the temp folder.
 """
@@ -43,20 +43,20 @@ CLAIMS = (
         ("disturbed*",),
     ),
     Claim(
-        "headline PASS with 10 pairs where one case of 30 is 20 % slower, of 200 comparisons of recorded launches each as "
-        "recorded, at a medium and at a quiet machine's spread",
+        "headline PASS with 10 pairs where one case of 30 is 20 % slower: recorded launches, at their own, a medium "
+        "and a quiet machine's spread, 200 comparisons each; the most",
         "{most:.1%}",
         "at most 2 %",
         ("*headed PASS",),
     ),
     Claim(
-        "power for +20 % in one case beside one launch of 20 that is three times slower, over the power without it, at a "
-        "quiet and at a medium spread",
+        "power for +20 % in one case with one launch of 20 three times slower, over the power without such a launch, "
+        "at a quiet and a medium spread",
         "{:.0%}, {:.0%}",
         "at least 85 %",
         ("quiet, power*", "medium, power*"),
     ),
-    Claim("false verdicts beside such a launch", "{most:.1%}", "at most 5 %", ("*false verdicts",)),
+    Claim("false verdicts with such a launch", "{most:.1%}", "at most 5 %", ("*false verdicts",)),
     Claim(
         "windows of 20 unchanged recorded launches in which `distbench history` reports a change",
         "{:.1%}",
