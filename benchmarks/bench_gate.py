@@ -1,6 +1,7 @@
-"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each. Two
-of its rates on made-up launches (benchmarks/gate_made_up.py). Its and history's rates on recorded launches, as they are and
-with deviations as small as on a quiet machine (benchmarks/gate_series.py).
+"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each.
+
+Also two of its rates on made-up launches (benchmarks/gate_made_up.py), and its and history's rates on recorded ones, as
+they are and with deviations as small as on a quiet machine (benchmarks/gate_series.py).
 
 Run it with `python -m benchmarks gate`; it needs about 100 MB of disk in the temp folder.
 """
