@@ -55,6 +55,7 @@ def test_drift_of_the_machine_and_single_outliers_are_no_change() -> None:
     logs[:, 10] += math.log(3)
     logs[0, 15] += math.log(3)
     assert not reported(logs) and not reported(np.zeros((3, 20))) and not reported(table([(4, 1.0)]))
+    assert not reported(np.zeros((8, 1))) and not reported(np.zeros((1, 1)))
 
 
 def test_a_case_alone_needs_more_launches_and_a_launch_may_lack_a_case() -> None:

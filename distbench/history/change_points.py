@@ -81,6 +81,8 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
         return _explained_by_chance(rows[:, start:stop], block, levels)
 
     def cuts_of(row: Floats, start: int, stop: int) -> list[int]:
+        if stop - start < 2 * MIN_LAUNCHES:
+            return []
         # One cut where that is enough: a second one would follow the noise.
         for search, least in zip(levels, critical(start, stop), strict=True):
             shares, cuts = search(row[None, start:stop])
