@@ -24,6 +24,7 @@ MAX_WALL_S = 20.0
 MAX_RSS_GB = 2.0
 MIN_FOUND, MAX_FALSE = 0.9, 0.05
 NUM_TRIALS = 1000
+IS_LONG = True
 NUM_PAIRS, NUM_COMPARISONS, SEED = 10, 200, 20260101
 SPREADS = {"busy": None, "quiet": QUIET, "medium": 3 * QUIET}  # of a launch's p10; None: as recorded
 MAX_HEADED_PASS, LEAST_POWER, LEAST_PLACED = 0.02, 0.85, 0.7
