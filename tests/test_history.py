@@ -47,7 +47,7 @@ def test_a_change_of_all_cases_is_found_and_is_no_cases_own() -> None:
 def test_drift_of_the_machine_and_single_outliers_are_no_change() -> None:
     """Half of the variance is the machine's level, whose neighbours correlate by 0.6: at most 5 % by design.
 
-    A true 5 % exceeds 6 in 40 once in 300 times. The fixed penalty reported a change in 26 of these 40.
+    A true 5 % exceeds 6 in 40 once in 300 times.
     """
     draw = np.random.default_rng(7)
     assert sum(reported(drifting(20, 0.05, 0.6, draw)[:10]) for _ in range(40)) <= 6
