@@ -1,23 +1,33 @@
-"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each; and
-two of its rates on made-up launches (benchmarks/gate_made_up.py).
+"""Time and memory of `distbench gate` on 10,000 cases and 10 launches a side that took turns, 20 samples each.
+
+Also two of its rates on made-up launches (benchmarks/gate_made_up.py), and its and history's rates on recorded ones, as
+they are and with deviations as small as on a quiet machine (benchmarks/gate_series.py).
 
 Run it with `python -m benchmarks gate`; it needs about 100 MB of disk in the temp folder.
 """
 
 import json
+import math
 import random
 import tempfile
 from pathlib import Path
 
 from benchmarks.bench_report import measure
 from benchmarks.claims import Claim, Row
+from benchmarks.gate_history import QUIET, figures
 from benchmarks.gate_made_up import disturbed, steady_among_noisy
+from benchmarks.gate_series import recorded_here, shrunk
+from distbench.gate.quality.trial import BESIDE_SPOILED, QualityTrial, rates
 
 NUM_CASES, NUM_LAUNCHES, NUM_SAMPLES = 10_000, 10, 20
 MAX_WALL_S = 20.0
 MAX_RSS_GB = 2.0
 MIN_FOUND, MAX_FALSE = 0.9, 0.05
 NUM_TRIALS = 1000
+IS_LONG = True
+NUM_PAIRS, NUM_COMPARISONS, SEED = 10, 200, 20260101
+SPREADS = {"busy": None, "quiet": QUIET, "medium": 3 * QUIET}  # of a launch's p10; None: as recorded
+MAX_HEADED_PASS, LEAST_POWER, LEAST_PLACED = 0.02, 0.85, 0.7
 ENVIRONMENT = {"machine": "box", "device": "cpu", "backend": "gloo", "world_size": 4, "num_cpus": 4}
 
 CLAIMS = (
@@ -33,6 +43,33 @@ CLAIMS = (
         "{:.1%}",
         "at most 5 %",
         ("disturbed*",),
+    ),
+    Claim(
+        "headline PASS with 10 pairs where one case of 30 is 20 % slower: recorded launches, at their own, a medium "
+        "and a quiet machine's spread, 200 comparisons each; the most",
+        "{most:.1%}",
+        "at most 2 %",
+        ("*headed PASS",),
+    ),
+    Claim(
+        "power for +20 % in one case with one launch of 20 three times slower, over the power without such a launch, "
+        "at a quiet and a medium spread",
+        "{:.0%}, {:.0%}",
+        "at least 85 %",
+        ("quiet, power*", "medium, power*"),
+    ),
+    Claim("false verdicts with such a launch", "{most:.1%}", "at most 5 %", ("*false verdicts",)),
+    Claim(
+        "windows of 20 unchanged recorded launches in which `distbench history` reports a change",
+        "{:.1%}",
+        "at most 5 %",
+        ("history, recorded*",),
+    ),
+    Claim(
+        "a step of 20 % in one case among 20 launches at a quiet spread: placed within one launch",
+        "{:.0%}",
+        "at least 70 %",
+        ("history, quiet, +20 % of one case*",),
     ),
 )
 
@@ -53,6 +90,35 @@ def main() -> list[Row]:
         (f"gate, {size}, peak_rss_gb", rss_gb, MAX_RSS_GB),
         ("one case of 1 % spread, +20 %, among 29 of 20 %: 5 pairs, found", steady_among_noisy(NUM_TRIALS), -MIN_FOUND),
         ("disturbed every second pair, coin: 10 pairs, false alarm", disturbed(NUM_TRIALS, is_tossed=True), MAX_FALSE),
+        *recorded_rates(),
+        *history_rates(),
+    ]
+
+
+def recorded_rates() -> list[Row]:
+    """The gate's rates on recorded launches, as they are and with smaller deviations."""
+    rows: list[Row] = []
+    for name, spread in SPREADS.items():
+        series = recorded_here()
+        trial = QualityTrial(shrunk(series, spread) if spread else series)
+        names = ("+20 %", f"none{BESIDE_SPOILED}", f"+20 %{BESIDE_SPOILED}")
+        slower, false, spoiled = (rates(trial, NUM_PAIRS, change, NUM_COMPARISONS, SEED) for change in names)
+        rows += [
+            (f"{name}, +20 % in one case, headed PASS", slower.headed_pass / NUM_COMPARISONS, MAX_HEADED_PASS),
+            (f"{name}, +20 % in one case, found", slower.found / NUM_COMPARISONS, math.inf),
+            (f"{name}{BESIDE_SPOILED}, false verdicts", false.false_verdicts / NUM_COMPARISONS, MAX_FALSE),
+        ]
+        # At the recorded spread next to nothing is found, with and without such a launch.
+        rows += [(f"{name}, power{BESIDE_SPOILED}", spoiled.found / slower.found, -LEAST_POWER)] if spread else []
+    return rows
+
+
+def history_rates() -> list[Row]:
+    """History's rates on windows of the same launches."""
+    allowed = {"any change": MAX_FALSE, "one case placed": -LEAST_PLACED}
+    return [
+        (name, share, next((bound for end, bound in allowed.items() if name.endswith(end)), math.inf))
+        for name, share in figures(NUM_COMPARISONS).items()
     ]
 
 

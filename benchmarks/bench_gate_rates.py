@@ -29,7 +29,7 @@ def main() -> list[Row]:
             raise SystemExit(f"bench gate_rates: the launches in {folder} could not be recorded")
         trial = QualityTrial(recorded(folder))
         for pairs in PAIRS:
-            none = rates(trial, pairs, "none", trial.num_windows(pairs), SEED)
+            none = rates(trial, pairs, "none", trial.num_starts(pairs), SEED)
             rows.append((f"{name}, {pairs} pairs, false alarms", none.false_jobs / none.num_comparisons, MAX_FALSE))
         slower = rates(trial, max(PAIRS), "+20 %", COMPARISONS, SEED)
         found = slower.found / slower.num_comparisons

@@ -33,7 +33,7 @@ def pooled(trial: QualityTrial, window: Window, candidate: bool) -> Floats:
 def peer_rule(trial: QualityTrial, window: Window, is_slower: IsSlower) -> Judged:
     """A tool's verdicts on the pooled samples; it knows no other than slower."""
     slower = is_slower(pooled(trial, window, False), pooled(trial, window, True))
-    return np.where(slower, REGRESSION, INCONCLUSIVE), len(window.baseline)
+    return Judged(np.where(slower, REGRESSION, INCONCLUSIVE), len(window.baseline))
 
 
 def pytest_benchmark_mean(left: Floats, right: Floats) -> NDArray[np.bool_]:

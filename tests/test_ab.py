@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,6 +184,34 @@ def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(reposi
     code, output = run_ab("base", ".", "--pairs", "3", "--out", str(out), "--", "x")
     assert code == 2 and "b: the working tree: an error that was not foreseen" in output
     assert (out / "b" / "0.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"),
+    [("os.kill(os.getpid(), 9)", "its launch was killed by SIGKILL"), ("sys.exit(1)", "it ended with 1, no run file")],
+)
+def test_a_launch_that_leaves_no_run_file_is_no_pair_though_earlier_ones_did(
+    repository: Path, tmp_path: Path, ends: str, says: str
+) -> None:
+    stand_in = STAND_IN.replace("lines = json", f"import os\nif number == 1: {ends}\nlines = json", 1)
+    (repository / "distbench" / "__main__.py").write_text(stand_in)
+    out = tmp_path / "out"
+    code, output = run_ab("base", ".", "--pairs", "3", "--out", str(out), "--", "x")
+    assert code == 2 and f"b: the working tree: {says}" in output and "pair 2" not in output
+    assert (out / "b" / "0.jsonl").exists()
+
+
+def test_the_cost_is_printed_after_the_first_pair(repository: Path, tmp_path: Path) -> None:
+    _, output = run_ab("base", "same", "--pairs", "8", "--out", str(tmp_path / "out"), "--", "x")
+    assert re.search(r"^pair 1 of 8: .*\na pair takes [0-9.]+ s: the first look is after 6, ", output, re.MULTILINE)
+    assert "at most 8 pairs take" in output
+
+
+def test_the_cost_says_where_the_time_ends_before_the_first_look() -> None:
+    said = turns._cost(60.0, Terms(20, 240.0, (7, 11, 16, 20), 1))
+    assert "ends it after about 4, before the first look after 7" in said and said.endswith(
+        "at most 4 pairs take 4 min"
+    )
 
 
 def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp_path: Path) -> None:

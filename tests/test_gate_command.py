@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import click
@@ -46,15 +47,15 @@ def test_strict_turns_what_could_not_be_told_into_exit_code_3(tmp_path: Path) ->
 
 
 def test_what_told_nothing_is_not_headed_pass_in_any_form(tmp_path: Path) -> None:
-    base, new = taking_turns(tmp_path, 1e-3, 1.05e-3)
+    base, new = taking_turns(tmp_path, 1e-3, 1.045e-3)
     done = run(base, new)
-    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (0 of 1 case told): 1 inconclusive\n")
-    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE (0 of 1 case told)")
+    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (0 of 1 case decided): 1 inconclusive\n")
+    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE (0 of 1 case decided)")
     root = ElementTree.fromstring(run(base, new, "--format", "junit").output)
     tags = {one.get("name"): [child.tag for child in one] for one in root.iter("testcase")}
-    assert tags == {CASE: ["skipped"], "something was told": ["skipped"]}
+    assert tags == {CASE: ["skipped"], "the comparison is decided": ["skipped"]}
     first = run(base, new, "--format", "github").output.splitlines()[0]
-    assert first == "::warning title=distbench gate::INCONCLUSIVE (0 of 1 case told): 1 inconclusive"
+    assert first == "::warning title=distbench gate::INCONCLUSIVE (0 of 1 case decided): 1 inconclusive"
 
 
 def test_a_pass_says_how_many_cases_were_told(tmp_path: Path) -> None:
@@ -64,7 +65,39 @@ def test_a_pass_says_how_many_cases_were_told(tmp_path: Path) -> None:
     base = write_side(tmp_path / "base", lambda index: cases(index + 3, 1.0))
     done = run(base, write_side(tmp_path / "new", cases, start=1050.0))
     assert done.exit_code == 0
-    assert done.output.startswith("gate: PASS (1 of 2 cases told): 1 inconclusive, 1 pass\n")
+    assert done.output.startswith("gate: PASS (1 of 2 cases decided): 1 inconclusive, 1 pass\n")
+
+
+def test_an_undecided_case_that_was_measured_slower_is_no_pass_in_any_form(tmp_path: Path) -> None:
+    """One launch of six takes three times as long: its case is measured 20 % slower and cannot be decided."""
+
+    def cases(index: int, slowest: float = 3.0) -> dict[str, dict[str, object]]:
+        return {CASE: case(steady(1e-3, index)), OTHER: case(steady(1e-3 * (slowest if index == 2 else 1), index))}
+
+    base = write_side(tmp_path / "base", lambda index: cases(index + 3, 1.0), count=6)
+    new = write_side(tmp_path / "new", cases, count=6, start=1050.0)
+    done = run(base, new)
+    first = json.loads(run(base, new, "--format", "json").output)["headline"]
+    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (1 of 2 cases decided): ")
+    assert first.startswith("INCONCLUSIVE")
+    worst = [one for one in gate_cases(run(base, new, "--format", "json")) if one["verdict"] == "inconclusive"]
+    [change] = {max(metric["change"] for metric in one["metrics"]) for one in worst}
+    assert change == pytest.approx(3 ** (1 / 6) - 1, abs=0.01) and f"{100 * change:+.1f} %" in first and OTHER in first
+    assert run(base, new, "--format", "github").output.startswith("::warning title=distbench gate::INCONCLUSIVE")
+    assert run(base, new, "--strict").exit_code == 3
+
+
+def gate_cases(done: Result) -> list[dict[str, Any]]:
+    return list(json.loads(done.output)["cases"])
+
+
+def test_too_few_launches_are_the_reason_that_is_printed_over_cases_that_were_compared(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1e-3, count=2)
+    junit = tmp_path / "gate.xml"
+    done = run(base, new, "--write", f"junit={junit}")
+    assert done.exit_code == 4 and done.output.startswith("gate: NO VERDICT: 1 inconclusive; 2 pairs; no verdict below")
+    assert "1 of 1 compared cases" in done.output
+    assert "nothing was measured" not in done.output + junit.read_text()
 
 
 def test_an_empty_folder_is_no_pass(tmp_path: Path) -> None:

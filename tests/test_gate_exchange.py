@@ -57,7 +57,8 @@ def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
     run("baseline", "save", base, "--out", tmp_path)
     late = write_side(tmp_path / "late", lambda index: {CASE: case(steady(1.5e-3, index))}, start=90_000.0)
     done = run("gate", tmp_path / "baselines", late)
-    assert done.exit_code == 0 and "INCONCLUSIVE (0 of 1 case told, 1 of the others looks slower)" in done.output
+    assert done.exit_code == 0 and "INCONCLUSIVE (0 of 1 case decided): 1 inconclusive" in done.output
+    assert "1 measured slower than the tolerance, the worst +50.0 %" in " ".join(done.output.split())
     assert run("gate", tmp_path / "baselines", late, "--dedicated").exit_code == 1
 
 

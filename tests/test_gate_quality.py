@@ -17,7 +17,7 @@ from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
 from distbench.cli import main as cli
 from distbench.gate.quality.recorded_launches import recorded
-from distbench.gate.quality.trial import QualityTrial, Rates, rates
+from distbench.gate.quality.trial import CHANGES, QualityTrial, Rates, rates
 from distbench.spec import UserError
 
 FEW = 60
@@ -83,7 +83,7 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     printed = capsys.readouterr().out
     assert "night: 5 pairs, 2 cases, 14 launches: 10 comparisons a column, in windows from 5 starts" in printed
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
-    assert len(row.split("|")) == 9
+    assert len(row.split("|")) == 11
     many = "night has 14 launches"
     for bad, says in ((["--ab", "8"], many), (["--pairs", "5", "10"], many), (["--ab", "0"], "are 1 or more")):
         with pytest.raises(SystemExit, match="2"):
@@ -96,7 +96,7 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
 def test_windows_are_consecutive_pairs_each_in_an_order_of_its_own() -> None:
     trial = QualityTrial(synthetic("quiet", num_cases=2, num_launches=6, num_samples=5))
     draw = np.random.default_rng(1)
-    windows = [trial.window(number, 2, 1.0, draw) for number in range(200)]
+    windows = [trial.window(number, 2, CHANGES["none"], draw) for number in range(200)]
     sides = {(tuple(window.baseline), tuple(window.candidate)) for window in windows}
     orders = {(first, second) for first in (0, 1) for second in (2, 3)}
     expected = {((a + s, b + s), (1 - a + s, 5 - b + s)) for a, b in orders for s in (0, 1, 2)}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
+from distbench.compare.log_differences import outlying_pairs
 from distbench.compare.options import METRICS, Options, share_of, tolerances_of
 from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import CaseVerdict, Gated
@@ -253,7 +254,38 @@ def test_a_candidate_launch_that_died_before_its_cases_is_missing_them(tmp_path:
     write(new / "dead.jsonl", records("dead", 1975.0, {}, complete=False))
     gated = compare(base, new)
     assert (only(gated).verdict, gated.exit_code()) == ("missing", 4)
-    assert gated.warnings == ["1 of 11 candidate launches did not run to their end"]
+    assert gated.warnings[0] == "1 of 11 candidate launches did not run to their end"
+
+
+def test_a_side_that_ran_second_in_every_pair_is_warned_about(tmp_path: Path) -> None:
+    base, new = taking_turns(tmp_path, 1e-3, 1e-3)
+    for sides, side in (((base, new), "candidate"), ((new, base), "baseline")):
+        [said] = compare(*sides).warnings
+        assert f"the {side} ran second in all 10 pairs" in said
+    # One pair the other way round: the baseline's last launch right after the candidate's.
+    write_side(base, lambda index: {CASE: case(steady(1e-3, 9))}, 10)
+    write(base / "base-09.jsonl", records("base-09", 1990.0, {CASE: case(steady(1e-3, 9))}))
+    assert compare(base, new).warnings == []
+
+
+def test_other_processes_on_both_sides_are_reported(tmp_path: Path) -> None:
+    base = write_side(tmp_path / "base", lambda index: {CASE: case(steady(1e-3, index))}, foreign_cpu=0.75)
+    new = write_side(tmp_path / "new", lambda index: {CASE: case(steady(1e-3, index))}, start=1050.0, foreign_cpu=0.7)
+    gated = compare(base, new)
+    assert only(gated).verdict == "pass" and len(gated.warnings) == 2
+    assert "75 % of the CPUs during the baseline and 70 % during the candidate" in gated.warnings[0]
+
+
+def test_more_than_a_quarter_of_the_cpus_busier_is_inconclusive_however_launches_scatter(tmp_path: Path) -> None:
+    """Baseline 0, candidate 0, .9, 0, .9, 0: docs/ci.md promises no verdict there, and FAIL was answered."""
+    base, new = tmp_path / "base", tmp_path / "new"
+    for index in range(5):
+        for side, start, time_s, load in ((base, 1000.0, 1e-3, 0.0), (new, 1050.0, 2e-3, 0.9 * (index % 2))):
+            lines = records(f"{side.name}-{index}", start + 100 * index, {CASE: case([time_s] * 5)}, foreign_cpu=load)
+            write(side / f"{index}.jsonl", lines)
+    gated = compare(base, new)
+    assert (only(gated).verdict, only(gated).suspected, gated.exit_code()) == ("inconclusive", "regression", 0)
+    assert "0 % of the CPUs in the baseline, 36 % in the candidate" in only(gated).reason
 
 
 @pytest.mark.parametrize("cases", [{}, {CASE: case(status="skipped")}, {CASE: case([])}])
@@ -343,3 +375,52 @@ def test_what_differs_everywhere_is_said_once(tmp_path: Path) -> None:
             write(tmp_path / side / f"{scenario}.jsonl", lines)
     gated = compare(tmp_path / "base", tmp_path / "new")
     assert gated.shown == ["a, b, c and 2 more: torch: 2.13.0 in the baseline, 2.12.0 in the candidate"]
+
+
+def spoiled_turns(tmp_path: Path, spoiled: dict[str, int], count: int = 10) -> Gated:
+    """Four cases, one of them 20 % slower; launches of `spoiled`, by side, are three times slower in all of them."""
+    names = [f"collective/f32[{size}]/all_gather/tp" for size in (8, 16, 32, 64)]
+
+    def cases(side: str) -> Callable[[int], dict[str, dict[str, object]]]:
+        def of_launch(index: int) -> dict[str, dict[str, object]]:
+            factor = 3.0 if spoiled.get(side) == index else 1.0
+            slower = {names[0]: 1.2} if side == "new" else {}
+            shift = 3 if side == "new" else 0
+            return {
+                name: case(steady(1e-3 * factor * slower.get(name, 1.0), index + shift + place))
+                for place, name in enumerate(names)
+            }
+
+        return of_launch
+
+    base = write_side(tmp_path / "base", cases("base"), count)
+    return compare(base, write_side(tmp_path / "new", cases("new"), count, start=1050.0))
+
+
+@pytest.mark.parametrize("side", ["base", "new"])
+def test_one_launch_three_times_slower_in_all_cases_hides_no_slowdown_and_is_named(tmp_path: Path, side: str) -> None:
+    gated = spoiled_turns(tmp_path, {side: 4})
+    assert gated.counts == {"regression": 1, "pass": 3}
+    assert gated.cases[0].metrics[0].num_launches == 9
+    assert gated.cases[0].change == pytest.approx(0.2, abs=0.02)
+    [said] = [sentence for sentence in gated.designs if "left out: " in sentence]
+    times = float(said.split(" took ")[1].split("x")[0])
+    assert "new-04" in said and "base-04" in said and times == pytest.approx(3.0 if side == "new" else 1 / 3, abs=0.15)
+
+
+def test_launches_are_kept_where_several_are_far_apart_or_too_few_would_remain(tmp_path: Path) -> None:
+    """A candidate that is sometimes slow stays undecided, and 5 pairs need all five for a verdict."""
+    for number, (spoiled, count) in enumerate([({"new": 4, "base": 6}, 10), ({"new": 2}, 5), ({}, 10)]):
+        gated = spoiled_turns(tmp_path / str(number), spoiled, count)
+        assert {case.metrics[0].num_launches for case in gated.cases} == {count}
+        assert not any("left out" in sentence for sentence in gated.designs)
+
+
+def test_the_signs_of_differences_do_not_decide_which_pair_is_left_out() -> None:
+    """So that flipping them stays exact (Westfall and Young): the same pair for every choice of signs."""
+    draw = np.random.default_rng(1)
+    differences = 0.1 * draw.standard_normal((2, 30, 10))
+    differences[:, :, 7] += 1.1
+    for signs in draw.choice([-1.0, 1.0], size=(50, 10)):
+        outlying, _ = outlying_pairs([each * signs for each in differences], least=5)
+        assert np.flatnonzero(outlying).tolist() == [7]

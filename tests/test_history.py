@@ -2,15 +2,20 @@
 
 import math
 import random
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, OTHER, case, write_side
+from numpy.typing import NDArray
 
+from benchmarks.gate_history import drifting, reported
 from distbench.cli import main
+from distbench.history.change_points import change_points
 from distbench.history.history_report import figure_of
-from distbench.history.series import levels_of, series_of
+from distbench.history.series import series_of
 from distbench.runs.sides import read_side
 
 
@@ -19,19 +24,46 @@ def noisy(levels: list[tuple[int, float]], spread: float, seed: int = 0) -> list
     return [seconds * math.exp(rng.gauss(0, spread)) for count, seconds in levels for _ in range(count)]
 
 
-def test_a_change_is_found_where_it_was_made_and_as_large_as_it_is() -> None:
-    before, after = levels_of(noisy([(20, 1.0), (12, 1.2)], 0.02))
-    assert (before.stop, after.start) == (20, 20) and after.seconds / before.seconds == pytest.approx(1.2, rel=0.03)
-    assert [level.start for level in levels_of(noisy([(9, 1.0), (9, 0.7), (9, 1.0)], 0.03))] == [0, 9, 18]
+def table(first: list[tuple[int, float]], num_cases: int = 8, spread: float = 0.03) -> NDArray[np.float64]:
+    """Logarithms, [cases, launches]: the first case has these levels, the others one."""
+    count = sum(number for number, _ in first)
+    rows = [noisy(first, spread), *(noisy([(count, 1.0)], spread, seed) for seed in range(1, num_cases))]
+    return np.log(np.array(rows))
 
 
-def test_noise_alone_and_single_outliers_are_no_change() -> None:
-    cut = sum(len(levels_of(noisy([(30, 1.0)], 0.1, seed))) > 1 for seed in range(100))
-    assert cut <= 5
-    series = noisy([(20, 1.0)], 0.02)
-    series[10] *= 3
-    assert len(levels_of(series)) == 1
-    assert len(levels_of([1.0, 2.0, 1.0])) == 1 and len(levels_of([1.0] * 12)) == 1
+def test_a_change_is_found_where_it_was_made() -> None:
+    for levels, cuts in (([(12, 1.0), (8, 1.2)], [12]), ([(9, 1.0), (9, 0.7), (9, 1.0)], [9, 18])):
+        found = change_points(table(levels))
+        assert found.own[0] == pytest.approx(cuts, abs=1) and not found.shared and not any(found.own[1:])
+
+
+def test_a_change_of_all_cases_is_found_and_is_no_cases_own() -> None:
+    logs = table([(24, 1.0)])
+    logs[:, 12:] += math.log(1.3)
+    found = change_points(logs)
+    assert found.shared == [12] and not any(found.own)
+
+
+def test_drift_of_the_machine_and_single_outliers_are_no_change() -> None:
+    """Half of the variance is the machine's level, whose neighbours correlate by 0.6: at most 5 % by design.
+
+    A true 5 % exceeds 6 in 40 once in 300 times.
+    """
+    draw = np.random.default_rng(7)
+    assert sum(reported(drifting(20, 0.05, 0.6, draw)[:10]) for _ in range(40)) <= 6
+    logs = table([(20, 1.0)])
+    logs[:, 10] += math.log(3)
+    logs[0, 15] += math.log(3)
+    assert not reported(logs) and not reported(np.zeros((3, 20))) and not reported(table([(4, 1.0)]))
+    assert not reported(np.zeros((8, 1))) and not reported(np.zeros((1, 1)))
+
+
+def test_a_case_alone_needs_more_launches_and_a_launch_may_lack_a_case() -> None:
+    assert math.isnan(change_points(table([(9, 1.0), (8, 1.5)], num_cases=1)).own_share)
+    assert change_points(table([(10, 1.0), (10, 1.5)], num_cases=1)).own == [[10]]
+    logs = table([(12, 1.0), (8, 1.2)])
+    logs[0, [2, 15]] = np.nan
+    assert change_points(logs).own[0] == [12]
 
 
 def run_history(*arguments: object) -> tuple[int, str]:
@@ -39,27 +71,56 @@ def run_history(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+CASES = [CASE, OTHER, *(f"collective/f32[{size}]/all_reduce/tp" for size in (8, 16, 32, 64))]
+SLOWER = noisy([(12, 0.01), (8, 0.015)], 0.01, seed=1)
+
+
+def write_runs(folder: Path, commits: str) -> Path:
+    """A launch a letter, which is its commit: six cases, one of them slower by half in the last eight launches."""
+    for index, commit in enumerate(commits):
+        times = {name: noisy([(20, 1.0)], 0.01, seed=seed)[index] for seed, name in enumerate(CASES)}
+        times[CASE] = SLOWER[index]
+        one = {name: case([time_s] * 5) for name, time_s in times.items()}
+        write_side(folder / f"{index}", lambda _, one=one: one, 1, start=1000.0 + index, git_commit=commit * 40)
+    return folder
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Twelve launches: one case slower by half from the eighth on, another one steady."""
-    steady = noisy([(12, 1.0)], 0.01)
-    slower = noisy([(7, 0.01), (5, 0.015)], 0.01, seed=1)
-    folder = tmp_path / "runs"
-    for index in range(12):
-        commit = ("a" if index < 7 else "b") * 40
-        one = {CASE: case([slower[index]] * 5), OTHER: case([steady[index]] * 5)}
-        write_side(folder / f"{index}", lambda _, one=one: one, 1, start=1000.0 + index, git_commit=commit)
-    return folder
+    return write_runs(tmp_path / "runs", "a" * 12 + "b" * 8)
 
 
 def test_the_table_names_the_commit_of_a_change_and_the_changed_case_first(runs: Path, tmp_path: Path) -> None:
     code, output = run_history("--runs", runs, "--plots", tmp_path / "plots")
-    assert code == 0 and "2 cases, 1 of them changed" in output
+    assert code == 0 and "6 cases, 1 of them changed" in output
     assert output.index(CASE) < output.index(OTHER)
-    [line] = [line for line in output.splitlines() if "bbbbbbbb" in line]
+    [line] = [line for line in output.splitlines() if "bbbbbbbb" in line and " ms" in line]
     change = int(line.split("+")[1].split()[0])
-    assert 47 <= change <= 53 and " 5 " in line
+    assert 47 <= change <= 53 and " 8 " in line
     assert (tmp_path / "plots" / "history-00.png").stat().st_size > 1000
+
+
+def test_the_penalty_is_printed_and_the_next_step_is_ab_of_both_commits(runs: Path, tmp_path: Path) -> None:
+    _, output = run_history("--runs", runs)
+    flat = " ".join(output.split())
+    assert re.search(r"penalty: a split is a change if it explains over \d+ % of a case's sum of squares", flat)
+    assert "next: distbench ab aaaaaaaa bbbbbbbb -- collectives" in output.splitlines()[-2]
+    one_commit = run_history("--runs", write_runs(tmp_path / "one", "a" * 20))[1]
+    assert "next: distbench ab A B -- collectives" in one_commit and "the commit is the same" in one_commit
+
+
+def test_launches_of_commits_that_took_turns_are_put_together(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for index in range(20):
+        side, place = "ab"[index % 2], index // 2
+        one = {name: case([noisy([(20, 1.0)], 0.01, seed=seed)[index]] * 5) for seed, name in enumerate(CASES)}
+        one[CASE] = case([(0.010, 0.012)[index % 2] * noisy([(20, 1.0)], 0.01, seed=9)[index]] * 5)
+        write_side(folder / f"{side}{place}", lambda _, one=one: one, 1, 1000.0 + index, git_commit=side * 40)
+    series, notes = series_of(read_side([folder], "--runs", []), "*")
+    [changed] = [one for one in series if one.changes]
+    assert changed.case_id == CASE and [level.stop for level in changed.levels] == [10, 20]
+    assert changed.changes[0][0].commit == "b" * 40 and changed.changes[0][1] == pytest.approx(0.2, abs=0.02)
+    assert any("commits took turns" in note for note in notes)
 
 
 def test_a_point_is_the_10th_percentile_and_the_figure_says_so(tmp_path: Path) -> None:
@@ -81,7 +142,7 @@ def test_a_pattern_narrows_and_one_that_matches_nothing_says_what_there_is(runs:
 def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> None:
     code, output = run_history("collectives", "--runs", runs)
     assert code == 0 and CASE in output
-    assert sum(OTHER in line and " 12 " in line for line in output.splitlines()) == 1
+    assert sum(OTHER in line and " 20 " in line for line in output.splitlines()) == 1
     code, output = run_history("colectives", "--runs", runs)
     assert code == 2 and "scenarios here are collectives;" in output
 
@@ -89,7 +150,7 @@ def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> Non
 def test_launches_of_another_machine_are_left_out_and_counted(runs: Path) -> None:
     write_side(runs / "other", lambda _: {CASE: case([9.0] * 5)}, 3, start=10.0, machine="other")
     code, output = run_history("--runs", runs)
-    assert code == 0 and "3 of 15 launches were left out" in output and "9.00 s" not in output
+    assert code == 0 and "3 of 23 launches were left out" in output and "9.00 s" not in output
 
 
 def test_no_runs_is_a_sentence(tmp_path: Path) -> None:

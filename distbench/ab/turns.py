@@ -2,6 +2,7 @@
 
 import math
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,8 @@ def take_turns(
         taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
         longest_s = max(longest_s, sum(taken.values()))
         say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
+        if done == 1:
+            say(_cost(longest_s, terms))
         if done in terms.looks and done < terms.max_pairs:
             gated = _look(out, share)
             if settled := settled_by(gated, terms.max_pairs - done):
@@ -113,6 +116,19 @@ def take_turns(
         if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
             return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
     return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
+
+
+def _cost(pair_s: float, terms: Terms) -> str:
+    """What the rest will take, by the first pair; where a budget ends it sooner, until then."""
+    first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
+    look = f"the first look is after {first}, {_minutes(first * pair_s)} after the start"
+    if most < first:
+        look = f"--max-time {terms.budget_s:g} ends it after about {most:g}, before the first look after {first}"
+    return f"a pair takes {pair_s:.1f} s: {look}; at most {most:g} pairs take {_minutes(most * pair_s)}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def settled_by(gated: Gated, num_left: int) -> str | None:
@@ -169,6 +185,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+    earlier = set(folder.rglob("*.jsonl"))
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
@@ -189,8 +206,11 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     said = _wait(launch, stop).decode(errors="replace").strip().splitlines()
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
-    if launch.returncode in (USER_ERROR, UNFORESEEN) or not any(folder.rglob("*.jsonl")):
-        last = _last_sentence(said) or f"it ended with {launch.returncode} and said nothing"
+    if launch.returncode < 0:
+        name, kept = signal.Signals(-launch.returncode).name, f"launches that ended before it are in {out}"
+        raise UserError(f"{side.text()}: its launch was killed by {name} (SIGKILL: memory may be short); {kept}")
+    if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier:
+        last = _last_sentence(said) or f"it ended with {launch.returncode}, no run file and no message"
         raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
     return time.monotonic() - began
 

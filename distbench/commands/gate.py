@@ -84,8 +84,10 @@ def gate(
     after --, what distbench run is given (default: collectives --quick --passes 8). It prints how often the gate would
     have called unchanged code slower, and how often it would have found slowdowns that are put into the samples.
 
-    Exit code: 0 pass (what could not be told is warned about), 1 regression, 2 you can fix it, 3 inconclusive under
-    --strict, 4 not comparable, missing, failed, or nothing measured, 70 an error of distbench itself.
+    The headline is PASS only where no undecided case was measured slower than the tolerance, else INCONCLUSIVE.
+
+    Exit code: 0 pass or inconclusive, 1 regression, 2 you can fix it, 3 inconclusive under --strict,
+    4 not comparable, missing, failed, or nothing measured, 70 an error of distbench itself.
 
     \b
     Examples:

@@ -19,7 +19,13 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
     """Show how cases' times went over launches and commits, and where their level changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp"; none means
-    every case. Only launches that may be compared with the newest one of their scenario are taken.
+    every case. Only launches that may be compared with the newest one of their scenario are taken; those of a commit
+    are put together where commits took turns.
+
+    A level changes where one cut explains more of a case's scatter than launches in random order give, over all cases
+    of the scenario together (5 %); that penalty is printed. What all cases share is tested apart, since machines drift,
+    and takes 18 launches; so does a scenario of fewer than 5 cases. The last line is the distbench ab command that
+    decides whether the commit or the machine changed.
 
     \b
     Example:

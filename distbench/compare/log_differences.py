@@ -15,6 +15,9 @@ from distbench.compare.pairing import Pairing
 Floats = NDArray[np.float64]
 POWER = 0.8
 MAX_LAUNCHES = 1000
+OUTLYING = 4.0  # times the median pair's size
+MIN_OUTLYING = 0.05  # a pair that is no further apart hides nothing
+MAX_OUTLYING_SHARE = 0.1  # of the pairs; one in any case
 _GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
 
 
@@ -115,6 +118,31 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
     error = np.sqrt(variance / np.maximum(1, count))
     return LogDifference(mean, error, _known(count.astype(float) - 1), count, left, right, pairs)
+
+
+def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bool_], Floats]:
+    """Which pairs of launches are so far apart over all cases that they would hide what the other pairs show.
+
+    A pair's size is the median of |difference| over all cases and metrics. It is the same whatever sign the pair gets,
+    so a test by flipping signs keeps its level whatever is left out by size.
+
+    Args:
+        metrics: differences of logarithms within pairs, each [cases, pairs], nan where a pair lacks the value.
+        least: pairs that must remain; where fewer would, none is left out.
+
+    Returns:
+        Whether each pair outlies, and each pair's size; nan for a pair without any value.
+    """
+    values = np.abs(np.concatenate(metrics))
+    sizes = np.full(values.shape[1], np.nan)
+    known = np.isfinite(values).any(axis=0)
+    # The lower median: half of the cases are not enough.
+    sizes[known] = np.nanquantile(values[:, known], 0.5, axis=0, method="lower")
+    usual = float(np.median(sizes[known])) if known.any() else 0.0
+    outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
+    # More of them are how these launches are, not accidents.
+    too_many = outlying.sum() > max(1, MAX_OUTLYING_SHARE * known.sum()) or (known & ~outlying).sum() < least
+    return np.zeros_like(outlying) if too_many else outlying, sizes
 
 
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:

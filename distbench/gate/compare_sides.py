@@ -40,6 +40,7 @@ def gate(
     shown: dict[str, list[str]] = {}
     spans = {**spans_of(baseline), **spans_of(candidate)}
     num_not_run = 0
+    always_second: list[str] = []
     for group in groups_of(baseline, candidate, options.allowed):
         sides = table_of(group.baseline), table_of(group.candidate)
         if group.conflicts or not group.baseline or not group.candidate:
@@ -49,7 +50,9 @@ def gate(
         cases += _other_dtypes(untimed, options.allowed)
         num_not_run += len({*sides[0].values, *sides[1].values}) - len(untimed) - len(case_ids)
         measured.append(measure(group, sides, case_ids, notes, spans, options))
+        always_second += _always_second(group, measured[-1].pairing, options)
         designs.append(_design(group, measured[-1].pairing, options))
+        designs += [f"{group.label}: {sentence}" for sentence in measured[-1].left_out]
         if any(value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()):
             designs.append(f"{group.label}: {OF_LATENCIES}")
         for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
@@ -67,7 +70,7 @@ def gate(
         designs,
         _labelled(stamps),
         _labelled(shown),
-        warnings=[*warnings, *_unfinished(candidate)],
+        warnings=[*warnings, *_unfinished(candidate), *_busy(baseline, candidate, options), *always_second],
     )
 
 
@@ -80,14 +83,39 @@ def _unfinished(candidate: Sequence[Launch]) -> list[str]:
     return [f"{count} of {len(candidate)} candidate launches did not run to their end"] if count else []
 
 
+def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
+    """That other processes took much of the machine on both sides alike, which widens every interval."""
+    sides = [[one.foreign_load for one in side if one.foreign_load is not None] for side in (baseline, candidate)]
+    shares = [min(sum(loads) / len(loads), 1.0) for loads in sides if loads]
+    if len(shares) < 2 or min(shares) <= options.load_share:
+        return []
+    used = f"{100 * shares[0]:.0f} % of the CPUs during the baseline and {100 * shares[1]:.0f} % during the candidate"
+    return [f"other processes used {used}; an idle machine finds smaller slowdowns with fewer launches"]
+
+
+def _always_second(group: Group, pairing: Pairing, options: Options) -> list[str]:
+    num_pairs, first = len(pairing.baseline), _num_baseline_first(group, pairing)
+    if not pairing.interleaved or num_pairs < options.least_launches(paired=True) or 0 < first < num_pairs:
+        return []
+    side = "candidate" if first else "baseline"
+    left = f"what a launch leaves behind for the next one falls on the {side} alone"
+    return [
+        f"{group.label}: the {side} ran second in all {num_pairs} pairs, so {left}; toss a coin for each pair's order"
+    ]
+
+
+def _num_baseline_first(group: Group, pairing: Pairing) -> int:
+    pairs = zip(pairing.baseline, pairing.candidate, strict=False)
+    return sum(group.baseline[one].started_at < group.candidate[other].started_at for one, other in pairs)
+
+
 def _labelled(said: dict[str, list[str]]) -> list[str]:
     return [f"{listed(labels, ', ')}: {text}" for text, labels in said.items()]
 
 
 def _design(group: Group, pairing: Pairing, options: Options) -> str:
     if pairing.interleaved:
-        pairs = zip(pairing.baseline, pairing.candidate, strict=True)
-        first = sum(group.baseline[one].started_at < group.candidate[other].started_at for one, other in pairs)
+        first = _num_baseline_first(group, pairing)
         num_left_out = pairing.num_left_out
         left_out = f", {count_text(num_left_out, 'launch', 'launches')} left out" if num_left_out else ""
         count = count_text(len(pairing.baseline), "pair")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distbench.compare.families import Block, Tested, tested, tolerance_words
-from distbench.compare.log_differences import Floats, LogDifference, difference_between
+from distbench.compare.log_differences import Floats, LogDifference, difference_between, outlying_pairs
 from distbench.compare.options import METRICS, Options
 from distbench.compare.pairing import Pairing, Span, pairing_of
 from distbench.compare.verdicts import IMPROVEMENT, INCONCLUSIVE, JUDGED, PASS, REGRESSION
@@ -17,7 +17,6 @@ from distbench.gate.outcome import CaseVerdict, MetricVerdict
 from distbench.gate.table import CaseTable, logarithms
 from distbench.runs.launches import Launch
 
-SURE = 2.0  # standard errors: a difference in load that launches scatter around is none
 REASONS = {
     REGRESSION: "the {} is slower by more than the tolerance, and not by chance",
     IMPROVEMENT: "the {} is faster by more than the tolerance, and not by chance",
@@ -35,6 +34,7 @@ class MeasuredCases:
         notes: case id to sentences.
         doubt: why nothing of this group may be held against the candidate, or None.
         may_pass: False where foreign load differed, which also forbids a pass.
+        left_out: sentences on pairs of launches that lie too far apart to be compared.
     """
 
     group: Group
@@ -44,6 +44,7 @@ class MeasuredCases:
     notes: Mapping[str, tuple[str, ...]]
     doubt: str | None
     may_pass: bool
+    left_out: tuple[str, ...] = ()
 
 
 def measure(
@@ -61,6 +62,7 @@ def measure(
     """
     pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
     logs = {metric: [logarithms(side, case_ids, metric) for side in sides] for metric in METRICS}
+    left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else ()
     differences = {metric: difference_between(both, pairing) for metric, both in logs.items()}
     conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = conflict
@@ -68,7 +70,27 @@ def measure(
         doubt = f"{pairing.refusal}; run one after the other"
     elif doubt is None and not pairing.interleaved and not options.dedicated:
         doubt = f"{pairing.refusal}; interleave them, or give --dedicated"
-    return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, conflict is None)
+    return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, conflict is None, left_out)
+
+
+def _leave_out(
+    group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, options: Options
+) -> tuple[str, ...]:
+    """Take outlying pairs out of `logs`, by nan; a sentence on each."""
+    base, new = list(pairing.baseline), list(pairing.candidate)
+    differences = [right[:, new] - left[:, base] for left, right in logs.values()]
+    outlying, sizes = outlying_pairs(differences, options.least_launches(paired=True))
+    sentences = []
+    for pair in np.flatnonzero(outlying).tolist():
+        for left, _ in logs.values():
+            left[:, base[pair]] = np.nan
+        times = np.exp(np.nanmedian([each[:, pair] for each in differences]))
+        launches = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
+        sentences.append(
+            f"left out: launch {launches[1]} took {times:.2f}x the time of launch {launches[0]} in the median case; "
+            f"the median pair differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
+        )
+    return tuple(sentences)
 
 
 def load_conflict(
@@ -80,8 +102,8 @@ def load_conflict(
     """
     loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
     difference = difference_between(loads, pairing)
-    # nan, where the load of a side is not known, exceeds nothing; one launch has no error.
-    if not abs(difference.estimate[0]) > max(load_share, SURE * np.nan_to_num(difference.error[0])):
+    # nan, where the load of a side is not known, exceeds nothing.
+    if not abs(difference.estimate[0]) > load_share:
         return None
     before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
     return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"

@@ -43,10 +43,9 @@ def junit_text(gated: Gated, _: bool = False) -> str:
         for case in gated.cases
     ]
     if gated.num_judged == 0:
-        nothing = "nothing was measured that could be compared"
-        outcomes.append(CiOutcome(TOOL, "something was compared", nothing, "error"))
-    elif gated.told_nothing:
-        outcomes.append(CiOutcome(TOOL, "something was told", gated.headline(), "skipped"))
+        outcomes.append(CiOutcome(TOOL, "something was compared", gated.why_nothing, "error"))
+    elif gated.is_open:
+        outcomes.append(CiOutcome(TOOL, "the comparison is decided", gated.headline(), "skipped"))
     return junit_xml(outcomes)
 
 
@@ -54,7 +53,7 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     level_of = {**dict.fromkeys((REGRESSION, *BROKEN), "error"), INCONCLUSIVE: "error" if strict else "warning"}
-    if gated.told_nothing:
+    if gated.is_open:
         levels[level_of[INCONCLUSIVE]].append((TOOL, gated.headline(strict)))
     for case in gated.cases:
         if level := level_of.get(case.verdict):

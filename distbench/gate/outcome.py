@@ -65,6 +65,11 @@ class CaseVerdict:
         return REGRESSION if REGRESSION in seen else IMPROVEMENT if IMPROVEMENT in seen else None
 
     @property
+    def excess(self) -> float:
+        """By how much a metric was measured slower than its tolerance, as a share; the largest of all metrics."""
+        return max((metric.change - metric.tolerance for metric in self.metrics), default=0.0)
+
+    @property
     def change(self) -> float:
         """The deciding metric's change; 0 where nothing was compared."""
         return self.metrics[0].change if self.metrics else 0.0
@@ -119,21 +124,39 @@ class Gated:
         return 3 if strict and counts.get(INCONCLUSIVE) else 0
 
     @property
-    def told_nothing(self) -> bool:
-        """Whether no case has a verdict, though some had enough launches for one: that is no pass."""
-        return self.exit_code(strict=True) == 3 and not any(self.counts.get(one) for one in (PASS, IMPROVEMENT))
+    def look_slower(self) -> list[CaseVerdict]:
+        """Undecided cases that were measured slower than the tolerance, the slowest first."""
+        slower = [case for case in self.cases if case.verdict == INCONCLUSIVE and case.excess > 0]
+        return sorted(slower, key=lambda case: -case.excess)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing failed and this is no pass either: no case is decided, or an undecided one looks slower."""
+        if self.exit_code(strict=True) != 3:
+            return False
+        return bool(self.look_slower) or not any(self.counts.get(one) for one in (PASS, IMPROVEMENT))
+
+    @property
+    def why_nothing(self) -> str:
+        """Why no case could be judged; "" where one was."""
+        if self.num_judged:
+            return ""
+        compared = [case for case in self.cases if case.metrics]
+        return compared[0].reason if compared else "nothing was measured that could be compared"
 
     def headline(self, strict: bool = False) -> str:
-        """The outcome in one line: `PASS (27 of 30 cases told): 3 inconclusive, 27 pass`."""
+        """The outcome in one line: `PASS (27 of 30 cases decided): 3 inconclusive, 27 pass`."""
         counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
         word = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[self.exit_code(strict)]
-        if word == "PASS" and self.told_nothing:
+        if word == "PASS" and self.is_open:
             word = "INCONCLUSIVE"
         if word in ("PASS", "INCONCLUSIVE") and (num_open := self.counts.get(INCONCLUSIVE, 0)):
             compared = sum(case.verdict in JUDGED for case in self.cases)
-            looks = sum(case.suspected == REGRESSION for case in self.cases)
-            slower = f", {looks} of the others looks slower" if looks else ""
-            word += f" ({compared - num_open} of {count_text(compared, 'case')} told{slower})"
+            word += f" ({compared - num_open} of {count_text(compared, 'case')} decided)"
         if word == "NO VERDICT" and not self.num_judged:
-            counted += "; nothing was measured that could be compared"
+            counted += f"; {self.why_nothing}"
+        if word.startswith("INCONCLUSIVE") and (slower := self.look_slower):
+            change = max(metric.change for metric in slower[0].metrics)
+            counted += f"; {len(slower)} measured slower than the tolerance, the worst {100 * change:+.1f} %: "
+            counted += slower[0].case_id
         return f"{word}: {counted}"

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +33,23 @@ def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     left_out = max(len(changed) - MAX_CASES, 0) + max(len(steady) - MAX_STEADY, 0)
     if steady:
         rows = [_steady_row(one) for one in steady[:MAX_STEADY]]
-        blocks.append(Table("one level throughout:", STEADY_COLUMNS, rows, optional=("commit", "from", "scenario")))
+        blocks.append(Table("no change of their own:", STEADY_COLUMNS, rows, optional=("commit", "from", "scenario")))
     if left_out:
         blocks.append(Lines((f"... {left_out} more cases: narrow the pattern, e.g. distbench history SCENARIO",)))
+    if changed:
+        blocks.append(Lines((_next_step(changed[0]),)))
     return text_of(blocks)
+
+
+def _next_step(one: Series) -> str:
+    """How to find out whether the code made the largest change."""
+    change = max(zip(pairwise(one.levels), one.changes, strict=True), key=lambda item: abs(item[1][1]))
+    before, after = (one.points[index] for index in (change[0][0].stop - 1, change[0][1].start))
+    if before.commit and after.commit and before.commit != after.commit:
+        why = "launches both in turn and decides whether the commit or the machine changed"
+        return f"next: distbench ab {before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]} -- {one.scenario}   {why}"
+    why = "the commit is the same before and after the change" if before.commit else "no commit is recorded"
+    return f"next: distbench ab A B -- {one.scenario}   with the revisions to compare; here {why}"
 
 
 def _changed(one: Series) -> Table:

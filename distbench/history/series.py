@@ -1,27 +1,31 @@
-"""Run files to one series a case, a point a launch, split at its change points."""
+"""Run files to one series per case, a point per launch, divided into levels at its change points."""
 
 import fnmatch
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distbench.history.change_points import (
+    BLOCK,
+    LEVEL,
+    MIN_BLOCKS,
+    MIN_CASES,
+    MIN_LAUNCHES,
+    ChangePoints,
+    change_points,
+)
 from distbench.runs.header import MUST_AGREE
 from distbench.runs.launches import Launch
 from distbench.spec.printable import count_text
 
-# A level is of at least so many launches: fewer are outliers, not a change.
-MIN_LAUNCHES = 3
-# Times variance x log(launches): with 4, two of 300 series of noise alone, 40 launches each, were split.
-PENALTY = 4.0
 OF_LATENCIES = (
     "latencies of a forward pass by their fast end (p10); a change of their tail (p90, p99) is not looked for"
 )
-OUTLIER = 4.0  # standard deviations
-MAD_TO_SD = 1 / 0.6745
 
 
 @dataclass(frozen=True)
@@ -81,16 +85,16 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     kept = [launch for launch in ordered if _alike(launch, newest[launch.scenario])]
     left_out = f"{len(ordered) - len(kept)} of {count_text(len(ordered), 'launch', 'launches')} were left out"
     notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
-    points: dict[tuple[str, str], list[Point]] = {}
-    of_latencies: dict[str, None] = {}
-    for launch in kept:
-        for case_id, value in launch.cases.items():
-            if value.status == "ok" and any(fnmatch.fnmatchcase(name, pattern) for name in (case_id, launch.scenario)):
-                points.setdefault((launch.scenario, case_id), []).append(_point(launch, value.p10_s))
-                of_latencies |= {launch.scenario: None} if value.is_latency else {}
+    found: list[Series] = []
+    for scenario in dict.fromkeys(launch.scenario for launch in kept):
+        series, sentences = _of_scenario(scenario, [one for one in kept if one.scenario == scenario], pattern)
+        found, notes = [*found, *series], [*notes, *sentences]
+    shown = {one.scenario for one in found}
+    of_latencies = [
+        name for name in newest if name in shown and any(one.is_latency for one in newest[name].cases.values())
+    ]
     if of_latencies:
         notes.append(f"{', '.join(of_latencies)}: {OF_LATENCIES}")
-    found = [Series(*key, tuple(some), levels_of([point.seconds for point in some])) for key, some in points.items()]
     return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
 
 
@@ -104,30 +108,78 @@ def _point(launch: Launch, seconds: float) -> Point:
     return Point(launch.started_at, str(commit) if commit else None, is_dirty, seconds, launch.label)
 
 
-def levels_of(seconds: Sequence[float]) -> tuple[Level, ...]:
-    """Times, oldest first, split at change points: PELT on logarithms (Killick et al. 2012), as `ruptures` has it."""
-    logs = np.log(np.asarray(seconds, dtype=float))
-    bounds = [0, *_change_points(logs), len(logs)]
-    return tuple(Level(*ends, math.exp(float(np.median(logs[slice(*ends)])))) for ends in pairwise(bounds))
+def _matches(scenario: str, case_id: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (case_id, scenario))
 
 
-def _change_points(logs: NDArray[np.float64]) -> list[int]:
-    if len(logs) < 2 * MIN_LAUNCHES:
-        return []
-    import ruptures
-
-    # Neighbours' differences: a change of level is in one of them only, so it does not widen the noise.
-    spread = float(np.median(np.abs(np.diff(logs)))) * MAD_TO_SD / math.sqrt(2)
-    penalty = max(PENALTY * math.log(len(logs)) * spread**2, 1e-12)
-    signal = _without_outliers(logs, spread).reshape(-1, 1)
-    found = ruptures.Pelt(model="l2", min_size=MIN_LAUNCHES, jump=1).fit(signal).predict(pen=penalty)
-    return [int(index) for index in found[:-1]]
+def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
+    """Launches oldest first, those of a commit together, where it was first launched: `ab` has commits take turns."""
+    first: dict[tuple[Any, ...], int] = {}
+    keys = [_commit_key(launch, index) for index, launch in enumerate(launches)]
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    return [launches[index] for index in sorted(range(len(launches)), key=lambda index: (first[keys[index]], index))]
 
 
-def _without_outliers(logs: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
-    """A launch far from all its neighbours moved to their median (Hampel's filter): one is no new level."""
-    from scipy.ndimage import median_filter
+def _commit_key(launch: Launch, index: int) -> tuple[Any, ...]:
+    commit = launch.facts.get("git_commit")
+    return (commit, bool(launch.facts.get("git_dirty"))) if commit else (index,)
 
-    around = median_filter(logs, size=2 * MIN_LAUNCHES - 1, mode="nearest")
-    kept: NDArray[np.float64] = np.where(np.abs(logs - around) > OUTLIER * spread, around, logs)
-    return kept
+
+def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tuple[list[Series], list[str]]:
+    """The series of a scenario's cases that match, and what must be exceeded for a change."""
+    ids = list(dict.fromkeys(one for launch in launches for one, value in launch.cases.items() if value.status == "ok"))
+    if not any(_matches(scenario, one, pattern) for one in ids):
+        return [], []
+    by_commit = _by_commit(launches)
+    logs = np.full((len(ids), len(by_commit)), np.nan)
+    for column, launch in enumerate(by_commit):
+        for row, case_id in enumerate(ids):
+            if (value := launch.cases.get(case_id)) and value.status == "ok":
+                logs[row, column] = math.log(value.p10_s)
+    is_measured = np.isfinite(logs).any(axis=0)
+    logs, by_commit = (
+        logs[:, is_measured],
+        [one for one, is_kept in zip(by_commit, is_measured, strict=True) if is_kept],
+    )
+    found = change_points(logs)
+    shown = [(ids[row], logs[row], found.own[row]) for row in range(len(ids)) if _matches(scenario, ids[row], pattern)]
+    if found.shared:
+        middle = np.nanmedian(logs, axis=1, keepdims=True)
+        typical = np.nanmedian(logs - middle, axis=0) + middle.mean()
+        shown.insert(0, (f"all {len(ids)} cases, the median", typical, found.shared))
+    notes = [f"{scenario}: {sentence}" for sentence in _rule(found, len(ids), len(by_commit))]
+    if by_commit != [one for one in launches if one in by_commit]:
+        notes.append(f"{scenario}: launches of a commit are shown together, though commits took turns")
+    return [_series(scenario, case_id, row, cuts, by_commit) for case_id, row, cuts in shown], notes
+
+
+def _rule(found: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
+    """What a split had to explain to be a change, as sentences."""
+    alone, shared = num_cases < MIN_CASES, found.shared_share
+    few = f"{num_launches} launches are too few to tell {{}} from the machine's drift, {MIN_BLOCKS * BLOCK} are needed"
+    if math.isnan(found.own_share):
+        least = f"{num_launches} launches are too few for a change, {2 * MIN_LAUNCHES} are needed"
+        return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
+    of_all = "" if math.isnan(shared) else f", or over {100 * shared:.0f} % of that of the median of all cases"
+    rule = f"penalty: a split is a change if it explains over {100 * found.own_share:.0f} % of a case's sum of squares"
+    chance = f"{100 * LEVEL:g} % of permutations of the launches exceed that, over all cases together"
+    drift = [few.format("a change of all cases together")] if not alone and math.isnan(shared) else []
+    return [f"{rule}{of_all}; {chance}", *drift]
+
+
+def _series(
+    scenario: str, case_id: str, logs: NDArray[np.float64], cuts: Sequence[int], launches: Sequence[Launch]
+) -> Series:
+    """One case's points and levels.
+
+    Args:
+        cuts: columns of `logs` at which a level begins, but for the first.
+    """
+    known = np.isfinite(logs)
+    points = tuple(_point(launches[column], math.exp(logs[column])) for column in np.flatnonzero(known).tolist())
+    # Columns to points: how many are known before each.
+    bounds = [0, *(int(known[:cut].sum()) for cut in cuts), len(points)]
+    seconds = [point.seconds for point in points]
+    levels = (Level(*ends, float(np.exp(np.median(np.log(seconds[slice(*ends)]))))) for ends in pairwise(bounds))
+    return Series(scenario, case_id, points, tuple(levels))

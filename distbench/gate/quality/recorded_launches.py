@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from distbench.compare.log_differences import Floats
+from distbench.runs.baselines import read_baseline
 from distbench.runs.find import run_files_in
-from distbench.runs.launches import Launch, launch_of
+from distbench.runs.launches import Launch, Value, launch_of
 from distbench.runs.run_file import Run, read_run
 from distbench.spec.errors import UserError
 
@@ -23,19 +24,29 @@ class RecordedSeries:
 
     Args:
         case_ids: the cases that every launch measured.
-        samples_s: seconds, [case][launch] to that launch's samples.
+        samples_s: seconds, [case][launch] to that launch's samples; empty where they come from a stored baseline.
         origin: machine, CPUs, torch, scheduler and commit, as JSON.
+        values: [case][launch] to what the gate keeps of samples, where there are none; else empty.
     """
 
     name: str
     case_ids: tuple[str, ...]
     samples_s: Sequence[Sequence[Floats]]
     origin: str
+    values: Sequence[Sequence[Value]] = ()
 
     @property
     def num_launches(self) -> int:
         """Launches in the series."""
-        return len(self.samples_s[0])
+        return len(self.values[0] if self.values else self.samples_s[0])
+
+
+def stored(path: Path) -> RecordedSeries:
+    """The launches of a stored baseline, with the cases that all of them measured. Raises as `read_baseline`."""
+    launches = sorted(read_baseline(path), key=lambda launch: launch.started_at)
+    ids = [one for one in launches[0].cases if all(one in each.cases for each in launches)]
+    origin = json.dumps({name: launches[0].facts[name] for name in ORIGIN})
+    return RecordedSeries(path.stem, tuple(ids), (), origin, [[each.cases[one] for each in launches] for one in ids])
 
 
 def recorded(folder: Path) -> RecordedSeries:

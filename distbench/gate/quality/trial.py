@@ -7,13 +7,14 @@ windows are not independent: a rate is known no better than the launches allow.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distbench.compare.log_differences import Floats
 from distbench.compare.options import Options
-from distbench.compare.verdicts import PASS, REGRESSION
+from distbench.compare.verdicts import IMPROVEMENT, PASS, REGRESSION
 from distbench.gate.compare_sides import gate
 from distbench.gate.outcome import Gated
 from distbench.gate.quality.recorded_launches import RecordedSeries
@@ -21,9 +22,39 @@ from distbench.runs.header import Header
 from distbench.runs.launches import Launch, Value, value_of
 
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
-CHANGES: dict[str, float | None] = {"none": 1.0, "+10 %": 1.1, "+20 %": 1.2, "+50 %": 1.5, "tail": None}
-# Each case's verdict, and how many pairs of launches were judged in the end.
-Judged = tuple[NDArray[np.str_], int]
+SPOILED_FACTOR = 3.0
+
+
+class Change(NamedTuple):
+    """What is put into the launches of a window.
+
+    Args:
+        factor: what one case's candidate samples are multiplied by; None for a tail.
+        spoils: whether one launch of either side is SPOILED_FACTOR times slower in all cases.
+    """
+
+    factor: float | None = 1.0
+    spoils: bool = False
+
+
+BESIDE_SPOILED = ", one launch 3x slower"
+CHANGES = {
+    "none": Change(),
+    "+10 %": Change(1.1),
+    "+20 %": Change(1.2),
+    "+50 %": Change(1.5),
+    "tail": Change(None),
+    f"none{BESIDE_SPOILED}": Change(spoils=True),
+    f"+20 %{BESIDE_SPOILED}": Change(1.2, spoils=True),
+}
+
+
+class Judged(NamedTuple):
+    """Each case's verdict, how many pairs of launches were judged in the end, and whether the headline is PASS."""
+
+    verdicts: NDArray[np.str_]
+    num_pairs: int
+    is_pass: bool = False
 
 
 @dataclass
@@ -32,26 +63,33 @@ class Rates:
 
     Args:
         false_jobs: comparisons in which any unchanged case was called slower.
+        false_verdicts: comparisons in which any unchanged case was called slower or faster.
         found: comparisons in which the changed case was called slower.
         passed: comparisons in which the changed case was called a pass.
+        headed_pass: comparisons whose headline is PASS.
         num_pairs: pairs of launches that were judged in the end, summed.
     """
 
     num_comparisons: int = 0
     false_jobs: int = 0
+    false_verdicts: int = 0
     found: int = 0
     passed: int = 0
+    headed_pass: int = 0
     num_pairs: int = 0
 
-    def add(self, window: "Window", verdicts: NDArray[np.str_], num_pairs: int) -> None:
+    def add(self, window: "Window", judged: Judged) -> None:
         """Count one comparison."""
+        verdicts = judged.verdicts
         slower = verdicts == REGRESSION
         is_unchanged = (np.arange(len(slower)) != window.changed) | (window.factor == 1.0)
         self.num_comparisons += 1
         self.false_jobs += bool((slower & is_unchanged).any())
+        self.false_verdicts += bool(((slower | (verdicts == IMPROVEMENT)) & is_unchanged).any())
         self.found += bool(slower[window.changed])
         self.passed += bool(verdicts[window.changed] == PASS)
-        self.num_pairs += num_pairs
+        self.headed_pass += judged.is_pass
+        self.num_pairs += judged.num_pairs
 
 
 @dataclass(frozen=True)
@@ -63,6 +101,7 @@ class Window:
         changed: row of the changed case.
         factor: what its candidate samples are multiplied by; None for a tail.
         seed: which samples a tail hits.
+        spoiled: the launch that is SPOILED_FACTOR times slower in all cases, or None.
     """
 
     baseline: Sequence[int]
@@ -70,6 +109,7 @@ class Window:
     changed: int
     factor: float | None
     seed: int
+    spoiled: int | None = None
 
     def slowed(self, row: int, launch: int, samples_s: Floats) -> Floats:
         """A candidate launch's samples of one case, with the change put in where it belongs."""
@@ -86,22 +126,25 @@ class QualityTrial:
     """A series with what is computed of it once: [case][launch] to what the gate keeps of its samples."""
 
     series: RecordedSeries
-    values: list[list[Value]] = field(init=False)
+    values: Sequence[Sequence[Value]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.values = [[_value(samples) for samples in launches] for launches in self.series.samples_s]
+        samples_s = self.series.samples_s
+        self.values = self.series.values or [[_value(samples) for samples in launches] for launches in samples_s]
 
     def num_starts(self, num_pairs: int) -> int:
         """Launches at which a window of so many pairs can begin."""
         return max(self.series.num_launches - 2 * num_pairs + 1, 0)
 
-    def window(self, number: int, num_pairs: int, factor: float | None, draw: np.random.Generator) -> Window:
+    def window(self, number: int, num_pairs: int, change: Change, draw: np.random.Generator) -> Window:
         """The window of a number, modulo how many starts there are; orders and the changed case are drawn."""
         first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
         is_second = draw.integers(2, size=num_pairs)  # the candidate
         changed = int(draw.integers(len(self.series.case_ids)))
         seed = int(draw.integers(1 << 30))
-        return Window((first + 1 - is_second).tolist(), (first + is_second).tolist(), changed, factor, seed)
+        sides = (first + 1 - is_second).tolist(), (first + is_second).tolist()
+        spoiled = int(first[0]) + seed % (2 * num_pairs) if change.spoils else None
+        return Window(*sides, changed, change.factor, seed, spoiled)
 
     def sides(self, window: Window) -> tuple[list[Launch], list[Launch]]:
         """Both sides of a window as the gate takes them."""
@@ -111,8 +154,14 @@ class QualityTrial:
     def _launch(self, window: Window, index: int, candidate: bool) -> Launch:
         cases = {case_id: self.values[row][index] for row, case_id in enumerate(self.series.case_ids)}
         if candidate and window.factor != 1.0:
-            changed = window.slowed(window.changed, index, np.asarray(self.series.samples_s[window.changed][index]))
-            cases[self.series.case_ids[window.changed]] = _value(changed)
+            changed_id = self.series.case_ids[window.changed]
+            if window.factor is None:
+                samples_s = np.asarray(self.series.samples_s[window.changed][index])
+                cases[changed_id] = _value(window.slowed(window.changed, index, samples_s))
+            else:
+                cases[changed_id] = _times(cases[changed_id], window.factor)
+        if index == window.spoiled:
+            cases = {case_id: _times(value, SPOILED_FACTOR) for case_id, value in cases.items()}
         return Launch(
             f"launch-{index}", "", self.series.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases
         )
@@ -120,7 +169,8 @@ class QualityTrial:
     def judged(self, gated: Gated) -> Judged:
         """A comparison's verdicts in the order of the series' cases, and its pairs."""
         verdicts = {case.case_id: case.verdict for case in gated.cases}
-        return np.array([verdicts[case_id] for case_id in self.series.case_ids]), gated.num_baseline
+        in_order = np.array([verdicts[case_id] for case_id in self.series.case_ids])
+        return Judged(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
 
 
 Rule = Callable[[QualityTrial, Window], Judged]
@@ -128,6 +178,10 @@ Rule = Callable[[QualityTrial, Window], Judged]
 
 def _value(samples_s: Floats) -> Value:
     return value_of({"status": "ok", "samples_s": samples_s.tolist()})
+
+
+def _times(value: Value, factor: float) -> Value:
+    return value._replace(mean_s=value.mean_s * factor, p10_s=value.p10_s * factor)
 
 
 def gate_rule(trial: QualityTrial, window: Window, options: Options | None = None) -> Judged:
@@ -152,7 +206,7 @@ def rates(
     step = _coprime_step(trial.num_starts(num_pairs))
     for number in range(num_comparisons):
         window = trial.window(number * step, num_pairs, CHANGES[change], draw)
-        found.add(window, *rule(trial, window))
+        found.add(window, rule(trial, window))
     return found
 
 

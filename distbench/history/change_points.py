@@ -1,0 +1,162 @@
+"""Change points of all cases of a scenario at once, against what the same launches give in a random order.
+
+A cut of a series explains a share of its sum of squares. A change is a cut that explains more than the best cut of any
+case does when launches are permuted, all cases together (maxT of Westfall and Young, 1993). Neighbouring launches
+share the machine's level of that hour, which is nearly the same for all cases. So the median over all cases is
+subtracted from each launch first. It is a series of its own, whose launches are permuted in blocks of neighbours.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Cuts = tuple[Floats, NDArray[np.int64]]
+Search = Callable[[Floats], Cuts]
+
+MIN_LAUNCHES = 3  # on each side of a change: fewer are outliers
+LEVEL = 0.05  # of reporting any change where nothing changed, over all cases of a scenario
+# Of that: what the median of all cases gets, to which blocks leave fewer orders; each case's own cuts; and stretches of
+# another level between two cuts.
+SHARED_LEVEL, OWN_LEVEL, STRETCH_LEVEL = 0.035, 0.01, 0.005
+MIN_CASES = 5  # whose median is the machine's level; of fewer, each has that level in it
+MIN_STEADY = 3  # cases without a change of their own that such a median takes
+BLOCK = 3  # neighbouring launches that stay together where the machine's level is in the series
+MIN_BLOCKS = 6  # fewer leave too few orders to tell a change from drift
+NUM_ORDERS = 399
+SEED = 20260101
+OUTLIER = 4.0  # standard deviations from the median, beyond which a launch counts as that far
+MAD_TO_SD = 1 / 0.6745
+
+
+@dataclass(frozen=True)
+class ChangePoints:
+    """Where levels change, as columns of launches: the first of each new level.
+
+    Args:
+        own: of each case, in addition to what all cases share.
+        shared: of the median over all cases; empty where there are fewer than MIN_CASES.
+        own_share: what a split must explain of a case's sum of squares; nan where nothing could be tested.
+        shared_share: likewise of the median's.
+    """
+
+    own: list[list[int]]
+    shared: list[int]
+    own_share: float
+    shared_share: float
+
+
+def change_points(logs: Floats) -> ChangePoints:
+    """The changes of each case's level.
+
+    Args:
+        logs: logarithms of times, [cases, launches], oldest first; nan where a launch lacks the case.
+    """
+    rows = logs - np.nanmedian(logs, axis=1, keepdims=True)
+    if len(rows) < MIN_CASES:
+        own, own_share = _changes(rows, BLOCK, {one_cut: LEVEL})
+        return ChangePoints(own, [], own_share, math.nan)
+    common = np.nanmedian(rows, axis=0)
+    own, own_share = _changes(rows - common, 1, {one_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
+    steady = [not cuts for cuts in own]
+    if MIN_STEADY <= sum(steady) < len(rows):
+        # Cases that changed moved the median, and with it every other case.
+        common = np.nanmedian(rows[steady], axis=0)
+        own, own_share = _changes(rows - common, 1, {one_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
+    [shared], shared_share = _changes(common[None], BLOCK, {one_cut: SHARED_LEVEL})
+    return ChangePoints(own, shared, own_share, shared_share)
+
+
+def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[list[list[int]], float]:
+    """The changes of each row, and the share that one cut must explain."""
+    rows = _without_outliers(rows)
+
+    @cache
+    def critical(start: int, stop: int) -> list[float]:
+        return _explained_by_chance(rows[:, start:stop], block, levels)
+
+    def cuts_of(row: Floats, start: int, stop: int) -> list[int]:
+        if stop - start < 2 * MIN_LAUNCHES:
+            return []
+        # One cut where that is enough: a second one would follow the noise.
+        for search, least in zip(levels, critical(start, stop), strict=True):
+            shares, cuts = search(row[None, start:stop])
+            if shares[0] > least:
+                inner = [start + cut for cut in cuts[0].tolist() if 0 < cut < stop - start]
+                pieces = pairwise([start, *inner, stop])
+                return sorted([*inner, *(cut for piece in pieces for cut in cuts_of(row, *piece))])
+        return []
+
+    return [cuts_of(row, 0, len(row)) for row in rows], critical(0, rows.shape[1])[0]
+
+
+def one_cut(rows: Floats) -> Cuts:
+    """Of each row the largest share of its sum of squares that one cut explains, and its column, [rows, 1]."""
+    gain = _gains(rows, 1)[:, 0, 1:-1]
+    return gain.max(axis=1, initial=0.0), gain.argmax(axis=1)[:, None] + 1
+
+
+def two_cuts(rows: Floats) -> Cuts:
+    """Likewise of a stretch that differs from what is before and after it, and its ends that are inside, [rows, 2].
+
+    That is circular binary segmentation (Olshen et al., Biostatistics 5, 2004): a level that comes and goes is found.
+    """
+    gain = _gains(rows, rows.shape[1])
+    size = gain.shape[1]
+    best = gain.reshape(len(rows), -1).argmax(axis=1)
+    return gain.max(axis=(1, 2)), np.stack(np.divmod(best, size), axis=1)
+
+
+def _gains(rows: Floats, num_first: int) -> Floats:
+    """The share that each stretch of columns explains, [rows, first, one past the last]; 0 where it is not allowed.
+
+    Args:
+        num_first: first columns that are tried: 1 for stretches that begin with the series.
+    """
+    known = np.isfinite(rows)
+    values = np.where(known, rows, 0.0)
+    total = known.sum(axis=1)[:, None, None]
+    mean = values.sum(axis=1) / np.maximum(total[:, 0, 0], 1)
+    values = np.where(known, values - mean[:, None], 0.0)
+    count, sums = (np.pad(each.cumsum(axis=1), ((0, 0), (1, 0))) for each in (known, values))
+    before, sums_before = count[:, :num_first, None], sums[:, :num_first, None]
+    after, inside = total - count[:, None, :], count[:, None, :] - before
+    allowed = (inside >= MIN_LAUNCHES) & (total - inside >= MIN_LAUNCHES)
+    for outside in (before, after):
+        allowed &= (outside == 0) | (outside >= MIN_LAUNCHES)
+    squares = (values**2).sum(axis=1)[:, None, None]
+    part = (sums[:, None, :] - sums_before) ** 2 * total
+    return np.where(allowed & (squares > 1e-18), part / np.maximum(inside * (total - inside) * squares, 1e-300), 0.0)
+
+
+def _explained_by_chance(rows: Floats, block: int, levels: Mapping[Search, float]) -> list[float]:
+    """The share that the best cuts of any row exceed with each search's probability; nan for too few launches."""
+    num_launches = rows.shape[1]
+    if num_launches < max(2 * MIN_LAUNCHES, MIN_BLOCKS * block if block > 1 else 0):
+        return [math.nan] * len(levels)
+    draw = np.random.default_rng(SEED)
+    orders = [_order(num_launches, block, draw) for _ in range(NUM_ORDERS)]
+    largest = [sorted(float(search(rows[:, order])[0].max()) for order in orders) for search in levels]
+    ranks = [math.ceil((1 - level) * (NUM_ORDERS + 1)) - 1 for level in levels.values()]
+    return [shares[rank] for shares, rank in zip(largest, ranks, strict=True)]
+
+
+def _order(num_launches: int, block: int, draw: np.random.Generator) -> NDArray[np.int64]:
+    """Launches in a random order, in which blocks of neighbours stay together; the first block may be shorter."""
+    cuts = np.arange(draw.integers(block) or block, num_launches, block)
+    blocks = np.split(np.arange(num_launches), cuts)
+    return np.concatenate([blocks[index] for index in draw.permutation(len(blocks))])
+
+
+def _without_outliers(rows: Floats) -> Floats:
+    """Values far from their row's median moved nearer, so that one launch is no new level; the order is not used."""
+    middle = np.nanmedian(rows, axis=1, keepdims=True)
+    spread = np.nanmedian(np.abs(rows - middle), axis=1, keepdims=True) * MAD_TO_SD
+    reach = np.where(spread > 0, OUTLIER * spread, np.inf)
+    kept: Floats = np.clip(rows, middle - reach, middle + reach)
+    return kept
