@@ -16,8 +16,9 @@ Floats = NDArray[np.float64]
 
 ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER = "all_gather", "all_to_all", "all_reduce", "reduce_scatter"
 COLLECTIVES = (ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER)
-CUT, PARTITION = "cut", "partition"
-LOCAL_OPS = (CUT, PARTITION)
+# From a replica to a shard, from a replica to a partial, and from a shard to a partial.
+CUT, PARTITION, ZERO_FILL = "cut", "partition", "zero_fill"
+LOCAL_OPS = (CUT, PARTITION, ZERO_FILL)
 NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
 COSTS = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s", "per_message_s")
 # A second slope is fitted only if it leaves at most this share of an error that is there at all.
