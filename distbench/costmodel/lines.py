@@ -92,6 +92,16 @@ class Line:
         return total + self.per_byte_s * self.knee_bytes + self.per_byte_beyond_s * (payload_bytes - self.knee_bytes)
 
 
+def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
+    """Each line by its `key`.
+
+    A zero-fill without a line has the partition's of its mesh dim, which writes as much: torch before 2.14 has no
+    zero-fill to measure. For nothing, it and a cut would be taken in place of the partition.
+    """
+    found = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
+    return found | {line.key: line for line in lines}
+
+
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
