@@ -174,18 +174,17 @@ def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
     """One exchange in the place of a path, or two from a partial; or why there is none."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
+    if target.partials:
+        return "makes no Partial"
     problem = setting.problem
     num_copies = _num_copies(source, target)
-    try:
-        stages = plan_direct(
-            source,
-            target,
-            problem.shape,
-            problem.mesh_shape,
-            lambda exchange: _exchange_seconds(setting, exchange, num_copies)[0],
-        )
-    except NotHandled as reason:
-        return str(reason)
+    stages = plan_direct(
+        source,
+        target,
+        problem.shape,
+        problem.mesh_shape,
+        lambda exchange: _exchange_seconds(setting, exchange, num_copies)[0],
+    )
     states = (source, *(state for state, _ in stages))
     if all(exchange.changes_nothing for _, exchange in stages):
         path = f"{source}->{target}" if source != target else str(source)

@@ -195,7 +195,7 @@ def _leaving_shard(state: State, source_dim: int, mesh_dim: int, is_zero_filled:
     gathered = State(state.mesh_ndim, tuple(orders), state.partials)
     yield gathered, Move(ALL_GATHER, mesh_dim, source_dim)
     if is_zero_filled:
-        # Whatever the other partials reduce by: all of a group hold zeros, or all hold the shard.
+        # Right next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
         yield _with_partial(gathered, mesh_dim, "sum"), Move(ZERO_FILL, mesh_dim, source_dim)
     for target_dim in range(state.tensor_ndim):
         if target_dim != source_dim:

@@ -253,7 +253,8 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
     names, group_size = group_mesh.mesh_dim_names, group_mesh.size(info.mesh_dim)
     before, after = info.src_dst_placements
-    local_op = CUT if not after.is_partial() else ZERO_FILL if before.is_shard() else PARTITION
+    is_filled = before.is_shard() and after.is_partial("sum")
+    local_op = ZERO_FILL if is_filled else PARTITION if after.is_partial() else CUT
     return PathStep(
         op=info._comm_type_key(),
         group_size=group_size,
