@@ -255,7 +255,16 @@ def profiles() -> list[str]:
             "held_out_error": 0.2,
             "samples": [[1e6, 0, 1e-3]],
         }
-        for op in ("all_gather", "all_to_all", "all_reduce", "reduce_scatter", "cut", "partition", "all_to_all_native")
+        for op in (
+            "all_gather",
+            "all_to_all",
+            "all_reduce",
+            "reduce_scatter",
+            "cut",
+            "partition",
+            "zero_fill",
+            "all_to_all_native",
+        )
         for name in ("dp_shard", "tp")
     ]
     head = {"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2", "mesh": {"dp_shard": 2, "tp": 2}}

@@ -128,6 +128,31 @@ def test_a_partial_source_goes_direct_at_once_or_after_a_reduce_scatter() -> Non
     assert direct.path in ("RP(sum)->S(0)[1]S(0)[0]->RR", "RP(sum)->S(1)[1]S(1)[0]->RR")
 
 
+def test_a_shard_that_becomes_partial_is_filled_up_with_zeros(tmp_path: Path) -> None:
+    """A rank holds 1024 of 2048 rows of 4 KiB, then zeros for all rows, then their sum: 4 + 8 + 8 MiB."""
+    setting = setting_of("2048,1024", "f32", "2x4")
+    advice = advice_of(setting, "S(0)R", "P(sum)R", answers("S(0)R->P(sum)R"))
+    for planner in ("greedy", "min_cost", "calibrated"):
+        plan = advice.plans[planner]
+        assert [(step.text, step.seconds, step.held_bytes) for step in plan.steps] == [("local zero_fill", 0, 20 * MIB)]
+    assert "Partial" in advice.missing["direct"] and advice.least_bytes is None
+    lines = (*load_profile(H100).lines, Line("zero_fill", "dp_shard", 2, 1e-5, 2e-10, 3e-10, error=0.1))
+    replace(load_profile(H100), lines=lines).save(tmp_path / "profile.json")
+    setting = setting_of("2048,1024", "f32", "2x4", tmp_path / "profile.json")
+    # The second tensor dim's elements do not lie together.
+    for source, per_byte_s in (("S(0)R", 2e-10), ("S(1)R", 5e-10)):
+        plan = advice_of(setting, source, "P(sum)R", answers(f"{source}->P(sum)R")).plans["greedy"]
+        assert plan.seconds == pytest.approx(1e-5 + 8 * MIB * per_byte_s) and plan.error == pytest.approx(0.1)
+
+
+def test_with_a_torch_that_fills_no_shards_none_of_our_paths_does() -> None:
+    setting = setting_of("2048,1024", "f32", "2x4")
+    old = replace(answers("P(sum)S(0)->P(sum)R"), no_zero_fill="needs a newer torch")
+    for torch, path in ((old, "P(sum)S(0)->P(sum)R"), (answers("P(sum)S(0)->P(sum)R"), "P(sum)S(0)->S(1)S(0)->")):
+        plan = advice_of(setting, "P(sum)S(0)", "P(sum)R", torch).plans["calibrated"]
+        assert plan.path.startswith(path), plan.path
+
+
 def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
     setting = setting_of("16,16", "f32", "2x4")
     none = TorchAnswers(None, dict.fromkeys(("greedy", "min_cost"), (TorchPath(None, "torch moved"),)))
@@ -160,7 +185,7 @@ def test_equal_plans_go_to_the_simplest_and_close_ones_come_with_a_doubt() -> No
     nothing = advice_of(setting, "RS(0)", "RS(0)", answers("RS(0)"))
     assert verdict(setting, nothing).startswith("Nothing to do")
     local = advice_of(setting, "RR", "RS(0)", answers("RR->RS(0)"))
-    assert local.use.planner == "greedy" and "already local" in verdict(setting, local)
+    assert local.use.planner == "greedy" and "no rank sends" in verdict(setting, local)
     # 1 MiB: a gather of 10.5 + 2.5 us against an all_to_all of 10.5 + 0.4 us.
     small = setting_of("512,1024", "bf16", "2x8", H100)
     close = advice_of(small, "RS(0)", "RS(1)", answers("RS(0)->RR->RS(1)", "RS(0)->RS(1)"))
@@ -328,7 +353,10 @@ def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() 
         ("X(0)R", "RR", "write R"),
         ("S(0)[1]R", "RR", "number the shards"),
         ("P(norm)R", "RR", "'norm'"),
-        ("RR", "P(sum)R", "is Partial"),
+        ("RR", "P(sum)R", "turns R into P(sum)"),
+        ("S(0)R", "P(max)R", "turns S(0) into P(max)"),
+        ("P(avg)S(0)", "P(sum)S(0)", "turns P(avg) into P(sum)"),
+        ("P(sum)P(max)", "RR", "mixes the reduce ops max, sum"),
     ],
 )
 def test_layouts_that_are_none_are_refused_with_what_to_write(source: str, target: str, says: str) -> None:

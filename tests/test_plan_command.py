@@ -64,6 +64,21 @@ def test_the_child_gives_the_paths_that_torch_itself_plans(forked_children: None
         dist.destroy_process_group()
 
 
+def test_a_shard_to_partial_is_planned_by_all_or_says_which_torch_it_needs(cli: Cli) -> None:
+    """Expected of torch itself: 2.14 is the first whose `DTensor.redistribute` takes it."""
+    done = cli("plan", "S(0)S(1)", "P(sum)S(1)", "--shape", "64,64", "--mesh", "2x4", "--format", "json")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
+        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+        assert f"needs torch 2.14 or newer, this is {torch.__version__}" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    plans = json.loads(done.stdout)["plans"]
+    assert {planner: plan["path"].count("->") for planner, plan in plans.items()} == dict.fromkeys(
+        ("greedy", "min_cost", "calibrated"), 1
+    )
+    assert {step["op"] for plan in plans.values() for step in plan["steps"]} == {"zero_fill"}
+
+
 @pytest.mark.parametrize("devices_per_host", [1, 4])
 def test_min_cost_costs_what_ours_does_under_torchs_constants(forked_children: None, devices_per_host: int) -> None:
     """Two planners that share no code, over all pairs of a mesh; with hosts of 4, m1 stays inside a host."""

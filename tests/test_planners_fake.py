@@ -8,7 +8,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from distbench.worker.torch_internals import OwnPlans, plan_path, planner
+from distbench.planning import parse_state
+from distbench.planning.states import local_shape
+from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, OwnPlans, plan_path, planner
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,21 @@ def test_what_was_cut_on_the_way_is_smaller_in_the_steps_after(mesh: DeviceMesh)
             text, found = plan_path(given, [Shard(1), Replicate()])
         assert text == "P(sum)P(sum)->S(1)P(sum)->S(1)R"
         assert [(step.op, step.logical_numel) for step in found] == [("reduce_scatter", 2**20), ("all_reduce", 2**19)]
+
+
+def test_what_became_partial_is_as_large_as_the_sum(mesh: DeviceMesh) -> None:
+    """A replica's part is as large as itself, a filled shard as all of its group's; what follows is of that."""
+    full = torch.empty(1024, 512, device="meta")
+    steps = {}
+    for source, target in (("S(1)S(0)", "S(1)P(sum)"), ("RP(sum)", "P(sum)R")):
+        state = parse_state(source, 2)
+        local = torch.empty(local_shape(state, (1024, 512), (2, 4)))
+        given = OrderedTensor(local, mesh, state, full)
+        with planner("greedy"):
+            _, found = plan_path(given, OrderedPlacements.of(parse_state(target, 2)))
+        steps[target] = [(step.does, step.payload_numel, step.num_copies, step.held_after) for step in found]
+    assert steps["S(1)P(sum)"] == [("zero_fill", 1024 * 256, 0, 1024 * 256)]
+    assert steps["P(sum)R"] == [("partition", 1024 * 512, 0, 1024 * 512), ("all_reduce", 1024 * 512, 0, 1024 * 512)]
 
 
 def test_a_planner_that_is_none_of_torchs_is_refused() -> None:

@@ -1,4 +1,8 @@
-"""The planner against torch's own, under torch's constants: the same legal steps, and never a dearer path."""
+"""The planner against torch's own, under torch's constants: the same legal steps, and never a dearer path.
+
+With torch 2.14 and newer a shard becomes P(sum) where the target has it; below, torch has no such step and neither have
+we.
+"""
 
 import random
 from collections.abc import Iterator
@@ -16,7 +20,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.random_states import random_state
-from distbench.planning import Problem, State, TorchCost, cheapest_route, legal_steps
+from distbench.planning import Problem, State, TorchCost, cheapest_route, legal_steps, priced_steps
+from distbench.planning.graph import zero_fillable
 
 WORLD_SIZE = 64
 # (mesh shape, tensor ndim, pairs): 900 in all, most where a torch plan is cheap.
@@ -30,6 +35,7 @@ SAMPLES = (
     ((4, 4, 4), 3, 50),
 )
 REDUCE_OPS = ("sum", "avg", "max", "min")
+ZERO_FILL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,12 +73,22 @@ def meta_of(shape: tuple[int, ...]) -> TensorMeta:
     return TensorMeta(empty.shape, empty.stride(), torch.float32)
 
 
+def zero_fills(planner: Any, before: Any, target: Any) -> dict[Any, float]:
+    """torch's steps from shards of one of its states to partials of the target, with what its search takes each for."""
+    steps: Any = getattr(planner, "_get_shard_to_partial_target_states", lambda before, target: {})
+    return dict(steps(before, target))
+
+
 def torch_cost_us(mesh: DeviceMesh, meta: TensorMeta, source: State, target: State) -> float:
     """What torch's cheapest path costs by torch's own count, microseconds."""
     planner: Any = torch_planning.DTensorRedistributePlanner(mesh, meta)
     planner.partial_reduce_ops_in_target.update(op for _, op in (*source.partials, *target.partials))
-    path = planner.find_min_cost_path(planner.DistState(*to_torch(source)), planner.DistState(*to_torch(target)))
-    return float(sum(planner.cost_function(before, after) for before, after in pairwise(path)))
+    start, end = (planner.DistState(*to_torch(state)) for state in (source, target))
+    total = 0.0
+    for before, after in pairwise(planner.find_min_cost_path(start, end)):
+        filled = zero_fills(planner, before, end)
+        total += filled[after] if after in filled else planner.cost_function(before, after)
+    return total
 
 
 @pytest.mark.parametrize(("mesh_shape", "tensor_ndim", "pairs"), SAMPLES)
@@ -120,24 +136,36 @@ def test_hosts_of_several_devices_are_priced_as_torch_does(monkeypatch: pytest.M
 @pytest.mark.parametrize(("mesh_ndim", "tensor_ndim"), [(1, 1), (2, 2), (3, 2), (2, 3)])
 def test_the_legal_steps_are_torchs(mesh_ndim: int, tensor_ndim: int) -> None:
     mesh, meta = mesh_of((2,) * mesh_ndim), meta_of((8,) * tensor_ndim)
+    num_filled = 0
     for seed in range(60):
-        state = any_state(random.Random(seed), mesh_ndim, tensor_ndim, partial=True)
+        rng = random.Random(seed)
+        state, target = (any_state(rng, mesh_ndim, tensor_ndim, partial=True) for _ in range(2))
         ops = tuple(sorted({op for _, op in state.partials})) if seed % 2 else ("max",)
         planner = torch_planning.DTensorRedistributePlanner(mesh, meta)
         planner.partial_reduce_ops_in_target.update(ops)
-        expected = {(step.placements, step.tensor_dim_to_mesh_dim) for step in planner.get_next_state(*to_torch(state))}
-        assert {to_torch(following) for following, _ in legal_steps(state, ops)} == expected
+        before, end = (planner.DistState(*to_torch(one)) for one in (state, target))
+        filled = zero_fills(planner, before, end)
+        steps = [*planner.get_next_state(*to_torch(state)), *filled]
+        expected = {(step.placements, step.tensor_dim_to_mesh_dim) for step in steps}
+        fillable = zero_fillable(target) if ZERO_FILL else ()
+        assert {to_torch(following) for following, _ in legal_steps(state, ops, fillable)} == expected
+        num_filled += len(filled)
+    assert bool(num_filled) == ZERO_FILL
 
 
-def test_targets_with_partial_cost_what_torch_says_too() -> None:
+@pytest.mark.parametrize(("mesh_shape", "shape"), [((4,), (64,)), ((2, 4), (64, 24)), ((2, 2, 2), (16, 9))])
+def test_targets_with_partial_cost_what_torch_says_too(mesh_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
     rng = random.Random(5)
-    mesh, model = mesh_of((2, 4)), TorchCost((2, 4), devices_per_host=1)
-    compared = 0
+    mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
+    compared = num_filled = 0
     while compared < 100:
-        source, target = (any_state(rng, 2, 2, partial=True) for _ in range(2))
-        ops = {op for _, op in (*source.partials, *target.partials)}
-        if not target.partials or len(ops) > 1:
+        source, target = (any_state(rng, len(mesh_shape), len(shape), partial=True) for _ in range(2))
+        if not target.partials or source == target:
             continue
         compared += 1
-        route = cheapest_route(Problem((2, 4), (64, 24), 4), model, source, target)
-        assert route.seconds * 1e6 == pytest.approx(torch_cost_us(mesh, meta_of((64, 24)), source, target), rel=1e-9)
+        route = cheapest_route(Problem(mesh_shape, shape, 4), model, source, target, zero_fill=ZERO_FILL)
+        expected = torch_cost_us(mesh, meta_of(shape), source, target)
+        assert route.seconds * 1e6 == pytest.approx(expected, rel=1e-9), f"{source} -> {target}"
+        steps = priced_steps(Problem(mesh_shape, shape, 4), model, route.states)
+        num_filled += any(step.move.op == "zero_fill" for step in steps)
+    assert (num_filled > 5) == ZERO_FILL, num_filled

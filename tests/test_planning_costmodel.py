@@ -173,3 +173,18 @@ def test_the_route_is_the_sum_of_the_lines() -> None:
     )
     assert route.seconds == pytest.approx(1e-5 + 12_000e-9)
     assert (route.sent_bytes, route.num_collectives, route.peak_bytes) == (9_000, 1, 15_000)
+
+
+def test_a_zero_fill_that_was_not_measured_is_no_cheaper_than_a_partition() -> None:
+    """A profile made with torch before 2.14: for nothing, a cut and a zero-fill would replace the partition."""
+    local = (Line("cut", "tp", 4, 1e-6, 1e-10), Line("partition", "tp", 4, 1e-6, 2e-10, error=0.2))
+    old = replace(profile(), lines=(*profile().lines, *local))
+    model, problem = measured_cost(old, old.mesh), Problem((2, 4), (96, 32), 4)
+    source, target = parse_state("RR", 2), parse_state("RP(sum)", 2)
+    route = cheapest_route(problem, model, source, target, zero_fill=True)
+    assert len(route.states) == 2 and route.seconds == pytest.approx(1e-6 + 96 * 32 * 4 * 2e-10)
+    filled = cheapest_route(problem, model, parse_state("RS(0)", 2), target, zero_fill=True)
+    assert len(filled.states) == 2 and filled.seconds == pytest.approx(route.seconds)
+    new = replace(old, lines=(*old.lines, Line("zero_fill", "tp", 4, 5e-6, 1e-9)))
+    own = cheapest_route(problem, measured_cost(new, new.mesh), parse_state("RS(0)", 2), target, zero_fill=True)
+    assert own.seconds == pytest.approx(5e-6 + 96 * 32 * 4 * 1e-9)

@@ -13,6 +13,7 @@ from distbench.planning import (
     NotHandled,
     Problem,
     State,
+    TorchCost,
     box_of,
     cheapest_route,
     least_peak_route,
@@ -30,7 +31,7 @@ class TableCost:
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
-        ops = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter")
+        ops = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter", "zero_fill", "partition")
         self.terms = {(op, mesh_dim): (rng.randrange(3), rng.randrange(2)) for op in ops for mesh_dim in range(3)}
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
@@ -61,25 +62,36 @@ def step_key(problem: Problem, model: TableCost, state: State, following: State,
     """(microseconds, bytes sent, collectives, bytes held) of one step."""
     before, after, group = sizes_of(problem, state), sizes_of(problem, following), problem.mesh_shape[move.mesh_dim]
     payload = bytes_of(problem, before) * (group if move.op == "all_gather" else 1)
+    if move.op == "zero_fill":
+        payload = bytes_of(problem, after)
     if move.op in ("all_to_all", "reduce_scatter"):
         padded = list(before)
         padded[move.target_dim] = after[move.target_dim] * group
         payload = bytes_of(problem, padded)
     base, slope = model.terms.get((move.op, move.mesh_dim), (0, 0))
-    speaks = move.op not in ("cut", "partition") and group > 1
+    speaks = move.op not in ("cut", "partition", "zero_fill") and group > 1
     sent = payload * (group - 1) // group * (2 if move.op == "all_reduce" else 1) if speaks else 0
-    held = bytes_of(problem, before) + bytes_of(problem, after)
+    # torch fills zeros, and adds the shard to a copy of them.
+    held = bytes_of(problem, before) + bytes_of(problem, after) * (2 if move.op == "zero_fill" else 1)
     return base + slope * payload * (1 + move.num_copies), sent, int(speaks), held
 
 
-def least_key(problem: Problem, model: TableCost, source: State, target: State, cap: int | None = None) -> Key | None:
+def least_key(
+    problem: Problem,
+    model: TableCost,
+    source: State,
+    target: State,
+    cap: int | None = None,
+    ops: tuple[str, ...] = (),
+    filled: tuple[int, ...] = (),
+) -> Key | None:
     """The least of (time, bytes, collectives, peak) over all paths: relax every step until nothing changes."""
     least: dict[State, Key] = {source: (0, 0, 0, 0)}
     changed = [source]
     while changed:
         state = changed.pop()
         time, sent, collectives, peak = least[state]
-        for following, move in legal_steps(state):
+        for following, move in legal_steps(state, ops, filled):
             step = step_key(problem, model, state, following, move)
             key = (time + step[0], sent + step[1], collectives + step[2], max(peak, step[3]))
             if (cap is None or step[3] <= cap) and (following not in least or key < least[following]):
@@ -216,6 +228,35 @@ def test_random_pairs_are_exact_on_even_and_uneven_tensors(mesh_shape: tuple[int
             route = cheapest_route(problem, model, source, target)
             got = (round(route.seconds * 1e6), route.sent_bytes, route.num_collectives, route.peak_bytes)
             assert got == least_key(problem, model, source, target), f"{source} -> {target} of {problem.shape}"
+
+
+@pytest.mark.parametrize("mesh_shape", [(2, 3), (2, 2, 2)])
+def test_targets_with_partial_are_exact_with_and_without_zero_fill(mesh_shape: tuple[int, ...]) -> None:
+    rng, num_gained = random.Random(str(mesh_shape)), 0
+    for seed in range(40):
+        unit, model = rng.choice((1, 24)), TableCost(seed)
+        problem = Problem(mesh_shape, (rng.randrange(1, 9) * unit, rng.randrange(1, 9) * unit), 2)
+        source, target = (random_state(rng, len(mesh_shape), 2, ops) for ops in (("sum",), ("sum", "avg")))
+        if source == target or not target.partials:
+            continue
+        ops = tuple({op for _, op in (*source.partials, *target.partials)})
+        sums = tuple(mesh_dim for mesh_dim, op in target.partials if op == "sum")
+        keys = []
+        for filled in ((), sums):
+            route = cheapest_route(problem, model, source, target, zero_fill=bool(filled))
+            keys.append((round(route.seconds * 1e6), route.sent_bytes, route.num_collectives, route.peak_bytes))
+            wanted = least_key(problem, model, source, target, None, ops, filled)
+            assert keys[-1] == wanted, f"{source} -> {target} of {problem.shape}, {filled}"
+        num_gained += keys[1] < keys[0]
+    assert num_gained > 5
+
+
+def test_a_replica_becomes_a_partial_at_once_where_local_steps_cost_nothing() -> None:
+    """A cut and a zero-fill cost as little, and hold more on the way: the zeros, and their sum with the shard."""
+    for shape in ((8, 8), (7, 5)):
+        problem, model = Problem((2, 2), shape, 4), TorchCost((2, 2), 1)
+        route = cheapest_route(problem, model, parse_state("RR", 2), parse_state("P(sum)R", 2), zero_fill=True)
+        assert len(route.states) == 2 and route.peak_bytes == 2 * problem.num_bytes
 
 
 def test_planning_leaves_torch_out(children: Children) -> None:

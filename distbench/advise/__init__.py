@@ -13,23 +13,26 @@ from distbench.advise.drawing import drawing_of
 from distbench.advise.pairs import chosen_pairs, ranking_of
 from distbench.advise.picture import check_picture, save_picture
 from distbench.advise.plans import advise
-from distbench.advise.question import Setting, every_pair, pair_of
+from distbench.advise.question import Setting, every_pair, pair_of, zero_filled
 from distbench.advise.tensor_blocks import MAX_TEXT_RANKS, diagram_of
 from distbench.advise.torch_paths import ask_torch
 from distbench.render.screen import width_here
 from distbench.render.terminal import wrap
+from distbench.spec.errors import UserError
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
     """One pair's plans, its layouts as torch writes them; `form` is "table" or "json", `picture` a .png or .svg file.
 
     Raises:
-        UserError: a layout that is none, or a picture that cannot be written.
+        UserError: a layout that is none, or that this torch does not redistribute to; a picture that cannot be written.
     """
     pair = pair_of(source, target, setting)
     if picture:
         check_picture(picture)
     torch = ask_torch(setting, [pair])
+    if torch.no_zero_fill and zero_filled(*pair):
+        raise UserError(f"{source} -> {target}: {torch.no_zero_fill}; write R or S(dim) where the source has a shard")
     advice = advise(setting, *pair, torch)
     drawn = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
     if form == "json":

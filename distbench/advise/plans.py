@@ -22,7 +22,7 @@ class PlannedStep:
     """One step of a plan, on the rank that has most to do.
 
     Args:
-        op: the collective; "cut" for a local one.
+        op: the collective; of a local step one of `costmodel.lines.LOCAL_OPS`.
         over: the mesh dim's name, or "the mesh".
         target: the layout after it.
         error: share by which the predicted seconds may be off; None without a profile.
@@ -119,8 +119,9 @@ class Advice:
 
 
 def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
-    """Every planner's plan for one pair, to a target without Partial; torch's are its answers of that number."""
-    route = cheapest_route(setting.problem, setting.model, source, target)
+    """Every planner's plan for one pair; torch's are its answers of that number."""
+    zero_fill = torch.no_zero_fill is None
+    route = cheapest_route(setting.problem, setting.model, source, target, zero_fill=zero_fill)
     found: dict[str, Plan | str] = {
         **dict.fromkeys(PLANNERS, "not priced without ranks"),
         **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
@@ -166,6 +167,8 @@ def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
     """One exchange in the place of a path, or two from a partial; or why there is none."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
+    if target.partials:
+        return "makes no Partial"
     problem = setting.problem
     num_copies = _num_copies(source, target)
     stages = plan_direct(

@@ -14,6 +14,7 @@ from distbench.planning import NotHandled, Problem, State, parse_state
 from distbench.runs.run_file import DTYPE_BYTES
 from distbench.spec.devices import device_of, known_device
 from distbench.spec.errors import UserError
+from distbench.spec.layouts import format_placements
 from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
 from distbench.spec.printable import count_text, cut
 
@@ -142,15 +143,28 @@ def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
 
 
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
-    """Two layouts as torch writes them, e.g. `S(0)[1]S(0)[0]`; the source alone may have Partial.
+    """Two layouts as torch writes them, e.g. `S(0)[1]S(0)[0]`.
+
+    The target may have Partial where the source has the same, and P(sum) where the source has a shard: these are what
+    `DTensor.redistribute` takes (the latter with torch 2.14 or newer, see `zero_filled`).
 
     Raises:
         UserError: a layout cannot be read, or is none of this tensor on this mesh.
     """
     states = _state(source, setting), _state(target, setting)
-    if states[1].partials:
-        raise UserError(f"target {target} is Partial, to which DTensor does not redistribute; write R or S(dim)")
+    for mesh_dim in dict(set(states[1].partials) - set(states[0].partials)).keys() - zero_filled(*states):
+        before, after = (state.placements()[mesh_dim] for state in states)
+        raise UserError(
+            f"{source} -> {target} turns {format_placements([before])} into {format_placements([after])}; "
+            "DTensor.redistribute turns only S(dim) into Partial, and only into P(sum); write R or S(dim) there"
+        )
     return states
+
+
+def zero_filled(source: State, target: State) -> set[int]:
+    """The mesh dims whose shards become P(sum)."""
+    sharded = {mesh_dim for order in source.orders for mesh_dim in order}
+    return {mesh_dim for mesh_dim, reduce_op in target.partials if reduce_op == "sum" and mesh_dim in sharded}
 
 
 def _state(text: str, setting: Setting) -> State:
@@ -165,6 +179,8 @@ def _state(text: str, setting: Setting) -> State:
             f"{text!r} has {state.mesh_ndim} placements, mesh {format_mesh(setting.mesh)} has {len(setting.mesh)} "
             f"mesh dims; {PLACEMENTS}"
         )
+    if len(ops := {op for _, op in state.partials}) > 1 and ops != {"sum", "avg"}:
+        raise UserError(f"{text!r} mixes the reduce ops {', '.join(sorted(ops))}, which DTensor refuses; write one")
     return state
 
 

@@ -22,7 +22,7 @@ def verdict(setting: Setting, advice: Advice) -> str:
     if advice.source == advice.target:
         return "Nothing to do: source and target are the same."
     if not use.num_collectives and not use.seconds:
-        reason = "the target is already local, so no rank sends anything"
+        reason = "every step is local, so no rank sends anything"
     elif default is None:
         reason = f"predicted {time_words(use.seconds)}, the least of those that could be planned"
     elif use is default:

@@ -24,10 +24,14 @@ class TorchPath:
 
 @dataclass(frozen=True)
 class TorchAnswers:
-    """torch's version, None if it could not be asked; and for each planner one answer a pair."""
+    """torch's version, None if it could not be asked; and for each planner one answer a pair.
+
+    `no_zero_fill` is why this torch makes no partial of a shard, None where it does or could not be asked.
+    """
 
     torch: str | None
     paths: dict[str, tuple[TorchPath, ...]]
+    no_zero_fill: str | None = None
 
 
 def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: float = BUDGET_S) -> TorchAnswers:
@@ -54,7 +58,8 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         record = {"unsupported": str(error)}
     if reason := record.get("unsupported"):
         return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
-    return TorchAnswers(record["torch"], {name: tuple(map(_path, found)) for name, found in record["paths"].items()})
+    paths = {name: tuple(map(_path, found)) for name, found in record["paths"].items()}
+    return TorchAnswers(record["torch"], paths, record["no_zero_fill"])
 
 
 def _path(answer: dict[str, str] | None) -> TorchPath:

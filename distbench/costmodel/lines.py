@@ -16,8 +16,9 @@ Floats = NDArray[np.float64]
 
 ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER = "all_gather", "all_to_all", "all_reduce", "reduce_scatter"
 COLLECTIVES = (ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER)
-CUT, PARTITION = "cut", "partition"
-LOCAL_OPS = (CUT, PARTITION)
+# From a replica to a shard, from a replica to a partial, and from a shard to a partial.
+CUT, PARTITION, ZERO_FILL = "cut", "partition", "zero_fill"
+LOCAL_OPS = (CUT, PARTITION, ZERO_FILL)
 NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
 COSTS = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s", "per_message_s")
 # A second slope is fitted only if it leaves at most this share of an error that is there at all.
@@ -89,6 +90,16 @@ class Line:
         if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
             return total + self.per_byte_s * payload_bytes
         return total + self.per_byte_s * self.knee_bytes + self.per_byte_beyond_s * (payload_bytes - self.knee_bytes)
+
+
+def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
+    """Each line by its `key`.
+
+    A zero-fill without a line has the partition's of its mesh dim, which writes as much: torch before 2.14 has no
+    zero-fill to measure. For nothing, it and a cut would be taken in place of the partition.
+    """
+    found = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
+    return found | {line.key: line for line in lines}
 
 
 def fit_line(

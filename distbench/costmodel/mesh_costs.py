@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from distbench.costmodel.lines import ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, LOCAL_OPS, Line
+from distbench.costmodel.lines import ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, LOCAL_OPS, Line, lines_by_key
 from distbench.costmodel.profile import Profile
 from distbench.spec.errors import UserError
 from distbench.spec.levels import layout_text, level_of, mesh_shapes
@@ -110,7 +110,7 @@ def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] =
 
 @lru_cache(maxsize=64)
 def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -> MeasuredCost:
-    by_key = {line.key: line for line in lines}
+    by_key = lines_by_key(lines)
     found = {}
     for mesh_dim, (name, size) in enumerate(mesh):
         for op in (*COLLECTIVES, *LOCAL_OPS):

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from distbench.costmodel.lines import ALL_TO_ALL, NATIVE_ALL_TO_ALL, Line
+from distbench.costmodel.lines import ALL_TO_ALL, NATIVE_ALL_TO_ALL, Line, lines_by_key
 from distbench.spec.errors import UserError
 from distbench.spec.fields import (
     AMOUNT,
@@ -87,7 +87,7 @@ class Profile:
 
     @cached_property
     def _by_key(self) -> dict[tuple[str, str, int], Line]:
-        return {line.key: line for line in self.lines}
+        return lines_by_key(self.lines)
 
     def on(self, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> "Profile":
         """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these.

@@ -1,9 +1,10 @@
 """A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
 
 Forgotten are which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already
-(here they always do). Every real path maps to such an abstract one that costs no more (a pattern database, Culberson
-and Schaeffer 1998), so the bound is admissible and consistent. Bytes are unpadded shares in it: a padded one depends
-on the tensor dim that is forgotten, and could be larger than what the cheapest path really moves.
+(here they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real
+path maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
+admissible and consistent. Bytes are unpadded shares in it: a padded one depends on the tensor dim that is forgotten,
+and could be larger than what the cheapest path really moves.
 """
 
 from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
@@ -16,15 +17,17 @@ class Bounds(dict[int, int]):
     def __init__(self, pricing: Pricing, target: int) -> None:
         super().__init__()
         graph = pricing.graph
-        self.mesh_ndim, self.target, self.share_label = graph.mesh_ndim, target, pricing.share_label
-        self.others = ((1 << graph.mesh_ndim) - 1) & ~target
+        self.mesh_ndim, self.share_label = graph.mesh_ndim, pricing.share_label
+        self.zero_filled = sum(1 << mesh_dim for mesh_dim in graph.zero_filled)
+        self.target = target | self.zero_filled
+        self.others = ((1 << graph.mesh_ndim) - 1) & ~self.target
         self.leaving_ops = (ALL_GATHER, ALL_TO_ALL) if graph.tensor_ndim > 1 else (ALL_GATHER,)
         self._gathers = {0: 0}
 
     def __missing__(self, bits: int) -> int:
         gathered = bits & self.others
         found = self._gather(gathered)
-        if rest := bits ^ gathered:
+        if rest := (bits ^ gathered) & ~self.zero_filled:
             found += self._leave(rest, self.target | gathered)
         # Sharding once more makes all else smaller, and must be gathered again.
         unsharded = self.others & ~gathered

@@ -1,15 +1,17 @@
 """torch's graph of redistribution states, shared by all tensors of one rank: states as numbers, steps as rows.
 
 The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without its strided
-shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order.
+shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order. A shard
+becomes a partial only where `_get_shard_to_partial_target_states` (torch 2.14 and newer) lets it: where the target
+has P(sum).
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
 from distbench.planning.states import State
 
 
@@ -18,7 +20,7 @@ class Move:
     """What a step does to one mesh dim's placement, whatever state it starts from.
 
     Args:
-        op: one of `costmodel.lines.COLLECTIVES`, or local: "cut" (replicate to shard) or "partition" (to partial).
+        op: one of `costmodel.lines.COLLECTIVES`, or one of `costmodel.lines.LOCAL_OPS`.
         source_dim: the tensor dim that the mesh dim sharded before, or -1.
         target_dim: the tensor dim that it shards after, or -1.
     """
@@ -49,8 +51,11 @@ class Graph:
     A mesh dim's pending bit says that it must still leave where it is: bit m for a shard, mesh_ndim + m for a partial.
     """
 
-    def __init__(self, mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...], even: bool) -> None:
-        self.mesh_ndim, self.tensor_ndim, self.partial_ops, self.even = mesh_ndim, tensor_ndim, partial_ops, even
+    def __init__(
+        self, mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...], even: bool, zero_filled: tuple[int, ...]
+    ) -> None:
+        self.mesh_ndim, self.tensor_ndim, self.even = mesh_ndim, tensor_ndim, even
+        self.partial_ops, self.zero_filled = partial_ops, zero_filled
         self.states: list[State] = []
         self.edges: list[tuple[Edge, ...] | None] = []
         self.sharded_masks: list[int] = []
@@ -85,7 +90,8 @@ class Graph:
     def expand(self, number: int) -> tuple[Edge, ...]:
         """The steps out of a state, in an order that depends on the state alone."""
         with self._lock:
-            edges = tuple(self._edge(state, move) for state, move in legal_steps(self.states[number], self.partial_ops))
+            steps = legal_steps(self.states[number], self.partial_ops, self.zero_filled)
+            edges = tuple(self._edge(state, move) for state, move in steps)
             self.edges[number] = edges
             return edges
 
@@ -121,11 +127,11 @@ class Graph:
         entered = NOTHING_ENTERED
         if move.target_dim >= 0:
             entered = self._entry(move.target_dim, state.orders[move.target_dim])
-        elif move.op == PARTITION:
+        elif move.op in (PARTITION, ZERO_FILL):
             entered = self._entry("P", move.mesh_dim, dict(state.partials)[move.mesh_dim])
         if self.even:
             move = Move(move.op, move.mesh_dim, min(move.source_dim, 1), min(move.target_dim, 1))
-        added = partial_bit if move.op == PARTITION else bit
+        added = partial_bit if move.op in (PARTITION, ZERO_FILL) else bit
         return self.number(state), self._move(move), ~(bit | partial_bit), added, entered
 
     def _entry(self, *key: object) -> int:
@@ -140,19 +146,30 @@ class Graph:
 
 
 @lru_cache(maxsize=64)
-def graph_of(mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...] = (), even: bool = False) -> Graph:
+def graph_of(
+    mesh_ndim: int,
+    tensor_ndim: int,
+    partial_ops: tuple[str, ...] = (),
+    even: bool = False,
+    zero_filled: tuple[int, ...] = (),
+) -> Graph:
     """The one graph of a mesh and tensor rank; see `legal_steps`. `even`: every shard divides evenly."""
-    return Graph(mesh_ndim, tensor_ndim, partial_ops, even)
+    return Graph(mesh_ndim, tensor_ndim, partial_ops, even, zero_filled)
 
 
-def legal_steps(state: State, partial_ops: tuple[str, ...] = ()) -> Iterator[tuple[State, Move]]:
-    """Every state one step away, with the step. S to P and P to another P do not exist.
+def legal_steps(
+    state: State, partial_ops: tuple[str, ...] = (), zero_filled: Collection[int] = ()
+) -> Iterator[tuple[State, Move]]:
+    """Every state one step away, with the step. P to another P does not exist.
 
-    `partial_ops` are those that a replica may be split into: none unless the target has a partial.
+    Args:
+        partial_ops: reduce ops that a replica may be split into: none unless the target has a partial.
+        zero_filled: mesh dims whose shards may become P(sum): none unless the target has P(sum) there, and none with
+            a torch older than 2.14.
     """
     for source_dim, order in enumerate(state.orders):
         if order:
-            yield from _leaving_shard(state, source_dim, order[-1])
+            yield from _leaving_shard(state, source_dim, order[-1], order[-1] in zero_filled)
     for mesh_dim, reduce_op in state.partials:
         rest = tuple(partial for partial in state.partials if partial != (mesh_dim, reduce_op))
         reduced = State(state.mesh_ndim, state.orders, rest)
@@ -167,11 +184,19 @@ def legal_steps(state: State, partial_ops: tuple[str, ...] = ()) -> Iterator[tup
             yield from _becoming_partial(state, mesh_dim, partial_ops)
 
 
-def _leaving_shard(state: State, source_dim: int, mesh_dim: int) -> Iterator[tuple[State, Move]]:
+def zero_fillable(target: State) -> tuple[int, ...]:
+    """The mesh dims on which a shard may become a partial on the way to a target, with torch 2.14 and newer."""
+    return tuple(mesh_dim for mesh_dim, reduce_op in target.partials if reduce_op == "sum")
+
+
+def _leaving_shard(state: State, source_dim: int, mesh_dim: int, is_zero_filled: bool) -> Iterator[tuple[State, Move]]:
     orders = list(state.orders)
     orders[source_dim] = orders[source_dim][:-1]
     gathered = State(state.mesh_ndim, tuple(orders), state.partials)
     yield gathered, Move(ALL_GATHER, mesh_dim, source_dim)
+    if is_zero_filled:
+        # Right next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
+        yield _with_partial(gathered, mesh_dim, "sum"), Move(ZERO_FILL, mesh_dim, source_dim)
     for target_dim in range(state.tensor_ndim):
         if target_dim != source_dim:
             yield _pushed(gathered, target_dim, mesh_dim), Move(ALL_TO_ALL, mesh_dim, source_dim, target_dim)
@@ -181,8 +206,11 @@ def _becoming_partial(state: State, mesh_dim: int, partial_ops: tuple[str, ...])
     for reduce_op in partial_ops:
         together = {reduce_op, *(other for _, other in state.partials)}
         if len(together) == 1 or together == {"sum", "avg"}:
-            partials = tuple(sorted((*state.partials, (mesh_dim, reduce_op))))
-            yield State(state.mesh_ndim, state.orders, partials), Move(PARTITION, mesh_dim)
+            yield _with_partial(state, mesh_dim, reduce_op), Move(PARTITION, mesh_dim)
+
+
+def _with_partial(state: State, mesh_dim: int, reduce_op: str) -> State:
+    return State(state.mesh_ndim, state.orders, tuple(sorted((*state.partials, (mesh_dim, reduce_op)))))
 
 
 def _pushed(state: State, tensor_dim: int, mesh_dim: int) -> State:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, CUT, REDUCE_SCATTER
+from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, COLLECTIVES, CUT, REDUCE_SCATTER, ZERO_FILL
 from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.direct_exchange import plan_exchange
-from distbench.planning.graph import Graph, Kind, Move, legal_steps
+from distbench.planning.graph import Graph, Kind, Move, legal_steps, zero_fillable
 from distbench.planning.states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
@@ -23,6 +23,8 @@ TIME_SHIFT = SENT_SHIFT + SENT_BITS
 FEMTOSECONDS_PER_S = 1e15
 ONE_COLLECTIVE = 1 << COLLECTIVE_SHIFT
 FORBIDDEN = 1 << (TIME_SHIFT + 128)
+# After these a rank holds as many times what it held before as its group has ranks.
+GROWING = (ALL_GATHER, ZERO_FILL)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class StepPrice:
     Args:
         payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy.
         sent_bytes: bytes the rank must send, as the ring algorithm would.
-        held_bytes: its local tensors before and after the step, together.
+        held_bytes: its local tensors before and after the step, together; of a zero-fill also the zeros that the shard
+            is added to, because torch adds out of place.
         is_collective: whether ranks communicate (a mesh dim of one rank does not).
     """
 
@@ -130,10 +133,11 @@ class Pricing:
         before, after, payload = self._step_bytes(dim_masks, move, size)
         timed: float = payload
         if not self.model.pads:
-            timed = self.num_bytes / self.counts[sharded_mask] * (size if op == ALL_GATHER else 1)
+            timed = self.num_bytes / self.counts[sharded_mask] * (size if op in GROWING else 1)
         seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
         is_collective = op in COLLECTIVES and size > 1
-        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), before + after, is_collective)
+        held = before + after * (2 if op == ZERO_FILL else 1)
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
         """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard.
@@ -150,7 +154,7 @@ class Pricing:
     def _even_label(self, op: str, mesh_dim: int, mask: int, num_copies: int) -> int:
         size = self.mesh_shape[mesh_dim]
         payload = self.num_bytes // self.counts[mask]
-        if op == ALL_GATHER:
+        if op in GROWING:
             payload *= size
         elif op == CUT:
             payload //= size
@@ -175,7 +179,7 @@ class Pricing:
         payload = math.prod(padded) * self.problem.itemsize
         if move.op == ALL_GATHER:
             payload = before * size
-        elif move.op == CUT:
+        elif move.op in (CUT, ZERO_FILL):
             payload = after
         return before, after, payload
 
@@ -193,11 +197,13 @@ class PricedStep:
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
     """A path's steps, priced on the rank that has most to do; ValueError where neighbours are no legal step apart."""
     # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
-    pricing = Pricing(Graph(len(problem.mesh_shape), len(problem.shape), (), even=False), problem, model, None)
+    graph = Graph(len(problem.mesh_shape), len(problem.shape), (), even=False, zero_filled=())
+    pricing = Pricing(graph, problem, model, None)
     steps = []
     for source, target in pairwise(states):
         ops = tuple(sorted({op for _, op in target.partials}))
-        move = next((move for following, move in legal_steps(source, ops) if following == target), None)
+        legal = legal_steps(source, ops, zero_fillable(target))
+        move = next((move for following, move in legal if following == target), None)
         if move is None:
             raise ValueError(f"no single step leads from {source} to {target}")
         masks = [sum(1 << mesh_dim for mesh_dim in order) for order in source.orders]
@@ -230,8 +236,8 @@ def unpack(label: int) -> tuple[float, int, int, int]:
 
 
 def _even_held_bytes(op: str, before: int, size: int) -> int:
-    if op == ALL_GATHER:
-        return before + before * size
+    if op in GROWING:
+        return before + before * size * (2 if op == ZERO_FILL else 1)
     if op in (REDUCE_SCATTER, CUT):
         return before + before // size
     return before * 2

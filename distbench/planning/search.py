@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 from distbench.costmodel.mesh_costs import MeshCost
 from distbench.planning.bounds import Bounds
-from distbench.planning.graph import graph_of
+from distbench.planning.graph import graph_of, zero_fillable
 from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
 from distbench.planning.states import State
 
@@ -32,17 +32,23 @@ class Route:
 
 
 def cheapest_route(
-    problem: Problem, model: MeshCost, source: State, target: State, peak_cap_bytes: int | None = None
+    problem: Problem,
+    model: MeshCost,
+    source: State,
+    target: State,
+    peak_cap_bytes: int | None = None,
+    zero_fill: bool = False,
 ) -> Route:
     """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
     A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave where it is costs at least.
-    More bytes must never be cheaper by the model, and no step may hold more than `peak_cap_bytes`.
+    More bytes must never be cheaper by the model, and no step may hold more than `peak_cap_bytes`. `zero_fill`: torch
+    makes P(sum) of a shard where the target has it.
 
     Raises:
         NoPath: the cap forbids every path, or there is none.
     """
-    searcher = _searcher(problem, model, partial_ops_between(source, target), peak_cap_bytes)
+    searcher = _searcher_for(problem, model, source, target, peak_cap_bytes, zero_fill)
     graph = searcher.graph
     start, end = graph.number(source), graph.number(target)
     if start == end:
@@ -54,16 +60,16 @@ def cheapest_route(
     return Route(tuple([graph.states[node] for node in reversed(path)]), *unpack(label))
 
 
-def least_peak_route(problem: Problem, model: MeshCost, source: State, target: State) -> Route:
+def least_peak_route(problem: Problem, model: MeshCost, source: State, target: State, zero_fill: bool = False) -> Route:
     """Of the paths whose fullest step holds least, the cheapest; NoPath where there is none.
 
     What a path holds at most is a bottleneck: Dijkstra's search, with the larger of two instead of their sum.
     """
     if source == target:
         return cheapest_route(problem, model, source, target)
-    searcher = _searcher(problem, model, partial_ops_between(source, target), None)
+    searcher = _searcher_for(problem, model, source, target, None, zero_fill)
     least_bytes = searcher.least_peak_bytes(searcher.graph.number(source), searcher.graph.number(target))
-    return cheapest_route(problem, model, source, target, least_bytes)
+    return cheapest_route(problem, model, source, target, least_bytes, zero_fill)
 
 
 def partial_ops_between(source: State, target: State) -> tuple[str, ...]:
@@ -71,9 +77,18 @@ def partial_ops_between(source: State, target: State) -> tuple[str, ...]:
     return tuple(sorted({op for _, op in (*source.partials, *target.partials)})) if target.partials else ()
 
 
+def _searcher_for(
+    problem: Problem, model: MeshCost, source: State, target: State, cap: int | None, zero_fill: bool
+) -> "_Searcher":
+    zero_filled = zero_fillable(target) if zero_fill else ()
+    return _searcher(problem, model, partial_ops_between(source, target), cap, zero_filled)
+
+
 @lru_cache(maxsize=256)
-def _searcher(problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], cap: int | None) -> "_Searcher":
-    graph = graph_of(len(problem.mesh_shape), len(problem.shape), partial_ops, problem.is_even)
+def _searcher(
+    problem: Problem, model: MeshCost, partial_ops: tuple[str, ...], cap: int | None, zero_filled: tuple[int, ...]
+) -> "_Searcher":
+    graph = graph_of(len(problem.mesh_shape), len(problem.shape), partial_ops, problem.is_even, zero_filled)
     return _Searcher(Pricing(graph, problem, model, cap))
 
 

@@ -17,7 +17,7 @@ from distbench.cli import main
 from distbench.launch import JobOutcome, RankProcesses, launch, launch_on
 from distbench.launch.display import Quiet
 from distbench.spec import Job
-from processes.server import ForkServer, SharedServer, wait_for
+from processes.server import ForkServer, SharedServer, search_path, wait_for
 
 FOLDER = Path(__file__).parent
 __all__ = ["Children", "Ranks", "SharedServer"]
@@ -97,7 +97,7 @@ class Children:
         """Have whatever this process starts with `sys.executable` forked."""
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(sys, "executable", self.forked_python)
-            patched.setenv("PYTHONPATH", str(self._root))
+            patched.setenv("PYTHONPATH", search_path(self._root))
             yield
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Children:
 
     def _surroundings(self, options: dict[str, Any]) -> dict[str, Any]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(NOT_INHERITED)}
-        environment = {**inherited, "PYTHONPATH": str(self._root), **options.pop("variables", {})}
+        environment = {**inherited, "PYTHONPATH": search_path(self._root), **options.pop("variables", {})}
         return {"cwd": self._root, "env": environment, "text": True, **options}
 
 

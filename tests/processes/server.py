@@ -17,6 +17,11 @@ READY_S = 120
 KEEPS_MEMORY = {"MALLOC_TOP_PAD_": str(1 << 26), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 
+def search_path(root: Path) -> str:
+    """PYTHONPATH of a child: the tree under test, then what this process was given, as for another torch."""
+    return os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class ForkServer:
     """A process that imports torch and then listens at `address`, until it is closed or whoever started it ends."""
 
@@ -26,7 +31,7 @@ class ForkServer:
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(self.address)],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **KEEPS_MEMORY, "PYTHONPATH": str(root)},
+            env={**os.environ, **KEEPS_MEMORY, "PYTHONPATH": search_path(root)},
         )
 
     def close(self) -> None:

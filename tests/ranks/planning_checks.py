@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as module
 
 from benchmarks.random_states import random_state
+from distbench.advise.question import zero_filled
 from distbench.costmodel.lines import Line
 from distbench.costmodel.profile import Profile
 from distbench.planning import State, parse_state
@@ -32,7 +33,9 @@ from distbench.worker.redistribute.expected_shards import (
     tagged,
     torch_placement,
 )
+from distbench.worker.torch_internals import ZERO_FILLS, OrderedPlacements, OrderedTensor, lacks, planner
 from distbench.worker.torch_internals.calibrated import calibrated_planning
+from distbench.worker.torch_internals.dtensor_planners import layout_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
@@ -158,6 +161,62 @@ def check_calibrated(mesh: DeviceMesh, shapes: tuple[tuple[int, ...], ...], stri
     return 2 * len(pairs)
 
 
+def check_zero_fill(mesh: DeviceMesh, pairs: int) -> int:
+    """Shards that become parts of a sum, uneven and empty ones too: put together they are the tensor, whoever planned.
+
+    In any shard order and next to any Partial as torch's operators may ask for it; and through `DTensor.redistribute`
+    where that takes the pair.
+    """
+    if lacks(ZERO_FILLS):
+        return 0
+    rng = random.Random(f"filled/{tuple(mesh.shape)}")
+    at = mesh.shape, tuple(mesh.get_coordinate() or ())
+    cases: list[tuple[State, State, torch.Tensor, Any, Any]] = []
+    for number in range(pairs):
+        source, target = filled_pair(rng, mesh.ndim, is_pure=number < pairs / 4)
+        before = layout_of(source)[0]
+        full = tagged(rng.choice(((8, 8), (5, 3), (1, 9), (2, 7))), torch.float32)
+        local = shard_in_order(part_of(full, before, *at), source.orders, *at).contiguous()
+        cases.append((source, target, full, OrderedTensor(local, mesh, source, full), OrderedPlacements.of(target)))
+        kept = dict(set(target.partials) & set(source.partials)).keys()
+        if kept | zero_filled(source, target) == dict(target.partials).keys() and "[" not in f"{source}{target}":
+            whole: Any = {"run_check": False, "shape": full.shape, "stride": full.stride()}
+            dtensor = DTensor.from_local(local, mesh, before, **whole)
+            cases.append((source, target, full, dtensor, layout_of(target)[0]))
+    assert any(isinstance(tensor, DTensor) for *_, tensor, _ in cases)
+    for planning in (planner("greedy"), planner("min_cost"), calibrated_planning(profile_of(mesh, 1e-9))):
+        with planning:
+            for source, target, full, tensor, placements in cases:
+                moved = tensor.redistribute(mesh, placements)
+                got = (moved.to_local() if isinstance(moved, DTensor) else moved).clone()
+                if len(target.partials) == sum(map(len, source.orders)) == mesh.ndim:
+                    offsets = torch.arange(full.numel()).reshape(full.shape)
+                    own = torch.isin(offsets, nested_shard(offsets, source, mesh))
+                    assert torch.equal(got, torch.where(own, full, 0)), f"{source}, {full.shape}"
+                for mesh_dim, _ in target.partials:
+                    dist.all_reduce(got, group=mesh.get_group(mesh_dim))
+                wanted = nested_shard(full, target, mesh)
+                assert got.shape == wanted.shape and torch.equal(got, wanted), f"{source} -> {target}, {full.shape}"
+    return 3 * len(cases)
+
+
+def filled_pair(rng: random.Random, mesh_ndim: int, is_pure: bool) -> tuple[State, State]:
+    """Random layouts of which a shard becomes P(sum), and no Partial another one, which no version of torch does.
+
+    `is_pure`: of shards alone, all of which become P(sum), so that each rank has zeros besides what it held.
+    """
+    while True:
+        source = random_state(rng, mesh_ndim, 2, (rng.choice(("sum", "max")),))
+        target = random_state(rng, mesh_ndim, 2, ("sum",))
+        if is_pure:
+            target = parse_state("P(sum)" * mesh_ndim, 2)
+            if sum(map(len, source.orders)) < mesh_ndim:
+                continue
+        both = dict(source.partials).keys() & dict(target.partials).keys()
+        if zero_filled(source, target) and all(dict(source.partials)[mesh_dim] == "sum" for mesh_dim in both):
+            return source, target
+
+
 def check_a_flattened_mesh() -> int:
     """torch merges gathers over mesh dims that were flattened into one, wrongly where shards are uneven; we do not."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("flat_a", "flat_b"))
@@ -245,6 +304,7 @@ def four_ranks() -> int:
     checked += check_a_flattened_mesh() + check_any_order((2, 2), num_meshes=3, num_pairs=40)
     for mesh in (square, line, turned):
         checked += check_direct(mesh, 60) + check_direct_from_partial(mesh, 60)
+        checked += check_zero_fill(mesh, 15) if mesh is not turned else 0
         check_replicas_of_a_sum_hold_the_same_bits(mesh)
     return checked
 
@@ -253,7 +313,9 @@ def eight_ranks() -> int:
     wide = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
     checked = check_calibrated(wide, ((9, 6),), stride=5) + check_calibrated(cube, ((6, 7),), stride=47)
-    return checked + sum(check_direct(mesh, 45) + check_direct_from_partial(mesh, 30) for mesh in (wide, cube))
+    for mesh in (wide, cube):
+        checked += check_direct(mesh, 45) + check_direct_from_partial(mesh, 30) + check_zero_fill(mesh, 12)
+    return checked
 
 
 def main(checks: str, file: str) -> None:

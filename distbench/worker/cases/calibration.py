@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL, PARTITION, ZERO_FILL
 from distbench.planning import Exchange, plan_exchange
 from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Calibration, Scenario, UserError
@@ -23,7 +23,7 @@ from distbench.worker.rank.opened_case import CaseSpec, OpenedCase
 from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.planners import PlannedRedistribution, check_planners, executed_as
 from distbench.worker.redistribute.tensor_layout import Pair
-from distbench.worker.torch_internals import partition
+from distbench.worker.torch_internals import ZERO_FILLS, lacks, partition
 
 # Op to the placements of its mesh dim before and after: tensor dim 0 is contiguous, tensor dim 1 must be copied round.
 STEPS = {
@@ -33,7 +33,8 @@ STEPS = {
     "all_to_all": (("S(0)", "S(1)"), ("S(1)", "S(0)")),
     NATIVE_ALL_TO_ALL: (("S(0)", "S(1)"), ("S(1)", "S(0)")),
     "cut": (("R", "S(0)"), ("R", "S(1)")),
-    "partition": (("R", "P(sum)"),),
+    PARTITION: (("R", "P(sum)"),),
+    ZERO_FILL: (("S(0)", "P(sum)"), ("S(1)", "P(sum)")),
 }
 
 
@@ -97,7 +98,9 @@ def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Itera
         before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
         for op, sides in STEPS.items():
             # Only on CPU does DTensor run anything else than the native one.
-            if op != NATIVE_ALL_TO_ALL or not is_accelerator(context.device.type):
+            if op == NATIVE_ALL_TO_ALL and is_accelerator(context.device.type):
+                continue
+            if op != ZERO_FILL or lacks(ZERO_FILLS) is None:
                 for source, target in sides:
                     yield op, mesh_dim, Pair.of(before + source + after, before + target + after, shape)
 
@@ -143,7 +146,7 @@ def _case_spec(dtype: str, op: str, mesh_dim: str, pair: Pair, held_out: bool, c
     planner = DIRECT if op == DIRECT else "greedy"
     experiment = Experiment(pair, planner, dtype, op == NATIVE_ALL_TO_ALL, lambda: context)
     fields_of = partial(_fields, op, mesh_dim)
-    if op == "partition":
+    if op == PARTITION:
         return CaseSpec(case, partial(_open_partition, experiment, mesh_dim, fields_of))
     return CaseSpec(case, partial(open_pair, experiment, fields_of))
 
@@ -156,7 +159,7 @@ def _fields(
     if op == DIRECT:
         payload_numel, num_copies, num_messages = _exchange(experiment.pair, context).load()
         group_size, backend_op = context.mesh.size(), "+".join(planned.executed_as)
-    elif op == "partition":
+    elif op == PARTITION:
         payload_numel, num_copies = math.prod(experiment.pair.shape), 0
         group_size, backend_op = context.size(mesh_dim), "none"
     else:

@@ -1,8 +1,9 @@
 """`python -m distbench.worker.children.plan_paths`: which paths torch's own planners take, for `distbench plan`.
 
 It reads one JSON object from stdin: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and
-budget_s. Prints one as the last line: torch's version, and for each planner one answer a pair. An answer is
-{"path": torch's own notation} or {"error": why there is none}; null where the time was up.
+budget_s. Prints one as the last line: torch's version, why it makes no partial of a shard (null where it does), and for
+each planner one answer a pair. An answer is {"path": torch's own notation} or {"error": why there is none}; null where
+the time was up.
 """
 
 import json
@@ -17,7 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from distbench.planning import State, parse_state
 from distbench.spec.planner_names import TORCH_PLANNERS
 from distbench.worker.rank.dtypes import TORCH_DTYPES
-from distbench.worker.torch_internals import Unsupported, fake_mesh, path_between, planner, remembered_steps
+from distbench.worker.torch_internals import (
+    ZERO_FILLS,
+    Unsupported,
+    fake_mesh,
+    lacks,
+    path_between,
+    planner,
+    remembered_steps,
+)
 
 Answer = dict[str, str] | None
 
@@ -38,7 +47,7 @@ def paths(request: dict[str, Any]) -> dict[str, Any]:
                     if time.monotonic() > deadline:
                         break
                     answers[name][number] = _answer(mesh, shape, dtype, *pairs[number])
-    return {"torch": torch.__version__, "paths": answers}
+    return {"torch": torch.__version__, "no_zero_fill": lacks(ZERO_FILLS), "paths": answers}
 
 
 def _answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: State, target: State) -> Answer:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from distbench.compare.medians import median
-from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL
+from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL
 from distbench.costmodel.mesh_costs import measured_cost
 from distbench.costmodel.profile import Profile
 from distbench.planning import Exchange, NotHandled, State, forget_prices, plan_exchange
@@ -22,6 +22,7 @@ from distbench.worker.rank.rank_context import RankContext
 from distbench.worker.redistribute.direct_executor import DirectRedistribution
 from distbench.worker.torch_internals import (
     BACKEND_OPS,
+    ZERO_FILLS,
     OwnPlans,
     PathStep,
     Unsupported,
@@ -31,6 +32,7 @@ from distbench.worker.torch_internals import (
     plan_only,
     plan_path,
     planner,
+    require,
 )
 
 WARM_PLANS = 20
@@ -145,6 +147,8 @@ def _path(
     planning_s = known or planning_seconds(plan, _forget_paths, context.rank == 0)
     plan()  # never in an iteration
     text, steps = plan_path(source, target)
+    if any(step.does == ZERO_FILL for step in steps):
+        require(ZERO_FILLS)  # older versions of torch plan it by greedy, and raise
     itemsize = source.dtype.itemsize
     communicating = [step for step in steps if step.op and step.group_size > 1]
     executed = [executed_as(step.op, context, native) for step in communicating if step.op]
@@ -209,7 +213,7 @@ def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile
     for step in steps:
         if step.group_size == 1:
             continue
-        line = profile.line(step.op or "cut", step.mesh_dim, step.group_size)
+        line = profile.line(step.does, step.mesh_dim, step.group_size)
         if line is not None:
             total += line.seconds(step.payload_numel * itemsize, step.num_copies)
         elif step.op:

@@ -83,6 +83,7 @@ from distbench.worker.torch_internals.peak import Allocation, cpu_allocations, s
 from distbench.worker.torch_internals.probe import (
     PENDING,
     V_SCHEDULES,
+    ZERO_FILLS,
     Internal,
     Probe,
     Skipped,
@@ -90,6 +91,7 @@ from distbench.worker.torch_internals.probe import (
     bind_to_numa_node,
     compiler_errors,
     import_compiler,
+    lacks,
     needs_newer,
     probe,
     replaced,

@@ -26,7 +26,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.versions import SUPPORTED
 from distbench.worker.torch_internals.dtensor_planners import dist_state, state_of_layout
 from distbench.worker.torch_internals.mesh_facts import group_shapes, is_strided_shard, unordered_groups
-from distbench.worker.torch_internals.probe import Unsupported, require
+from distbench.worker.torch_internals.probe import ZERO_FILLS, Unsupported, lacks, require
 from distbench.worker.torch_internals.replacements import PlanCounts, Steps, planned_by
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
@@ -180,7 +180,8 @@ class _Planning:
         """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
 
         What is local costs nothing, and from a shard or another partial to a partial costs infinitely much: an operator
-        that gathers an input to be able to add it up later would be no gain.
+        that gathers an input to be able to add it up later would be no gain. torch prices its zero-fill so too, which
+        sends nothing but fills the whole tensor.
         """
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
@@ -213,10 +214,11 @@ def _price_us(problem: Problem, model: MeshCost, source: State, target: State, m
 
 
 def _route(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> Route:
+    zero_fill = lacks(ZERO_FILLS) is None
     try:
-        return cheapest_route(problem, model, source, target, max_bytes)
+        return cheapest_route(problem, model, source, target, max_bytes, zero_fill)
     except NoPath:
-        return least_peak_route(problem, model, source, target)
+        return least_peak_route(problem, model, source, target, zero_fill)
 
 
 def require_known_planner() -> None:

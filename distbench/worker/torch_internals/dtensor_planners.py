@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from distbench.costmodel.lines import ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
 from distbench.planning import NotHandled, State
 from distbench.planning.states import known_reduce_op
 from distbench.spec.planner_names import TORCH_PLANNERS
@@ -132,6 +133,7 @@ class PathStep:
         logical_numel: elements of the tensor as it is before this mesh dim shards it.
         mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
         num_copies: tensor dims that it gathers or scatters and that are not the first (0 to 2).
+        local_op: one of `costmodel.lines.LOCAL_OPS` where `op` is None.
     """
 
     op: str | None
@@ -139,16 +141,22 @@ class PathStep:
     logical_numel: int
     mesh_dim: str = ""
     num_copies: int = 0
+    local_op: str = CUT
+
+    @property
+    def does(self) -> str:
+        """The collective, or the local operation."""
+        return self.op or self.local_op
 
     @property
     def payload_numel(self) -> int:
         """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local step copies."""
-        return self.logical_numel // (self.group_size if self.op in ("all_to_all", None) else 1)
+        return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, CUT) else 1)
 
     @property
     def held_after(self) -> int:
         """Elements of the local tensor afterwards."""
-        return self.logical_numel // (1 if self.op in ("all_gather", "all_reduce") else self.group_size)
+        return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, REDUCE_SCATTER, CUT) else 1)
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
@@ -268,11 +276,15 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
-    names = group_mesh.mesh_dim_names
+    names, group_size = group_mesh.mesh_dim_names, group_mesh.size(info.mesh_dim)
+    before, after = info.src_dst_placements
+    is_filled = before.is_shard() and after.is_partial("sum")
+    local_op = ZERO_FILL if is_filled else PARTITION if after.is_partial() else CUT
     return PathStep(
         op=info._comm_type_key(),
-        group_size=group_mesh.size(info.mesh_dim),
-        logical_numel=numel,
+        group_size=group_size,
+        logical_numel=numel * group_size if local_op == ZERO_FILL else numel,
         mesh_dim=names[info.mesh_dim] if names else "",
         num_copies=sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements),
+        local_op=local_op,
     )

@@ -1,6 +1,7 @@
 """The private and experimental torch names that distbench uses, and whether this torch has them."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -85,8 +86,9 @@ REDUCER = "DDP's reducer on a simulated device"
 FUSED = "DDP's buckets by compiled autograd"
 STAGES_AGREE = "pipelines on a fake process group"
 V_SCHEDULES = "schedules whose stages lie in a V, on gloo"
+ZERO_FILLS = "redistribution from Shard to Partial by zero-fill"
 # Features that older versions of torch lack, to the first version that has them.
-LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12)}
+LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), ZERO_FILLS: (2, 14)}
 # Features that work around something that torch began to do in that version; older ones need no work-around.
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
 # Feature, module of torch, and dotted name in it with the parameters that it must take; " or " divides alternatives.
@@ -119,6 +121,8 @@ NEEDED = (
     ("calibrated planning", REDISTRIBUTE, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN"),
     ("calibrated planning", "torch.distributed.tensor._ops.utils", "redistribute_cost(current_spec, target_spec)"),
     ("calibrated planning", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    (ZERO_FILLS, REDISTRIBUTE, f"{PLANNER}._get_shard_to_partial_target_states(self, current_state, dst_state)"),
+    (ZERO_FILLS, PLACEMENTS, "Shard._to_partial_tensor"),
     ("ranks of a mesh in their order", "torch.utils._python_dispatch", "_disable_current_modes"),
     ("native all-to-all on CPU", PLACEMENTS, "shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)"),
     ("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
@@ -267,6 +271,16 @@ def require(feature: str) -> None:
         if internal.feature == feature and (missing := _missing(internal)):
             advice = outside_of_support(torch.__version__) or f"distbench supports {SUPPORTED}"
             raise Unsupported(f"{feature}: torch {torch.__version__} {missing}; {advice}")
+
+
+@functools.cache
+def lacks(feature: str) -> str | None:
+    """Return why `require` raises for a feature with this torch, else None."""
+    try:
+        require(feature)
+    except Unsupported as reason:
+        return str(reason)
+    return None
 
 
 def needs_newer(feature: str) -> str | None:
