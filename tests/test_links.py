@@ -15,6 +15,7 @@ from processes import Ranks
 
 from distbench.cli import main
 from distbench.links import LinkRun, link_run_of, verdict_of
+from distbench.links.effects import rank_effects
 from distbench.links.heat_map import link_figures
 from distbench.links.link_measurements import relative_to
 from distbench.links.link_text import judged, link_lines, link_tables
@@ -159,6 +160,24 @@ def test_of_what_is_alike_nothing_is_named_in_nineteen_of_twenty_runs() -> None:
 def test_of_links_that_differ_by_their_kind_nothing_is_named() -> None:
     across = {(a, b): 5.0 for a in range(4) for b in range(4, 8)}
     assert sum(bool(named(made_up(seed, across))) for seed in range(40)) <= 2
+
+
+@pytest.mark.parametrize("slow", [(2, 5), (1, 5), (1, 2)])
+def test_two_ranks_on_cables_of_half_the_rate_are_named_and_no_link(slow: tuple[int, int]) -> None:
+    """Half of the pairs of a level are slow then, and a pair of both is no slower than the others."""
+    cables = {pair: 2.0 for pair in itertools.combinations(range(8), 2) if set(pair) & set(slow)}
+    wanted = {("rank", (rank,), quantity) for rank in slow for quantity in ("latency", "bandwidth")}
+    assert sum(named(made_up(seed, cables, num_passes=8, noise=0.2)) == wanted for seed in range(20)) >= 19
+
+
+def test_the_effects_of_ranks_are_those_of_which_times_were_made() -> None:
+    pairs = list(itertools.combinations(range(8), 2))
+    levels = [int((a < 4) != (b < 4)) for a, b in pairs]
+    truth = np.array([0, 0.7, 0, -0.1, 0, 0.2, 0.7, 0])
+    logs = np.array([[truth[a] + truth[b] + 3 * level for (a, b), level in zip(pairs, levels, strict=True)]] * 2)
+    logs[:, 5] += 2  # a slow link is not its ranks' fault
+    found = rank_effects(logs, pairs, levels, range(8))
+    assert (found - np.median(found, axis=1)[:, None])[0] == pytest.approx(truth - np.median(truth), abs=0.02)
 
 
 def test_what_is_slow_is_named_and_nothing_else() -> None:
