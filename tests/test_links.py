@@ -24,6 +24,7 @@ from distbench.runs.run_file import Run, read_run
 from distbench.spec import Settings
 from distbench.worker.links.computing_cases import Product
 from distbench.worker.links.link_rounds import ACROSS, SAME_PLACE, WITHIN, compute_turns, link_rounds, tournament
+from distbench.worker.links.tcp_segments import segments_so_far
 from distbench.worker.pass_plan import PassPlan
 
 HOSTS = ["a"] * 4 + ["b"] * 4
@@ -264,6 +265,20 @@ def test_what_cannot_be_told_is_said() -> None:
     assert "would have been found" in second
 
 
+def test_a_host_that_sends_segments_again_has_a_warning(tmp_path: Path) -> None:
+    run = made_up(1, {})
+    for case in run.cases[:6]:
+        case["counters"] = {"tcp_segments": [1000] * 8, "tcp_segments_again": [0] * 4 + [5] * 4}
+    run.cases[7]["counters"] = {"tcp_segments": "x", "tcp_segments_again": None}
+    _, warning = link_lines(run)
+    assert warning.startswith("warning: host b sent 30 of 6,000 TCP segments again (0.5 %)")
+    # As the kernel writes it (proc(5)), shortened.
+    file = tmp_path / "snmp"
+    file.write_text("Ip: A\nIp: 1\nTcp: RtoMin InSegs OutSegs RetransSegs InErrs\nTcp: 200 7 900 4 0\nUdp: A\nUdp: 1\n")
+    assert segments_so_far(file) == (900, 4)
+    assert segments_so_far(tmp_path / "nowhere") is None
+
+
 def test_the_matrix_has_each_pair_and_a_mark_at_the_slow_one() -> None:
     ranking, bandwidths, _ = link_tables(made_up(3, {(2, 7): 3.0}))
     assert any("link 2-7 (on a and b)" in row for row in ranking.rows)
@@ -294,6 +309,7 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
     assert all((alike.times_s > 0).all() for alike in links.alike)
+    assert all(sent > 0 for sent, _ in links.segments.values()) and len(links.segments) == 1
 
 
 def test_an_earlier_run_that_cannot_be_read_is_said_before_anything_is_measured(tmp_path: Path) -> None:

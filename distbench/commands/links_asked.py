@@ -80,7 +80,7 @@ def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
     Raises:
         UserError: no links were measured, or the earlier run's are others.
     """
-    from distbench.links.link_text import judged, link_hosts_note
+    from distbench.links.link_text import judged, link_hosts_note, loss_lines
     from distbench.runs.run_file import read_run
 
     runs = [run for job in jobs if Path(job.run_file).exists() for run in [read_run(Path(job.run_file))]]
@@ -91,6 +91,8 @@ def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
     before = read_run(earlier) if earlier else None
     for run, verdict in found:
         since = judged(run, before) if before else None
+        for line in loss_lines(run) if silent else ():
+            say(f"distbench: {run.scenario}: {line}", err=True)
         if before and since and not silent:
             lines = [*link_hosts_note(run, before), *since.lines]
             say("\n".join(f"since {before.path.name}: {line}" for line in lines))

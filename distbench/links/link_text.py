@@ -25,6 +25,8 @@ from distbench.spec.devices import DRIVER_FIELDS
 from distbench.spec.printable import count_text
 
 UNKNOWN = "UNKNOWN: "
+# Segments sent again, as a share and as a number, from which a host's network loses packets.
+MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
 # A check that would have missed half of the speed has not shown that all is well.
@@ -62,6 +64,16 @@ def link_lines(run: Run) -> Iterator[str]:
     """The verdict for the first screen; nothing where no links were measured."""
     if found := judged(run):
         yield from found.lines
+        yield from loss_lines(run)
+
+
+def loss_lines(run: Run) -> Iterator[str]:
+    """Sentences on hosts whose packets are lost: TCP sends them again, so a lossy link may look fast."""
+    links = link_run_of(run)
+    for host, (sent, again) in links.segments.items() if links else ():
+        if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
+            what = f"host {host} sent {again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
+            yield f"warning: {what}: packets are lost. Run `ip -s link` and `ethtool -S` there, and see its switch port"
 
 
 def judged(run: Run, earlier: Run | None = None) -> Judged | None:
