@@ -91,7 +91,7 @@ def judged(run: Run, earlier: Run | None = None) -> Judged | None:
     named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
     more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
-    is_told = all(at <= UNNOTICED for at in verdict.detectable.values()) and not has_no_links
+    is_told = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
     if not named:
         return Judged((f"{'' if is_told else UNKNOWN}{_nothing(verdict)}",), False, is_told)
     return Judged((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_told)
