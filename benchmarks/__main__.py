@@ -4,12 +4,20 @@ The table goes to stdout as it grows, each measurement beside its bound to stder
 """
 
 import argparse
+import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import suppress
+from pathlib import Path
 
-from benchmarks.claims import HEAD, benchmark, detail, holds, lines, names
+from benchmarks.claims import HEAD, Row, benchmark, detail, holds, lines, names
+
+# Seconds after which a benchmark is stopped, and between its SIGTERM and its SIGKILL.
+LIMIT_S, LONG_LIMIT_S, END_S = 900, 3 * 3600, 30
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,16 +35,48 @@ def main(arguments: Sequence[str]) -> int:
     print(HEAD, flush=True)
     kept = True
     for name in given.name or names():
-        module, rows = benchmark(name), None
-        if not (given.quick and getattr(module, "IS_LONG", False)):
+        module = benchmark(name)
+        is_long = getattr(module, "IS_LONG", False)
+        rows, why_not = None, "left out by --quick"
+        if not (given.quick and is_long):
             print(f"{name}:", file=sys.stderr, flush=True)
-            with redirect_stdout(sys.stderr):
-                rows = module.main()
-            print("\n".join(map(detail, rows)), file=sys.stderr, flush=True)
-            kept &= all(map(holds, rows))
-        for line in lines(name, rows):
+            rows, why_not = measured(module.__name__, LONG_LIMIT_S if is_long else LIMIT_S), "not measured"
+            print("\n".join(map(detail, rows or ())), file=sys.stderr, flush=True)
+            kept &= rows is not None and all(map(holds, rows))
+        for line in lines(name, rows, why_not):
             print(line, flush=True)
     return 0 if kept else 1
+
+
+def measured(module: str, limit_s: float) -> list[Row] | None:
+    """Return a benchmark's rows; None, and a sentence on stderr, where it fails or takes longer than `limit_s`.
+
+    It has a session of its own, which is ended as a whole: a benchmark that hangs leaves no ranks and no daemons.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench") as folder:
+        file = Path(folder, "rows.json")
+        command = [sys.executable, "-m", "benchmarks.measure", module, str(file)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            print(f"{module} did not end within {limit_s:g} s and was stopped", file=sys.stderr, flush=True)
+            return None
+        finally:
+            end(process)
+        if code or not file.exists():
+            print(f"{module} ended with exit code {code}, without rows", file=sys.stderr, flush=True)
+            return None
+        return [(one, value, allowed) for one, value, allowed in json.loads(file.read_text())]
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End what is left of a session: politely first, so that a benchmark removes what it made."""
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, sent)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ import math
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +21,14 @@ import pandas as pd
 
 from benchmarks.claims import Claim, Row
 from benchmarks.gate_record import restless
-from distbench.compare.passes import compare_passes
+from distbench.compare.passes import as_table, compare_pairs, compare_passes
+from distbench.pytest_plugin.case import MeasuredCase
 from distbench.report.steps import steps_of
 from distbench.runs.find import collect
 from distbench.runs.frame import PASSES, frame_of
 
 LAUNCHES = 20
-NEIGHBOURS = 1
+NEIGHBOURS, BUSY_S = 1, 2.0
 SCENARIO = Path(__file__).with_name("variants_scenario.py")
 FOLDER = Path("build/variants")
 SLOWER = {"copy=6": 0.10, "copy=7": 0.20}  # by how much these are slower where they have extra work
@@ -47,6 +50,13 @@ CLAIMS = (
         ("identical, *, names redrawn",),
     ),
     Claim(
+        f"`case.versus` over all pairs of 6 identical collectives, {LAUNCHES} quick launches beside a neighbour that "
+        "is busy for 2 s and idle for 2 s: launches with any verdict; the same with the names drawn anew in each pass",
+        "{:.0%}; {:.1%}",
+        "at most 5 %",
+        ("versus, launches", "versus, names redrawn"),
+    ),
+    Claim(
         "variants slower by real work of about 20 %, about 10 %: called slower by a default launch",
         "{:.0%}; {:.0%}",
         "at least 95 %; 60 %",
@@ -64,9 +74,10 @@ CLAIMS = (
 )
 
 
-def launch(folder: Path, *options: str) -> None:
-    """One run of the scenario; its run file goes under the folder."""
-    command = [sys.executable, "-m", "distbench", "run", str(SCENARIO), "--out", str(folder), "--quiet", *options]
+def launch(folder: Path, *options: str, name: str = "copies") -> None:
+    """One run of a scenario; its run file goes under the folder."""
+    target = f"{SCENARIO}::{name}"
+    command = [sys.executable, "-m", "distbench", "run", target, "--out", str(folder), "--quiet", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -84,10 +95,48 @@ def recorded(folder: Path, *options: str) -> list[pd.DataFrame]:
     return tables_in(folder)
 
 
+def sweeps_in(folder: Path) -> list[list[MeasuredCase]]:
+    """The cases of each finished launch of calls under a folder."""
+    runs = collect((folder,), folder)[0] if any(folder.rglob("*.jsonl")) else []
+    return [MeasuredCase.all_of(run.cases, run.path) for run in runs if run.footer]
+
+
+def recorded_calls(folder: Path) -> list[list[MeasuredCase]]:
+    """The cases of LAUNCHES quick launches of calls; those that the folder lacks are made now."""
+    while (count := len(sweeps_in(folder))) < LAUNCHES:
+        print(f"  {folder.name}: launch {count + 1} of {LAUNCHES}", flush=True)
+        launch(folder, "--quick", name="calls")
+    return sweeps_in(folder)
+
+
+def has_verdict(ratios: Iterable[str]) -> bool:
+    """Whether any is "faster" or "slower"."""
+    return bool({"faster", "slower"} & set(ratios))
+
+
+def redrawn_calls(sweeps: list[list[MeasuredCase]]) -> float:
+    """The share of launches with any verdict, REDRAWN times each with the names drawn anew in each pass."""
+    draw = np.random.default_rng(0)
+    tables = [as_table([np.array(case.pass_medians_s) for case in cases]) for cases in sweeps]
+    found = [has_verdict(compare_pairs(draw.permuted(table, axis=0))[1].verdict) for table in tables * REDRAWN]
+    return float(np.mean(found))
+
+
+def busy_and_idle() -> None:
+    """Compute for BUSY_S, rest as long, and so on until stopped."""
+    matrix = np.ones((200, 200))
+    while True:
+        until = time.monotonic() + BUSY_S
+        while time.monotonic() < until:
+            matrix @ matrix
+        time.sleep(BUSY_S)
+
+
 @contextlib.contextmanager
-def neighbours(count: int) -> Iterator[None]:
+def neighbours(count: int, target: Callable[..., None] = restless) -> Iterator[None]:
     """Processes that compute and rest in turn meanwhile."""
-    processes = [multiprocessing.Process(target=restless, args=(seed,), daemon=True) for seed in range(count)]
+    seeds = [(seed,) if target is restless else () for seed in range(count)]
+    processes = [multiprocessing.Process(target=target, args=args, daemon=True) for args in seeds]
     for process in processes:
         process.start()
     try:
@@ -178,12 +227,17 @@ def main() -> list[Row]:
     slower = recorded(folder / "slower", "--set", f"less={less}", "--set", f"more={more}")
     with neighbours(NEIGHBOURS):
         beside = recorded(folder / "identical-neighbour")
+    with neighbours(NEIGHBOURS, busy_and_idle):
+        sweeps = recorded_calls(folder / "calls-neighbour")
     for name, tables in (("quiet", quiet), ("quick", quick), ("slower", slower), ("beside a neighbour", beside)):
         describe(name, tables)
     rows = []
     for name, tables in (("default", quiet), ("beside a neighbour", beside), ("--quick", quick)):
         rows.append((f"identical, {name}, launches", false_tables(tables), 0.05))
         rows.append((f"identical, {name}, names redrawn", redrawn(tables), 0.05))
+    verdicts = [has_verdict(one.versus(other).verdict for one, other in combinations(cases, 2)) for cases in sweeps]
+    rows.append(("versus, launches", float(np.mean(verdicts)), 0.05))
+    rows.append(("versus, names redrawn", redrawn_calls(sweeps), 0.05))
     for variant, least in (("copy=7", -0.95), ("copy=6", -0.60)):
         name = f"slower by {100 * SLOWER[variant]:.0f} %, in fact {100 * slowdown(slower, variant):.1f} %"
         rows.append((name, found(slower, variant), least))

@@ -72,10 +72,10 @@ def claims_of(module: ModuleType) -> tuple[Claim, ...]:
     return getattr(module, "CLAIMS", ())
 
 
-def lines(name: str, rows: Sequence[Row] | None) -> Iterator[str]:
-    """A benchmark's rows of the table, without figures where nothing was measured."""
+def lines(name: str, rows: Sequence[Row] | None, why_not: str = "") -> Iterator[str]:
+    """A benchmark's rows of the table; where nothing was measured, why it was not."""
     for claim in claims_of(benchmark(name)):
-        yield claim.line("left out by --quick" if rows is None else claim.measured(rows), name)
+        yield claim.line(why_not if rows is None else claim.measured(rows), name)
 
 
 def holds(row: Row) -> bool:

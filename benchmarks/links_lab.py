@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ FORK_SERVER = ROOT / "tests" / "processes"
 # What a rank and its command import.
 IMPORTED = ("distbench.cli", "distbench.launch", "distbench.worker.session", "distbench.runs.run_file")
 CLONE_NEWUTS = 0x04000000  # sched.h
-LAUNCH_S = 300
+LAUNCH_S, START_S = 300, 120
 
 
 class Lab:
@@ -60,6 +61,10 @@ class Lab:
         ip("qdisc", "replace", "dev", f"{PREFIX}{rank}h", *bucket, program="tc")
         ip("-n", f"{PREFIX}{rank}", "qdisc", "replace", "dev", "eth", *bucket, program="tc")
         self._rates[rank] = rate
+
+    def python(self, rank: int, *words: str) -> list[str]:
+        """Return the command that starts a Python where a rank is."""
+        return [self._pythons[rank], *words]
 
     def run(self, folder: Path, *words: str) -> None:
         """`distbench run links` with further words on all ranks, whose run file is in a folder then.
@@ -90,7 +95,7 @@ class Lab:
             "DISTBENCH_MACHINE": "lab",
             "PYTHONPATH": ROOT,
         }
-        command = [self._pythons[rank], "-m", "distbench", "run", "links", "--mesh", f"tp={NUM_RANKS}"]
+        command = [*self.python(rank, "-m", "distbench", "run", "links", "--mesh", f"tp={NUM_RANKS}")]
         with (log if rank == 0 else Path(os.devnull)).open("ab") as output:
             return subprocess.Popen(
                 [*command, "--out", str(folder), "--quiet", *words],
@@ -172,17 +177,17 @@ def agents(folder: Path, limits: Sequence[CpuLimit]) -> Iterator[list[str]]:
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
     )
     try:
-        assert process.stdout is not None
-        for _ in surroundings:
-            if process.stdout.readline() != b"ready\n":
-                raise RuntimeError("the lab's processes did not start")
+        deadline = time.monotonic() + START_S
+        while not all(Path(socket_path).exists() for socket_path, *_ in surroundings):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the lab's processes did not start within {START_S} s; see what they printed")
+            time.sleep(0.02)
         yield [client(folder, socket_path) for socket_path, *_ in surroundings]
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def client(folder: Path, socket_path: str) -> str:

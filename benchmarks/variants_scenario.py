@@ -1,4 +1,6 @@
-"""Eight variants of one step: all the same, or the last two slower by real work that changes no value."""
+"""Eight variants of one step: all the same, or the last two slower by real work that changes no value; equal calls."""
+
+from collections.abc import Callable
 
 from distbench.spec import ParallelPlan, Scenario, scenario
 
@@ -37,3 +39,17 @@ def copies(*, copy: int = 0, less: int = 0, more: int = 0) -> Scenario:
         optimizer=torch.optim.AdamW,
         plan=ParallelPlan(tp={"up": ColwiseParallel(), "down": RowwiseParallel()}),
     )
+
+
+@scenario(mesh={"tp": 2}, axes={"copy": (0, 1, 2, 3, 4, 5)})
+def calls(*, copy: int = 0) -> Scenario:
+    """Six copies of one all_reduce, as a user's own call."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def make(mesh: DeviceMesh) -> Callable[[], None]:
+        group, values = mesh.get_group("tp"), torch.zeros(65536)
+        return lambda: dist.all_reduce(values, group=group)
+
+    return Scenario(calls={"all_reduce": make})

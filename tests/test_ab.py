@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
-from processes import Children
+from processes import PATIENCE_S, Children
 
 from distbench.ab import turns
 from distbench.ab.side import Side, checked_out, python_at
@@ -238,11 +238,11 @@ def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
     with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
         started_s = time.monotonic()
         while not (pid := (repository / "pid").read_text() if (repository / "pid").exists() else ""):
-            assert ab.poll() is None and time.monotonic() - started_s < 60
+            assert ab.poll() is None and time.monotonic() - started_s < PATIENCE_S
             time.sleep(0.05)
         assert git(repository, "worktree", "list").count("\n") == 1
         ab.send_signal(signum)
-        said = ab.communicate(timeout=30)[1]
+        said = ab.communicate(timeout=PATIENCE_S)[1]
     assert ab.returncode == 130 and said.splitlines()[-1] == "distbench: interrupted"
     assert git(repository, "worktree", "list").count("\n") == 0
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -284,10 +284,10 @@ def test_a_signal_while_a_revision_is_checked_out_leaves_no_worktree(
     with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
         started_s = time.monotonic()
         while not (tmp_path / "checking-out").exists():
-            assert ab.poll() is None and time.monotonic() - started_s < 60
+            assert ab.poll() is None and time.monotonic() - started_s < PATIENCE_S
             time.sleep(0.02)
         ab.send_signal(signum)
-        said = ab.communicate(timeout=30)[1]
+        said = ab.communicate(timeout=PATIENCE_S)[1]
     assert ab.returncode == 130 and said.splitlines()[-1] == "distbench: interrupted"
     assert git(repository, "worktree", "list").count("\n") == 0
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import Children
+from processes import PATIENCE_S, Children
 
 from distbench.ask_child import ask_child
 from distbench.spec.errors import UserError
@@ -64,8 +64,8 @@ def test_what_a_child_leaves_behind_is_ended_and_not_waited_for(some_child: Path
         f"open({str(pid)!r}, 'w').write(str(child))\nprint(3)"
     )
     began = time.monotonic()
-    assert ask_child("some_child", timeout_s=50) == 3 and time.monotonic() - began < 30
-    ended = time.monotonic() + 10
+    assert ask_child("some_child", timeout_s=50) == 3 and time.monotonic() - began < 50
+    ended = time.monotonic() + PATIENCE_S
     while is_alive(int(pid.read_text())) and time.monotonic() < ended:
         time.sleep(0.05)
     assert not is_alive(int(pid.read_text()))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import DATA, run_files
-from processes import Children, Ranks
+from processes import PATIENCE_S, Children, Ranks, slowness
 
 from distbench.launch.attempt import ask_for_stacks
 from distbench.runs.run_file import read_run
@@ -37,7 +37,7 @@ def assert_nothing_runs(folder: Path) -> None:
 
 def assert_gone(pids: list[int]) -> None:
     assert pids and len(pids) % 2 == 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
         time.sleep(0.1)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -92,7 +92,7 @@ def test_ranks_that_raise_seconds_apart_have_all_raised(ranks: Ranks, tmp_path: 
 
 def torchrun(ranks: Ranks, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command as two ranks of somebody else's launch."""
-    more = ("--quick", "--budget", "1", "--timeout", "20", "--out", folder)
+    more = ("--quick", "--budget", "1", "--timeout", str(PATIENCE_S), "--out", folder)
     return ranks.torchrun(2, "--no-python", *arguments, *more, cwd=folder, variables={"PYTHON": ranks.forked_python})
 
 
@@ -154,7 +154,7 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
         (tmp_path / "rank1.pid").write_text(str(stranger.pid))
         monkeypatch.setattr("distbench.launch.attempt.STACKS_WAIT_S", 0.0)
         ask_for_stacks(tmp_path, launcher=own.pid)
-        assert own.wait(5) == -signal.SIGUSR1
+        assert own.wait(PATIENCE_S) == -signal.SIGUSR1
         with pytest.raises(subprocess.TimeoutExpired):
             stranger.wait(0.5)
     finally:
@@ -165,9 +165,10 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
 
 def test_a_rank_that_hangs_is_given_up_with_every_stack(ranks: Ranks, tmp_path: Path) -> None:
     # Longer than ranks take to import torch beside other tests: that is no progress either.
-    done = run_misdeed(ranks, tmp_path, "hang", "--timeout", "20")
+    timeout_s = max(20, round(10 * slowness()))
+    done = run_misdeed(ranks, tmp_path, "hang", "--timeout", str(timeout_s))
     assert done.returncode == 1, done.stderr
-    assert "made no progress for 20 s" in done.stderr
+    assert f"made no progress for {timeout_s} s" in done.stderr
     assert outcome_of(tmp_path) == ["ok", "ok", "timeout", "ok", "ok"]
     log, again = sorted(tmp_path.rglob("rank1.log"))
     assert again.parent.name == "relaunch1" or log.parent.name == "relaunch1"
@@ -278,7 +279,7 @@ def start(ranks: Ranks, folder: Path, python: str = sys.executable) -> subproces
 
 
 def wait_for_case_3(folder: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         told = [json.loads(line) for path in folder.rglob("progress.jsonl") for line in path.read_text().splitlines()]
         if any(event["event"] == "case" and event["index"] == 2 for event in told):
@@ -296,7 +297,7 @@ def test_an_interrupted_run_keeps_its_cases_and_leaves_nothing_behind(
     for each in sent:
         process.send_signal(each)
         time.sleep(0.3)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "interrupted" in stderr and "Traceback" not in stderr
     assert outcome_of(tmp_path) == ["ok", "ok", "aborted"]
@@ -310,7 +311,7 @@ def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(ranks:
     process = start(ranks, tmp_path)
     wait_for_case_3(tmp_path)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert_nothing_runs(tmp_path)
     shown = ranks.cli("report", "--full", "--out", str(tmp_path))
     assert shown.returncode == 0, shown.stderr

@@ -15,6 +15,7 @@ from processes import Ranks
 
 from distbench.cli import main
 from distbench.links import LinkRun, link_run_of, verdict_of
+from distbench.links.effects import rank_effects
 from distbench.links.heat_map import link_figures
 from distbench.links.link_measurements import relative_to
 from distbench.links.link_text import judged, link_lines, link_tables
@@ -23,6 +24,7 @@ from distbench.runs.run_file import Run, read_run
 from distbench.spec import Settings
 from distbench.worker.links.computing_cases import Product
 from distbench.worker.links.link_rounds import ACROSS, SAME_PLACE, WITHIN, compute_turns, link_rounds, tournament
+from distbench.worker.links.tcp_segments import segments_so_far
 from distbench.worker.pass_plan import PassPlan
 
 HOSTS = ["a"] * 4 + ["b"] * 4
@@ -161,6 +163,24 @@ def test_of_links_that_differ_by_their_kind_nothing_is_named() -> None:
     assert sum(bool(named(made_up(seed, across))) for seed in range(40)) <= 2
 
 
+@pytest.mark.parametrize("slow", [(2, 5), (1, 5), (1, 2)])
+def test_two_ranks_on_cables_of_half_the_rate_are_named_and_no_link(slow: tuple[int, int]) -> None:
+    """Half of the pairs of a level are slow then, and a pair of both is no slower than the others."""
+    cables = {pair: 2.0 for pair in itertools.combinations(range(8), 2) if set(pair) & set(slow)}
+    wanted = {("rank", (rank,), quantity) for rank in slow for quantity in ("latency", "bandwidth")}
+    assert sum(named(made_up(seed, cables, num_passes=8, noise=0.2)) == wanted for seed in range(20)) >= 19
+
+
+def test_the_effects_of_ranks_are_those_of_which_times_were_made() -> None:
+    pairs = list(itertools.combinations(range(8), 2))
+    levels = [int((a < 4) != (b < 4)) for a, b in pairs]
+    truth = np.array([0, 0.7, 0, -0.1, 0, 0.2, 0.7, 0])
+    logs = np.array([[truth[a] + truth[b] + 3 * level for (a, b), level in zip(pairs, levels, strict=True)]] * 2)
+    logs[:, 5] += 2  # a slow link is not its ranks' fault
+    found = rank_effects(logs, pairs, levels, range(8))
+    assert (found - np.median(found, axis=1)[:, None])[0] == pytest.approx(truth - np.median(truth), abs=0.02)
+
+
 def test_what_is_slow_is_named_and_nothing_else() -> None:
     rank = {("rank", (5,), quantity) for quantity in ("latency", "bandwidth", "compute")}
     link = {("link", (2, 7), quantity) for quantity in ("latency", "bandwidth")}
@@ -234,13 +254,29 @@ def test_what_cannot_be_told_of_some_quantities_is_said() -> None:
 
 
 def test_what_cannot_be_told_is_said() -> None:
-    assert "3 passes are too few" in next(link_lines(made_up(1, {5: 2.0}, num_passes=3)))
+    assert "UNKNOWN: 3 passes are too few" in next(link_lines(made_up(1, {5: 2.0}, num_passes=3)))
     assert "2 ranks are too few" in next(link_lines(made_up(1, {}, ["a", "b"])))
+    busy = judged(made_up(1, {}, noise=1.5))
+    assert busy and busy.lines[0].startswith("UNKNOWN: no rank or link stands out") and not busy.is_told
     (line,) = link_lines(made_up(1, {}))
     assert line.startswith("no rank or link stands out among ") and "would have been found" in line
     first, second = link_lines(made_up(1, {5: 2.0}))
     assert first.startswith("SLOW: rank 5 (on b) takes ") and "times as long as its like in" in first
     assert "would have been found" in second
+
+
+def test_a_host_that_sends_segments_again_has_a_warning(tmp_path: Path) -> None:
+    run = made_up(1, {})
+    for case in run.cases[:6]:
+        case["counters"] = {"tcp_segments": [1000] * 8, "tcp_segments_again": [0] * 4 + [5] * 4}
+    run.cases[7]["counters"] = {"tcp_segments": "x", "tcp_segments_again": None}
+    _, warning = link_lines(run)
+    assert warning.startswith("warning: host b sent 30 of 6,000 TCP segments again (0.5 %)")
+    # As the kernel writes it (proc(5)), shortened.
+    file = tmp_path / "snmp"
+    file.write_text("Ip: A\nIp: 1\nTcp: RtoMin InSegs OutSegs RetransSegs InErrs\nTcp: 200 7 900 4 0\nUdp: A\nUdp: 1\n")
+    assert segments_so_far(file) == (900, 4)
+    assert segments_so_far(tmp_path / "nowhere") is None
 
 
 def test_the_matrix_has_each_pair_and_a_mark_at_the_slow_one() -> None:
@@ -254,6 +290,7 @@ def test_the_matrix_has_each_pair_and_a_mark_at_the_slow_one() -> None:
 def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path) -> None:
     done = ranks.run_here(
         *("run", "links", "--quick", "--passes", "4", "--mesh", "dp_shard=2,tp=2", "--set", "burst_s=0.02"),
+        *("--set", "matmul_size=64"),  # so short that a burst has several on a machine that does much else
         *("--out", str(tmp_path)),
     )
     assert done.exit_code == 0, done.stderr
@@ -272,6 +309,7 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
     assert all((alike.times_s > 0).all() for alike in links.alike)
+    assert all(sent > 0 for sent, _ in links.segments.values()) and len(links.segments) == 1
 
 
 def test_an_earlier_run_that_cannot_be_read_is_said_before_anything_is_measured(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_what_links_cannot_be_held_against_is_refused_before_measuring(
     [
         ({5: 2.0}, 16, None, 1, "distbench: links: SLOW: rank 5 (on b) takes "),
         ({}, 16, None, 0, ""),
-        ({}, 3, None, 0, "distbench: links: 3 passes are too few"),
+        ({}, 3, None, 3, "distbench: links: UNKNOWN: 3 passes are too few"),
         ({5: 2.0}, 16, {5: 2.0}, 1, "distbench: links: SLOW: rank 5"),
         ({(2, 7): 3.0}, 16, {}, 1, "distbench: links: since earlier.jsonl: SLOW: link 2-7"),
     ],

@@ -50,12 +50,12 @@ def test_a_node_is_given_the_command_without_what_says_where(given: list[str], k
 
 
 def test_the_batch_file_has_the_nodes_and_the_command() -> None:
-    asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args=-p gpu -t 5")
-    code, text = run(*asked)
+    asked = ("--mesh", "tp=4", "--device", "cpu")
+    code, text = run(*asked, "--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args=-p gpu -t 5")
     lines = text.splitlines()
     assert code == 0 and lines[0] == "#!/bin/bash"
     assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH -p gpu -t 5"} <= set(lines)
-    assert shlex.split(lines[-1])[-6:] == ["-m", "distbench", "run", str(DATA / "tiny.py"), "--mesh", "tp=4"]
+    assert shlex.split(lines[-1])[-8:] == ["-m", "distbench", "run", str(DATA / "tiny.py"), *asked]
     assert "--gpus-per-node" not in text
 
 
@@ -201,13 +201,18 @@ def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: 
     monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
-    assert "nodes of this cluster have GPUs, and the job asks for none" in run(*asked)[1]
-    assert "caution" not in run(*asked, "--device", "cpu")[1]
+    assert "warning: the job requests no GPUs, since this machine has none, and nodes of this cluster" in run(*asked)[1]
+    assert "warning" not in run(*asked, "--device", "cpu")[1]
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (1, "", "no sinfo here"))
+    assert "warning: the job requests no GPUs, since this machine has none. Give --device" in run(*asked)[1]
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "(null)\n", ""))
+    assert "warning" not in run(*asked)[1], "no node of this cluster has GPUs"
+    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "gpu:h100:8\n", ""))
     for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
-        assert "caution" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
-    assert "caution" in run(*asked, "--launcher-args", "-p gpu")[1]
+        assert "warning" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
+    assert "warning" in run(*asked, "--launcher-args", "-p gpu")[1]
     code, text = run(*asked, "--device", "cuda")
-    assert code == 0 and "caution" not in text and "#SBATCH --gpus-per-node=2" in text
+    assert code == 0 and "warning" not in text and "#SBATCH --gpus-per-node=2" in text
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(slurm_job, "_meeting_of", lambda environ: {"MASTER_PORT": "20007"})
     assert run(*asked, "--device", "cpu")[1].startswith("MASTER_PORT=20007 srun --overlap "), "what would be started"

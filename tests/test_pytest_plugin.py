@@ -1,5 +1,6 @@
 """The pytest plugin: what a test may ask for, what it gets, and docs/pytest.md executed on real ranks."""
 
+import itertools
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from processes import Ranks
@@ -245,19 +247,43 @@ def test_a_rank_that_dies_fails_its_test_with_the_launchs_sentence_and_its_log(e
 
 def test_a_measured_case_reads_a_record_that_holds_little() -> None:
     record = {"case": {"id": "call/x/tp=2"}, "status": "aborted", "error": "killed"}
-    case = MeasuredCase.of(record, Path("x.jsonl"))
+    (case,) = MeasuredCase.all_of([record], Path("x.jsonl"))
     assert (case.samples_s, case.params, case.error) == ((), {}, "killed") and case.median_s != case.median_s
 
 
 def test_cases_of_a_sweep_are_compared_by_the_passes_that_both_had() -> None:
-    def case(seconds: float, num_passes: int, file: str = "x.jsonl") -> MeasuredCase:
-        samples = [seconds * (1 + 0.2 * (number % 3)) * (1 + 0.001 * (number % 2)) for number in range(num_passes)]
-        record = {"case": {"id": "call/x"}, "status": "ok", "samples_s": samples}
-        return MeasuredCase.of({**record, "passes": [(number, 1) for number in range(num_passes)]}, Path(file))
+    def sweep(num_passes: int) -> list[MeasuredCase]:
+        records = []
+        for name, seconds in (("slow", 0.2), ("fast", 0.1)):
+            samples = [seconds * (1 + 0.2 * (number % 3)) * (1 + 0.001 * (number % 2)) for number in range(num_passes)]
+            passes = [(number, 1) for number in range(num_passes)]
+            records.append({"case": {"id": name}, "status": "ok", "samples_s": samples, "passes": passes})
+        return MeasuredCase.all_of(records, Path(f"{num_passes}.jsonl"))
 
-    slow, fast = case(0.2, 9), case(0.1, 9)
+    slow, fast = sweep(9)
     assert slow.versus(fast).verdict == "slower" and slow.versus(fast).ratio == pytest.approx(2)
+    assert fast.versus(slow).verdict == "faster" and fast.versus(slow).ratio == pytest.approx(0.5)
     assert not math.isnan(slow.ci_s[0]) and "95 % CI" in slow.line()
-    assert case(0.2, 7).versus(case(0.1, 7)).verdict == "too few passes" and math.isnan(case(0.2, 7).ci_s[0])
-    with pytest.raises(UserError, match="of two launches"):
-        slow.versus(case(0.1, 9, "y.jsonl"))
+    few, others = sweep(7)
+    assert few.versus(others).verdict == "too few passes" and math.isnan(few.ci_s[0])
+    for other in (few, slow):
+        with pytest.raises(UserError, match=r"of two launches|with itself"):
+            slow.versus(other)
+
+
+def test_all_pairs_of_a_sweep_of_identical_cases_are_one_family() -> None:
+    # The levels of passes beside a neighbour that is busy half of the time: mostly one of two, 3 times apart.
+    draw, with_verdict, missed = np.random.default_rng(4), 0, 0
+    for number in range(100):
+        samples = np.exp(draw.normal(0, 0.1, (7, 12)) + np.log(3) * (draw.random((7, 12)) < 0.3))
+        samples[6] *= 5
+        records = [
+            {"case": {"id": str(row)}, "status": "ok", "samples_s": row_s, "passes": [(at, 1) for at in range(12)]}
+            for row, row_s in enumerate(samples.tolist())
+        ]
+        *same, slower = MeasuredCase.all_of(records, Path(f"{number}.jsonl"))
+        verdicts = {one.versus(other).verdict for one, other in itertools.combinations(same, 2)}
+        with_verdict += verdicts != {"within noise"}
+        missed += any(slower.versus(one).verdict != "slower" for one in same)
+    # A family at 2 % has more than 7 of 100 tables with a verdict in 1 of 1,000 series; 15 tests of their own have 20.
+    assert with_verdict <= 7 and missed <= 10

@@ -1,10 +1,14 @@
 """The tables of promises are what `./run.sh bench` prints: docs/promises.md all of it, the README some rows of it."""
 
 import re
+import time
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import DATA, ROOT
+from processes import Children
 
+import benchmarks.__main__
 from benchmarks.__main__ import main
 from benchmarks.claims import HEAD, Claim, benchmark, claims_of, detail, holds, lines, names
 
@@ -57,13 +61,27 @@ def test_bench_prints_a_table_and_says_what_does_not_exist(
     assert main(["sprint"]) == 2
     assert "no benchmark 'sprint'; there are check," in capsys.readouterr().err
 
-    def measured() -> list[tuple[str, float, float]]:
-        print("on the way")
-        return [("list", 4.0, 3.0), ("help", 2.0, 3.0)]
-
-    monkeypatch.setattr(benchmark("startup"), "main", measured)
+    rows = [("list", 4.0, 3.0), ("help", 2.0, 3.0)]
+    monkeypatch.setattr(benchmarks.__main__, "measured", lambda module, limit_s: rows)
     assert main(["startup"]) == 1
     printed = capsys.readouterr()
     [claim] = claims_of(benchmark("startup"))
     assert printed.out == f"{HEAD}\n{claim.line('4.00x, 2.00x', 'startup')}\n"
-    assert "on the way" in printed.err and "FAIL list" in printed.err
+    assert "FAIL list" in printed.err
+    monkeypatch.setattr(benchmarks.__main__, "measured", lambda module, limit_s: None)
+    assert main(["startup"]) == 1
+    assert capsys.readouterr().out == f"{HEAD}\n{claim.line('not measured', 'startup')}\n"
+
+
+def test_a_benchmark_that_hangs_is_stopped_with_what_it_started(
+    children: Children, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{DATA}")
+    began = time.monotonic()
+    assert benchmarks.__main__.measured("hanging_bench", 3.0) is None
+    assert time.monotonic() - began < 3.0 + benchmarks.__main__.END_S
+    assert "hanging_bench did not end within 3 s and was stopped" in capfd.readouterr().err
+    assert not (tmp_path / "made").exists()
+    status = Path("/proc", (tmp_path / "sleeper").read_text(), "status")
+    assert not status.exists() or "State:\tZ" in status.read_text()

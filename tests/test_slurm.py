@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import DATA, ROOT, run_files
-from processes import Ranks
+from processes import PATIENCE_S, Ranks
 
 from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
 from distbench.nodes import NodeLaunch, slurm_script, torchrun_lines
@@ -210,13 +210,13 @@ def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(
         variables=cluster.variables,
         stderr=subprocess.PIPE,
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while not (files := run_files(tmp_path)) or not read_run(files[0]).cases:
         assert time.monotonic() < until and following.poll() is None
         time.sleep(0.2)
     kept = {record["case"]["id"] for record in read_run(files[0]).cases if record["status"] == "ok"}
     following.send_signal(signal.SIGINT)
-    said = following.communicate(timeout=60)[1]
+    said = following.communicate(timeout=PATIENCE_S)[1]
     assert following.returncode == 130 and "is cancelled; what it measured is in" in said
     while cluster.ask("squeue", "-h"):
         assert time.monotonic() < until + 60

@@ -10,7 +10,7 @@ import pytest
 from distbench.report import render
 from distbench.runs.run_file import Case, read_run
 from distbench.spec import Settings
-from distbench.worker.pass_plan import MAX_PASSES, PassPlan, groups_of
+from distbench.worker.pass_plan import MAX_PASSES, PassPlan, Turn, groups_of
 from distbench.worker.rank.opened_case import CaseSpec
 from distbench.worker.session import with_baselines_again
 
@@ -145,6 +145,36 @@ def test_the_order_is_drawn_anew_in_each_pass_and_is_every_ranks() -> None:
     assert orders == [plan().order(number, 8) for number in range(5)]
     assert len({tuple(order) for order in orders}) == 5 and all(sorted(order) == list(range(8)) for order in orders)
     assert plan(seed=2).order(1, 8) != orders[1]
+
+
+def test_the_order_of_passes_differs_between_launches() -> None:
+    # One order for all launches has one case of a pair in the first place of most passes, of every launch.
+    launches = [PassPlan(Settings(), 2, True, "call/bench", run_id=f"run-{number}") for number in range(200)]
+    first = [sum(plan.order(number, 2)[0] == 0 for number in range(8)) for plan in launches]
+    assert np.mean(first) == pytest.approx(4, abs=0.5) and np.std(first) == pytest.approx(2**0.5, abs=0.3)
+
+
+def test_cases_that_are_compared_take_equal_turns_whatever_the_first_estimates() -> None:
+    for settings in ({}, {"passes": 24}, {"iterations_per_sample": 10}):
+        found = PassPlan(Settings(**settings), 3, is_compared="passes" not in settings)  # type: ignore[arg-type]
+        turns = [Turn(index, one) for index, one in enumerate(specs("x-a", "x-b", "x-c", "y-a", "-b"))]
+        for turn, estimate_s in zip(turns, (0.0004, 0.004, 0.0009, 1e-5, 1e-5), strict=True):
+            turn.estimate_s = turn.shortest_s = turn.longest_s = estimate_s
+            turn.limits = found.limits(estimate_s)
+        found.share_limits(turns)
+        assert len({turn.limits for turn in turns[:3]}) == 1
+        assert len({turn.longest_s for turn in turns[:3]}) == 1
+        assert len({turn.needs_touch(True, True) for turn in turns[:3]}) == 1
+        assert turns[3].longest_s == 1e-5, "another group has turns of its own"
+
+
+def test_a_pass_of_short_cases_gets_longer_by_what_their_shared_turns_take_more() -> None:
+    found = plan(num_cases=2)
+    turns = [Turn(index, one) for index, one in enumerate(specs("x-a", "x-b"))]
+    for turn in turns:
+        turn.estimate_s, turn.limits = 0.001, found.limits(0.001)
+    assert found.share_limits(turns) == pytest.approx(2 * (20 - 5) * 0.001)
+    assert found.share_limits(turns) == 0.0
 
 
 def test_what_nobody_compares_is_measured_in_one_go() -> None:

@@ -10,6 +10,7 @@ from distbench.spec.mesh import mesh_size
 from distbench.spec.printable import count_text
 
 TAG = "links"
+SLOW, UNKNOWN = 1, 3
 ONLY_LINKS = "--fail-on-outlier and --against are for links, and none {}; run scenario links"
 
 
@@ -64,32 +65,41 @@ def require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
 
 
 def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
-    """Say what is slow among the links, also since an earlier run where one is given; 1 where anything is, else 0.
+    """Print what is slow among the links, also since an earlier run where one is given; return the exit code.
+
+    The codes are those of `gate --strict`: an unknown outcome is not a success.
 
     Args:
         jobs: what was measured.
         earlier: a run file.
         silent: whether the summary was not shown: then only what is slow is said, and where nothing could be told.
 
+    Returns:
+        SLOW where anything is slow, UNKNOWN where a rank or link of half the speed could have gone unnoticed, else 0.
+
     Raises:
         UserError: no links were measured, or the earlier run's are others.
     """
-    from distbench.links.link_text import judged, link_hosts_note
+    from distbench.links.link_text import judged, link_hosts_note, loss_lines
     from distbench.runs.run_file import read_run
 
     runs = [run for job in jobs if Path(job.run_file).exists() for run in [read_run(Path(job.run_file))]]
     found = [(run, verdict) for run in runs if (verdict := judged(run))]
     if not found:
         raise UserError(ONLY_LINKS.format("were measured"))
-    code = 0
+    judgements = []
     before = read_run(earlier) if earlier else None
     for run, verdict in found:
         since = judged(run, before) if before else None
+        for line in loss_lines(run) if silent else ():
+            say(f"distbench: {run.scenario}: {line}", err=True)
         if before and since and not silent:
             lines = [*link_hosts_note(run, before), *since.lines]
             say("\n".join(f"since {before.path.name}: {line}" for line in lines))
         for one, prefix in ((verdict, ""), (since, f"since {before.path.name}: " if before else "")):
             if one and silent and (one.is_slow or not one.is_told):
                 say(f"distbench: {run.scenario}: {prefix}{one.lines[0]}", err=True)
-            code = 1 if one and one.is_slow else code
-    return code
+            judgements += [one] if one else []
+    if any(one.is_slow for one in judgements):
+        return SLOW
+    return 0 if all(one.is_told for one in judgements) else UNKNOWN

@@ -21,9 +21,10 @@ ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
 ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
 NO_DEVICE_ASKED = (
-    "distbench: caution: nodes of this cluster have GPUs, and the job asks for none, since none is here; say --device "
+    "distbench: warning: the job requests no GPUs, since this machine has none{}. Give --device "
     f"({ANY_ACCELERATOR}), or --device cpu"
 )
+CLUSTER_HAS = ", and nodes of this cluster have GPUs"
 
 
 class KeepsArguments(click.Command):
@@ -78,8 +79,9 @@ def run_on_nodes(
         timeout_s=asked["timeout_s"],
     )
     asks = asked["device"] or device != "cpu" or any(ASKS_FOR_GPUS.match(word) for word in launch.extra)
-    if launcher == "slurm" and not asks and nodes.has_gpus():
-        say(NO_DEVICE_ASKED, err=True)
+    # A batch file may be written where there is no Slurm to ask: then nobody knows what its nodes have.
+    if launcher == "slurm" and not asks and (has_gpus := nodes.has_gpus()) is not False:
+        say(NO_DEVICE_ASKED.format(CLUSTER_HAS if has_gpus else ""), err=True)
     if asked["dry_run"]:
         texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_text, "torchx": nodes.torchx_line}
         say(texts[launcher](launch).rstrip("\n"))

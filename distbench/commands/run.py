@@ -72,7 +72,11 @@ MISSING = f"{__name__}.missing"
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
 @click.option("--resume", type=click.Path(path_type=Path), metavar="RUN", help="Go on with an interrupted run file.")
-@click.option("--fail-on-outlier", is_flag=True, help="End with 1 where a rank, host or link is slow (scenario links).")
+@click.option(
+    "--fail-on-outlier",
+    is_flag=True,
+    help="End with 1 where a rank, host or link is slow, with 3 where that is unknown.",
+)
 @click.option("--against", type=click.Path(path_type=Path), metavar="RUN", help="Links: what is slower since that run.")
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 @click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")

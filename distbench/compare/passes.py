@@ -9,7 +9,8 @@ their residuals, so that they do not widen the others' intervals.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +108,23 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
         verdict=_verdicts(mean, reach, compared, tested),
         detectable=_detectable(error[tested], critical, count[tested]) if tested.any() else math.nan,
     )
+
+
+def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison]:
+    """Compare every two rows, as one family: whichever pair a reader picks, it was picked out of all of them.
+
+    Args:
+        values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
+
+    Returns:
+        Pairs (row, its reference), and their comparison, one element per pair.
+    """
+    pairs = list(combinations(range(len(values)), 2))
+    of_pairs = np.array([values[row] for row, _ in pairs]).reshape(len(pairs), values.shape[1])
+    references = [len(pairs) + reference for _, reference in pairs] + [-1] * len(values)
+    found = compare_passes(np.vstack([of_pairs, values]), references)
+    parts = {name: getattr(found, name)[: len(pairs)] for name in ("ratio", "low", "high", "num_passes", "verdict")}
+    return pairs, replace(found, **parts)
 
 
 def _error_and_critical(

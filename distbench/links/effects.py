@@ -1,10 +1,12 @@
 """What is compared among links: hosts, ranks, pairs and groups, each against the median of its like in each pass."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distbench.compare.intervals import Floats
 from distbench.links.link_measurements import BANDWIDTH, COMPUTE, GROUPS, LATENCY, MIN_LIKE, Alike, LinkRun, Ranks
@@ -16,6 +18,8 @@ MAX_LIKE_OTHERS = 0.1
 # What turns a median absolute deviation into a standard deviation, of normal values.
 TO_DEVIATION = 1.4826
 PRIOR_FREEDOM = 8
+# Of a fit by least absolute deviations: how often it is weighted again, and the residual that counts as none.
+ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
@@ -103,20 +107,55 @@ def _size_of(alike: Alike) -> tuple[str, int]:
 
 
 def of_ranks(links: LinkRun) -> Iterator[Effects]:
-    """Each rank's own speed, and the median over its pairs, each of which is held against those of its level."""
+    """Each rank's own speed, and what it adds to its pairs."""
     for alike in links.alike:
         if alike.quantity == COMPUTE and len(alike.members) >= MIN_LIKE:
             yield effects_of(RANK, COMPUTE, "", alike.members, against_like(alike.times_s))
     for quantity in (LATENCY, BANDWIDTH):
         of_quantity = [one for one in links.alike if one.quantity == quantity and len(one.members) >= MIN_LIKE]
         pairs = [pair for one in of_quantity for pair in one.members]
-        ranks = sorted({rank for pair in pairs for rank in pair})
-        of_rank = {rank: [at for at, pair in enumerate(pairs) if rank in pair] for rank in ranks}
-        if len(ranks) >= MIN_LIKE and min(map(len, of_rank.values())) >= MIN_LIKE - 1:
-            against = np.column_stack([against_like(one.times_s) for one in of_quantity])
-            medians = np.column_stack([np.median(against[:, of_rank[rank]], axis=1) for rank in ranks])
-            medians -= np.median(medians, axis=1)[:, None]
-            yield effects_of(RANK, quantity, "", tuple((rank,) for rank in ranks), medians)
+        counts = Counter(rank for pair in pairs for rank in pair)
+        if len(counts) >= MIN_LIKE and min(counts.values()) >= MIN_LIKE - 1:
+            logs = np.column_stack([np.log(np.maximum(one.times_s, 1e-9)) for one in of_quantity])
+            levels = [at for at, one in enumerate(of_quantity) for _ in one.members]
+            ranks = sorted(counts)
+            effects = rank_effects(logs, pairs, levels, ranks)
+            effects -= np.median(effects, axis=1)[:, None]
+            yield effects_of(RANK, quantity, "", tuple((rank,) for rank in ranks), effects)
+
+
+def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ranks: Sequence[int]) -> Floats:
+    """Return what each rank adds to its pairs' logarithms in each pass, shape (passes, ranks), up to a constant.
+
+    A pair's logarithm is fitted to its level and to the effects of both ranks. The median of a level is no reference
+    where about half of its pairs have a slow rank, as with one slow rank on each of two hosts. A link that is slow
+    itself, and a pair of two slow ranks, which is as slow as one of them, are left out by their weights: those of
+    least absolute deviations, by iterated least squares, from the mean over the passes.
+
+    Args:
+        logs: shape (passes, pairs).
+        pairs, levels: of each column, its ranks and the number of its level.
+        ranks: all of them.
+    """
+    # Three unknowns of each pair: of its two ranks, and of its level.
+    unknowns = np.column_stack([np.searchsorted(ranks, pairs), len(ranks) + np.asarray(levels)])
+    weights = np.ones(len(pairs))
+    for _ in range(ROUNDS_OF_FIT):
+        fitted = _fitted(logs.mean(axis=0, keepdims=True), unknowns, weights)[0]
+        weights = 1 / np.maximum(np.abs(logs.mean(axis=0) - fitted[unknowns].sum(axis=1)), LEAST_RESIDUAL)
+    return _fitted(logs, unknowns, weights)[:, : len(ranks)]
+
+
+def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Floats:
+    """Return the unknowns of each row by weighted least squares; of those that are not determined, the least ones."""
+    size = int(unknowns.max()) + 1
+    normal, right = np.zeros((size, size)), np.zeros((size, len(logs)))
+    for one in unknowns.T:
+        np.add.at(right, one, (weights * logs).T)
+        for other in unknowns.T:
+            np.add.at(normal, (one, other), weights)
+    normal += RIDGE * np.trace(normal) * np.eye(size)
+    return np.asarray(np.linalg.solve(normal, right).T)
 
 
 def of_links(alike: Alike, known: set[tuple[int, str]], explained: set[tuple[Ranks, str]]) -> Iterator[Effects]:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,14 @@ class LinkRun:
         alike: what was measured.
         devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
         is_relative: whether times are over those of an earlier run.
+        segments: host to the TCP segments that it sent in the first pass, and to those of them that it sent again.
     """
 
     hosts: tuple[str, ...]
     alike: tuple[Alike, ...]
     devices: tuple[str, ...] = ()
     is_relative: bool = False
+    segments: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def link_run_of(run: Run) -> LinkRun | None:
@@ -77,7 +79,19 @@ def link_run_of(run: Run) -> LinkRun | None:
         alike.append(Alike(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
     told = [params["devices"] for params, _ in whole if isinstance(params.get("devices"), list)]
     devices = tuple(map(str, told[0])) if told and len(told[0]) == len(hosts) else ()
-    return LinkRun(hosts, tuple(alike), devices) if alike else None
+    return LinkRun(hosts, tuple(alike), devices, segments=_segments_of(cases, hosts)) if alike else None
+
+
+def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return each host's segments. Ranks of a host have the same counts, unless each has a network of its own."""
+    counters = [case.get("counters") or {} for case in cases]
+    known = [(one.get("tcp_segments"), one.get("tcp_segments_again")) for one in counters]
+    whole = [np.array(both) for both in known if all(isinstance(one, list) and len(one) == len(hosts) for one in both)]
+    if not whole:
+        return {}
+    sent, again = (part.tolist() for part in np.sum(whole, axis=0))
+    worst = {host: max((again[at], sent[at]) for at, name in enumerate(hosts) if name == host) for host in hosts}
+    return {host: (of_host[1], of_host[0]) for host, of_host in worst.items()}
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
@@ -103,7 +117,7 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
             alike.append(replace(one, times_s=one.times_s / center_s))
     if not alike:
         raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
-    return LinkRun(links.hosts, (*_few_together(alike),), links.devices, is_relative=True)
+    return LinkRun(links.hosts, (*_few_together(alike),), links.devices, True, links.segments)
 
 
 def _few_together(alike: Sequence[Alike]) -> Iterator[Alike]:

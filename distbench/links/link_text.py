@@ -24,8 +24,13 @@ from distbench.spec import UserError
 from distbench.spec.devices import DRIVER_FIELDS
 from distbench.spec.printable import count_text
 
+UNKNOWN = "UNKNOWN: "
+# Segments sent again, as a share and as a number, from which a host's network loses packets.
+MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
 MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
+# A check that would have missed half of the speed has not shown that all is well.
+UNNOTICED = 2.0
 # Fields of the environment, as a header has them.
 DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
 SLOW_IN = {
@@ -59,6 +64,16 @@ def link_lines(run: Run) -> Iterator[str]:
     """The verdict for the first screen; nothing where no links were measured."""
     if found := judged(run):
         yield from found.lines
+        yield from loss_lines(run)
+
+
+def loss_lines(run: Run) -> Iterator[str]:
+    """Sentences on hosts whose packets are lost: TCP sends them again, so a lossy link may look fast."""
+    links = link_run_of(run)
+    for host, (sent, again) in links.segments.items() if links else ():
+        if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
+            what = f"host {host} sent {again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
+            yield f"warning: {what}: packets are lost. Run `ip -s link` and `ethtool -S` there, and see its switch port"
 
 
 def judged(run: Run, earlier: Run | None = None) -> Judged | None:
@@ -72,13 +87,13 @@ def judged(run: Run, earlier: Run | None = None) -> Judged | None:
     links = _since(links, earlier) if earlier else links
     verdict = verdict_of(links)
     if verdict.why_not:
-        return Judged((verdict.why_not,), False, False)
+        return Judged((f"{UNKNOWN}{verdict.why_not}",), False, False)
     named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
     more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
-    is_told = any(at <= MAX_TOLD for at in verdict.detectable.values()) and not has_no_links
+    is_told = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
     if not named:
-        return Judged((_nothing(verdict),), False, is_told)
+        return Judged((f"{'' if is_told else UNKNOWN}{_nothing(verdict)}",), False, is_told)
     return Judged((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_told)
 
 

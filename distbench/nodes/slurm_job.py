@@ -24,7 +24,7 @@ COMMAND_TIMEOUT_S, AT_ONCE_S = 60.0, 5.0
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
 # Exit codes with which a rank's command has said why.
-LAST_OWN_CODE, INTERRUPTED = 2, 130
+LAST_OWN_CODE, INTERRUPTED = 3, 130
 # Slurm's reason where a node could not even open the output file.
 NOT_BEGUN = "JobLaunchFailure"
 # Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
@@ -73,9 +73,10 @@ def slurm_text(asked: NodeLaunch) -> str:
     )
 
 
-def has_gpus() -> bool:
-    """Whether some node of this cluster has GPUs, as far as Slurm says so at once."""
-    return "gpu" in _ask("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)[1].lower()
+def has_gpus() -> bool | None:
+    """Return whether some node of this cluster has GPUs; None where Slurm does not answer at once."""
+    code, output, _ = _ask("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
+    return None if code else "gpu" in output.lower()
 
 
 def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:

@@ -2,11 +2,14 @@
 
 import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from distbench.compare.medians import median, median_ci
+from distbench.compare.verdicts import FASTER, SLOWER
 from distbench.runs.run_file import Record
 from distbench.spec.errors import UserError
 from distbench.spec.printable import count_text
@@ -28,6 +31,30 @@ class CaseRatio:
     high: float
     verdict: str
 
+    def inverse(self) -> "CaseRatio":
+        """Return the other case's time over this one's."""
+        verdict = {FASTER: SLOWER, SLOWER: FASTER}.get(self.verdict, self.verdict)
+        return CaseRatio(1 / self.ratio, 1 / self.high, 1 / self.low, verdict)
+
+
+class Sweep:
+    """The cases of one launch, which took turns."""
+
+    def __init__(self) -> None:
+        self.cases: list[MeasuredCase] = []
+
+    @cached_property
+    def ratios(self) -> dict[tuple[str, str], CaseRatio]:
+        """Return the ratio of every two cases by their ids, tested as one family."""
+        import numpy as np
+
+        from distbench.compare.passes import as_table, compare_pairs
+
+        pairs, found = compare_pairs(as_table([np.array(case.pass_medians_s) for case in self.cases]))
+        rows = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), found.verdict, strict=True)
+        ids = [(self.cases[one].id, self.cases[other].id) for one, other in pairs]
+        return {both: CaseRatio(*row) for both, row in zip(ids, rows, strict=True)}
+
 
 @dataclass(frozen=True)
 class MeasuredCase:
@@ -42,6 +69,7 @@ class MeasuredCase:
         stop_reason: what ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
         error: one sentence, when status is not "ok".
         passes: (number of a pass, its samples), in the order of `samples_s`.
+        sweep: all cases of its launch.
     """
 
     id: str
@@ -54,10 +82,17 @@ class MeasuredCase:
     error: str | None
     run_file: Path
     passes: tuple[tuple[int, int], ...] = ()
+    sweep: Sweep = field(default_factory=Sweep, repr=False, compare=False)
 
     @classmethod
-    def of(cls, record: Record, run_file: Path) -> "MeasuredCase":
-        """The case of one record of a run file."""
+    def all_of(cls, records: Sequence[Record], run_file: Path) -> "list[MeasuredCase]":
+        """Return the cases of a run file's records."""
+        sweep = Sweep()
+        sweep.cases += [cls._of(record, run_file, sweep) for record in records]
+        return sweep.cases
+
+    @classmethod
+    def _of(cls, record: Record, run_file: Path, sweep: Sweep) -> "MeasuredCase":
         return cls(
             id=record["case"]["id"],
             status=record["status"],
@@ -69,6 +104,7 @@ class MeasuredCase:
             error=record.get("error"),
             run_file=run_file,
             passes=tuple((number, count) for number, count in record.get("passes") or ()),
+            sweep=sweep,
         )
 
     @property
@@ -77,16 +113,19 @@ class MeasuredCase:
         return median(self.pass_medians_s) if len(self.passes) > 1 else median(self.samples_s)
 
     def versus(self, other: "MeasuredCase") -> CaseRatio:
-        """This case's time over that of another one of the same sweep, which took turns with it; else `UserError`."""
+        """Return this case's time over that of another case of the same sweep.
+
+        The interval and the verdict hold for all pairs of the sweep's cases together.
+
+        Raises:
+            UserError: the other case is of another launch, so the two did not take turns; or it is this very case.
+        """
         if self.run_file != other.run_file:
             raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
-        import numpy as np
-
-        from distbench.compare.passes import as_table, compare_passes
-
-        found = compare_passes(as_table([np.array(one.pass_medians_s) for one in (self, other)]), (1, -1))
-        ratio, low, high = (float(part[0]) for part in (found.ratio, found.low, found.high))
-        return CaseRatio(ratio, low, high, found.verdict[0])
+        if self.id == other.id:
+            raise UserError(f"{self.id} is compared with itself; give another case of its sweep")
+        found = self.sweep.ratios
+        return found.get((self.id, other.id)) or found[other.id, self.id].inverse()
 
     @property
     def pass_medians_s(self) -> list[float]:

@@ -60,7 +60,7 @@ class Distbench:
             raise KeyboardInterrupt
         run_file = Path(job.run_file)
         records = read_run(run_file).cases if run_file.exists() else []
-        cases = [MeasuredCase.of(record, run_file) for record in records]
+        cases = MeasuredCase.all_of(records, run_file)
         if wrong := _what_is_wrong(outcome, cases):
             self._show_logs(Path(job.log_dir))
             pytest.fail(wrong, pytrace=False)

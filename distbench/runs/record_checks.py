@@ -104,6 +104,8 @@ COUNTERS: Kinds = {
     **dict.fromkeys(("mfu", "hfu"), AMOUNT),
     **dict.fromkeys(("slowest_rank", "num_retries"), COUNT),
     "fits": FLAG,
+    # Of links, by rank.
+    **dict.fromkeys(("tcp_segments", "tcp_segments_again"), list_of(COUNT)),
     "alive": Kind(
         lambda value: isinstance(value, list) and all(map(_is_alive, value)),
         "a list of (what, owner, bytes)",

@@ -44,12 +44,20 @@ class PassPlan:
         is_compared: whether a report will compare these cases with each other.
         group: its name: each has an order of its own.
         max_passes: it takes at most so many; 0 for MAX_PASSES.
+        run_id: of the launch, the same on all ranks. Orders are drawn by it, not by the seed alone: orders that are the
+            same in every launch put some case before another one in most passes, of every launch.
     """
 
     def __init__(
-        self, settings: Settings, num_cases: int, is_compared: bool, group: str = "", max_passes: int = 0
+        self,
+        settings: Settings,
+        num_cases: int,
+        is_compared: bool,
+        group: str = "",
+        max_passes: int = 0,
+        run_id: str = "",
     ) -> None:
-        self._settings, self._num_cases, self._group = settings, num_cases, group
+        self._settings, self._num_cases, self._group, self._run_id = settings, num_cases, group, run_id
         self._max_passes = max_passes or MAX_PASSES
         self.is_automatic = settings.passes == 0 and is_compared
         self.num_passes = MIN_PASSES if self.is_automatic else max(settings.passes, 1)
@@ -58,12 +66,20 @@ class PassPlan:
         """Places in a list of `count` cases, in the order of one pass: drawn anew for each."""
         places = list(range(count))
         if self.num_passes > 1:
-            random.Random(f"{self._settings.seed} {self._group} pass {number}").shuffle(places)
+            random.Random(f"{self._settings.seed} {self._run_id} {self._group} pass {number}").shuffle(places)
         return places
 
-    def limits(self, estimate_s: float, is_touched: bool = False, most: int = 0) -> Settings:
-        """What one turn may take of a case whose samples take that many seconds, where an iteration that is not timed
-        comes before them or none does; `most` samples, if not 0."""
+    def limits(
+        self, estimate_s: float, is_touched: bool = False, most: int = 0, wanted: int = SAMPLES_A_TURN
+    ) -> Settings:
+        """Return what one turn may take of a case.
+
+        Args:
+            estimate_s: seconds that an iteration takes.
+            is_touched: whether an iteration that is not timed comes before the samples.
+            most: samples at most, if not 0.
+            wanted: samples, where the budget allows them.
+        """
         settings = self._settings
         if not self.is_automatic:
             of_a_pass = replace(settings, passes=self.num_passes).of_a_pass()
@@ -72,11 +88,35 @@ class PassPlan:
             least, most = min(of_a_pass.min_samples, most), min(of_a_pass.max_samples, most)
             return replace(of_a_pass, min_samples=least, max_samples=most)
         sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
-        wanted = max(SAMPLES_A_TURN, int(SHORT_TURN_S / sample_s))
         least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
         count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), wanted, settings.max_samples)
         count = min(count, most or count)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
+
+    def share_limits(self, turns: Sequence["Turn"]) -> float:
+        """Give all cases that are compared with each other the same turns from here on: those of the longest case.
+
+        A case's own estimate is luck on a busy machine, and it would stay with the case for the whole launch. The
+        median of 5 samples and the median of 30 samples have different means where samples are skewed.
+
+        Returns:
+            Seconds by which a pass gets longer than one with the limits of before.
+        """
+        longer_s = 0.0
+        compared: dict[tuple[str, int], list[Turn]] = {}
+        for turn in turns:
+            if turn.case_spec.group and turn.limits is not None:
+                compared.setdefault((turn.case_spec.group, turn.case_spec.most_samples), []).append(turn)
+        for (_, most), alike in compared.items():
+            longest_s = max(turn.estimate_s for turn in alike)
+            short = int(SHORT_TURN_S / max(longest_s, 1e-7) / self._settings.iterations_per_sample)
+            is_touched = any(turn.is_touched for turn in alike)
+            limits = self.limits(longest_s, is_touched, most, max(SAMPLES_A_TURN, short))
+            shortest_s = min(turn.estimate_s for turn in alike)
+            for turn in alike:
+                longer_s += (limits.max_samples - turn.limits.max_samples) * turn.estimate_s if turn.limits else 0.0
+                turn.limits, turn.shortest_s, turn.longest_s = limits, shortest_s, longest_s
+        return longer_s * self._settings.iterations_per_sample
 
     def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
         """Choose the number of passes.
@@ -114,7 +154,7 @@ class PassPlan:
 
 
 def groups_of(
-    case_specs: Sequence[CaseSpec], settings: Settings, done: Collection[str] = ()
+    case_specs: Sequence[CaseSpec], settings: Settings, done: Collection[str] = (), run_id: str = ""
 ) -> list[tuple[PassPlan, list[CaseSpec]]]:
     """The cases of a launch by group, in order of first appearance, each group with its plan.
 
@@ -122,15 +162,17 @@ def groups_of(
         case_specs: all cases.
         settings: `passes` other than 0 makes one group of all: what is measured then takes its turns together.
         done: ids that have a row from an earlier launch of the job. A group before one of those is finished, if whole.
+        run_id: of the launch, the same on all ranks.
     """
     if settings.passes:
-        return [(PassPlan(settings, len(case_specs), is_compared=False), list(case_specs))]
+        return [(PassPlan(settings, len(case_specs), is_compared=False, run_id=run_id), list(case_specs))]
     sizes = Counter(case_spec.group for case_spec in case_specs)
     groups: dict[str, list[CaseSpec]] = {}
     for case_spec in case_specs:
         groups.setdefault(case_spec.group if sizes[case_spec.group] > 1 else "", []).append(case_spec)
     found = [
-        (PassPlan(settings, len(group), bool(name), name, group[0].max_passes), group) for name, group in groups.items()
+        (PassPlan(settings, len(group), bool(name), name, group[0].max_passes, run_id), group)
+        for name, group in groups.items()
     ]
     begun = [place for place, (_, group) in enumerate(found) if any(one.case.id in done for one in group)]
     last = max(begun, default=0)
@@ -146,7 +188,10 @@ class Turn:
         case_spec: the case.
         medians: seconds, its median of each pass so far.
         limits: what one turn may take of it; None before it was first warmed up.
-        estimate_s: seconds that an iteration takes.
+        is_touched: whether an iteration that is not timed comes before its samples.
+        estimate_s: seconds that an iteration took when the case was first warmed up.
+        shortest_s: the least estimate of the cases that it is compared with.
+        longest_s: the largest one.
         counters: of its row.
         held_bytes: memory that it takes while it is kept open, on this rank.
         opened_case: the case while it is open.
@@ -158,7 +203,10 @@ class Turn:
     case_spec: CaseSpec
     medians: list[float] = field(default_factory=list)
     limits: Settings | None = None
+    is_touched: bool = False
     estimate_s: float = 0.0
+    shortest_s: float = 0.0
+    longest_s: float = 0.0
     counters: dict[str, Any] = field(default_factory=dict)
     held_bytes: int = 0
     opened_case: OpenedCase | None = None
@@ -188,8 +236,8 @@ class Turn:
         """Whether an untimed iteration comes before those of a further pass of a case that was kept open: not where one
         is so long that caches have long forgotten what ran before it."""
         if is_small:
-            return self.estimate_s < UNTOUCHED_S
-        return not (is_on_cpu and self.has_settled and self.estimate_s >= UNTOUCHED_STEP_S)
+            return self.shortest_s < UNTOUCHED_S
+        return not (is_on_cpu and self.has_settled and self.shortest_s >= UNTOUCHED_STEP_S)
 
     def is_due_for_reopening(self, number: int) -> bool:
         """Whether this is one of the passes before which it is opened anew; cases take turns in that, too."""

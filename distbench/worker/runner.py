@@ -109,6 +109,7 @@ class Runner:
             pass_s = (
                 time.monotonic() - started - spent["checking"] - opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
             )
+            pass_s += plan.share_limits(turns)
             # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
@@ -128,6 +129,7 @@ class Runner:
         """One more pass over the cases; those that may go on."""
         if not self._is_small:
             self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
+        self._plan.share_limits(turns)
         alive = set()
         for place in self._plan.order(number, len(turns)):
             if self._in_pass(turns[place], number, self._turn_of):
@@ -259,8 +261,11 @@ class Runner:
         with self._stopwatch.on("warm-up"):
             if turn.limits is None or not opened_case.stays_open:
                 meter, most = self._meter.started_on(opened_case.starts_on), turn.case_spec.most_samples
-                turn.estimate_s = meter.warm_up(opened_case.call, opened_case.warm_ups)
-                turn.limits = turn.limits or self._plan.limits(turn.estimate_s, not opened_case.held_bytes, most)
+                estimate_s = meter.warm_up(opened_case.call, opened_case.warm_ups)
+                if turn.limits is None:
+                    turn.estimate_s = turn.shortest_s = turn.longest_s = estimate_s
+                    turn.is_touched = not opened_case.held_bytes
+                    turn.limits = self._plan.limits(estimate_s, turn.is_touched, most)
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:
@@ -275,7 +280,7 @@ class Runner:
 
     def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
         meter = self._meter.started_on(opened_case.starts_on)
-        samples = meter.measure(opened_case.call, opened_case.phases, turn.estimate_s, turn.limits)
+        samples = meter.measure(opened_case.call, opened_case.phases, turn.longest_s, turn.limits)
         if self._plan.is_automatic:
             samples.stop_reason = "passes"
         self._count(turn, samples)

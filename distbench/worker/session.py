@@ -89,7 +89,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             }
             require_same(context.gather(alike), context.hosts)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
-            groups = groups_of(case_specs, settings, set(job.done_ids))
+            groups = groups_of(case_specs, settings, set(job.done_ids), context.gather(job.run_id)[0])
             rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):

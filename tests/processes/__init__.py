@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,10 +21,24 @@ from distbench.spec import Job
 from processes.server import ForkServer, SharedServer, search_path, wait_for
 
 FOLDER = Path(__file__).parent
-__all__ = ["Children", "Ranks", "SharedServer"]
+__all__ = ["PATIENCE_S", "Children", "Ranks", "SharedServer", "slowness"]
+# A deadline that only a failure reaches: on a machine with 14 processes per CPU, what takes a second takes many.
+PATIENCE_S = 120
+LIMIT_S, WORK_S = 300, 0.2
 # A rank of somebody's launch, or a worker of pytest-xdist, is nothing that a child should take itself for.
 NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTEST_XDIST")
 WORKER = ("-m", "distbench.worker")
+
+
+def slowness() -> float:
+    """Return how many times longer than on an idle machine this process's work takes now.
+
+    For a deadline that a test has to reach: it must be long enough for what comes before, and no longer.
+    """
+    began, worked = time.monotonic(), time.thread_time()
+    while time.thread_time() - worked < WORK_S:
+        pass
+    return (time.monotonic() - began) / WORK_S
 
 
 def heed_signals() -> None:
@@ -53,7 +68,7 @@ class Children:
             options: of `subprocess.run`; `variables` are environment variables beside this process's own.
         """
         captured = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        usual = {"stdin": subprocess.DEVNULL, "timeout": 120, **captured}
+        usual = {"stdin": subprocess.DEVNULL, "timeout": LIMIT_S, **captured}
         return subprocess.run([str(word) for word in command], **{**usual, **self._surroundings(options)})
 
     def start(self, *command: object, **options: Any) -> subprocess.Popen[str]:
@@ -70,7 +85,12 @@ class Children:
         return self.run(sys.executable, *arguments, **options)
 
     def cli(
-        self, *arguments: object, real: bool = False, timeout: float = 120, cwd: Path | None = None, **variables: str
+        self,
+        *arguments: object,
+        real: bool = False,
+        timeout: float = LIMIT_S,
+        cwd: Path | None = None,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         """`distbench ARGUMENTS` as a process of its own: forked, or with `real` started anew as a user does."""
         python = sys.executable if real else self.forked_python

@@ -17,6 +17,7 @@ from distbench.worker.rank.failure import report_failure
 
 # A rank that fails with others may have its own reason to tell.
 GONE_AFTER_S = 10.0
+CONNECT_S = 10.0
 # A host that vanishes, or whose cable is cut, closes no connection: it is missed after 25 s.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
@@ -55,7 +56,7 @@ class Presence:
             return
         with contextlib.suppress(OSError):  # where that port is closed to it, a rank does without
             port = int(store.get("presence"))
-            self._link = _kept_alive(socket.create_connection((address, port), GONE_AFTER_S))
+            self._link = _kept_alive(socket.create_connection((address, port), CONNECT_S))
             self._link.sendall(rank.to_bytes(4, "big"))
             threading.Thread(target=self._follow_first, args=(self._link,), daemon=True).start()
 

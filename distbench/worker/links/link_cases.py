@@ -13,6 +13,7 @@ from distbench.runs.run_file import DTYPE_BYTES, Case
 from distbench.spec import Scenario
 from distbench.worker.links.computing_cases import computing_cases
 from distbench.worker.links.link_rounds import LinkRound, link_rounds
+from distbench.worker.links.tcp_segments import Segments, segments_so_far
 from distbench.worker.rank.dtypes import TORCH_DTYPES
 from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, first_difference
 from distbench.worker.rank.rank_context import RankContext
@@ -89,7 +90,18 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
     # All ranks start, whoever waits in this round too: NCCL sets its communicator up once all of a group have called.
-    yield _opened(lambda _: exchange(), check, fields, mine.nbytes + got.nbytes, dist.group.WORLD)
+    opened = _opened(lambda _: exchange(), check, fields, mine.nbytes + got.nbytes, dist.group.WORLD)
+    opened.after = partial(_segments_since, segments_so_far(), context)
+    yield opened
+
+
+def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[int]]:
+    """Return the segments that each rank's host has sent and sent again since, in rank order; nothing where unknown."""
+    now = segments_so_far()
+    told = context.gather((now.sent - before.sent, now.again - before.again) if before and now else None)
+    if any(one is None for one in told):
+        return {}
+    return {"tcp_segments": [sent for sent, _ in told], "tcp_segments_again": [again for _, again in told]}
 
 
 def _tag(rank: int, numel: int) -> torch.Tensor:
