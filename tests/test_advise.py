@@ -148,8 +148,8 @@ def test_a_shard_that_becomes_partial_is_filled_up_with_zeros(tmp_path: Path) ->
 def test_with_a_torch_that_fills_no_shards_none_of_our_paths_does() -> None:
     setting = setting_of("2048,1024", "f32", "2x4")
     old = replace(answers("P(sum)S(0)->P(sum)R"), no_zero_fill="needs a newer torch")
-    for torch, path in ((old, "P(sum)S(0)->P(sum)R"), (answers("P(sum)S(0)->P(sum)R"), "P(sum)S(0)->S(1)S(0)->")):
-        plan = advice_of(setting, "P(sum)S(0)", "P(sum)R", torch).plans["calibrated"]
+    for answered, path in ((old, "P(sum)S(0)->P(sum)R"), (answers("P(sum)S(0)->P(sum)R"), "P(sum)S(0)->S(1)S(0)->")):
+        plan = advice_of(setting, "P(sum)S(0)", "P(sum)R", answered).plans["calibrated"]
         assert plan.path.startswith(path), plan.path
 
 
