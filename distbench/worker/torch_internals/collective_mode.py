@@ -152,7 +152,7 @@ def keep_gradients_of_pending_inputs() -> None:
     begins in the middle of a module.
 
     AOTAutograd of torch 2.12 to 2.15 waits for such an input before it checks whether the input needs a gradient, and
-    the result of the wait needs none: https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 checks first.
+    the result of the wait needs none: https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
     """
     from torch._functorch import aot_autograd as module
 
