@@ -1,9 +1,14 @@
-"""The table of knobs: each names a field of a plan, and a shipped scenario with a value that shows it."""
+"""The tables of knobs.md: fields of plans with a scenario that shows each, and the fields of torch's own options."""
 
 import dataclasses
+import inspect
+import pkgutil
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from conftest import ROOT
 
 from distbench.spec import (
@@ -22,6 +27,8 @@ from distbench.spec.job import parse_choices
 from distbench.spec.mesh import parse_mesh
 from distbench.spec.parallel import ATTENTION_KERNELS
 from distbench.spec.plan_knobs import KNOBS
+from distbench.spec.scenario import Scenario
+from distbench.spec.versions import OLDEST, release
 
 ENTRIES = {entry.name: entry for entry in list_entries()}
 PLANS = (ParallelPlan, DdpPlan, FsdpPlan, CpPlan, CompilePlan, ShardParam, LargestDim, PipelinePlan)
@@ -37,12 +44,16 @@ OTHER_VALUES = {
 }
 
 
-def rows() -> list[list[str]]:
-    lines = [line for line in (ROOT / "docs" / "knobs.md").read_text().splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+def tables() -> list[list[list[str]]]:
+    """Return the cells of each table's rows, without its header."""
+    text = (ROOT / "docs" / "knobs.md").read_text()
+    lines = [re.findall(r"^\| .*", table, re.M)[1:] for table in re.findall(r"(?:^\|.*\n)+", text, re.M)]
+    return [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in table] for table in lines]
 
 
-ROWS = [(row[0], row[1], row[2].strip("`"), row[3] if len(row) > 3 else "") for row in rows()]
+SHOWN, SET, LEFT_OUT = tables()
+ROWS = [(row[0], row[1], row[2].strip("`"), row[3] if len(row) > 3 else "") for row in SHOWN]
+FIELDS = {f"{plan.__name__}.{field.name}" for plan in PLANS for field in dataclasses.fields(plan)}
 
 
 def choices(cell: str, entry: Entry) -> dict[str, list[object]]:
@@ -58,9 +69,8 @@ def test_a_knob_names_fields_of_a_plan_and_a_scenario_that_has_such_values(
         assert set(given) <= set(entry.axes.get(name) or OTHER_VALUES[name]), f"{knob}: {name}"
     for mesh in re.findall(r"`--mesh ([^`]+)`", values):
         assert set(parse_mesh(mesh)) <= set(entry.mesh)
-    known = {f"{plan.__name__}.{field.name}" for plan in PLANS for field in dataclasses.fields(plan)}
     named = re.findall(r"`([^`]+)`", fields)
-    assert named and set(named) <= known
+    assert named and set(named) <= FIELDS
 
 
 def test_every_field_of_a_plan_is_in_the_table() -> None:
@@ -80,3 +90,115 @@ def test_every_value_of_every_axis_of_a_plan_is_in_the_table(scenario: str) -> N
         # The three-dimensional plan rotates as attention alone does, in a row of its own.
         if (scenario, axis) != ("llama_3d", "rotate"):
             assert {value for one in told for value in one.get(axis, [])} == set(values), axis
+
+
+Option = tuple[str, str]
+
+
+def public(names: Any) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
+
+
+def parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self", "args", "kwargs"}
+
+
+def options_of_torch() -> set[Option]:
+    """Return (owner, option) for each method and parameter by which this torch sets up what a plan describes."""
+    import torch.distributed.fsdp._fully_shard as fsdp
+    import torch.distributed.tensor.experimental._context_parallel as cp
+    import torch.distributed.tensor.parallel as tp
+    from torch.distributed.pipelining import PipelineStage, schedules
+    from torch.nn.parallel import DistributedDataParallel
+
+    by_name = {name: value for name, value in vars(schedules).items() if name.startswith("Schedule")}
+    walked = {
+        "torch.distributed.fsdp": set(fsdp.__all__),
+        "FSDPModule": public(vars(fsdp.FSDPModule)),
+        "fully_shard": parameters(fsdp.fully_shard),
+        "MixedPrecisionPolicy": parameters(fsdp.MixedPrecisionPolicy),
+        "CPUOffloadPolicy": parameters(fsdp.CPUOffloadPolicy),
+        "DistributedDataParallel": public(vars(DistributedDataParallel)) | parameters(DistributedDataParallel),
+        "torch.distributed.tensor.parallel": set(tp.__all__),
+        "parallelize_module": parameters(tp.parallelize_module),
+        "context parallel": set(cp.__all__),
+        "context_parallel": parameters(cp.context_parallel),
+        "_cp_options": set(vars(cp._cp_options)),
+        "pipeline schedules": set(by_name),
+        "parameters of schedules": {name for schedule in by_name.values() for name in parameters(schedule)},
+        "PipelineStage": parameters(PipelineStage),
+    }
+    return {(owner, option) for owner, options in walked.items() for option in options}
+
+
+def documented_options() -> dict[Option, tuple[int, int]]:
+    """Return the first torch version of each option in the two tables; an option is in one of them, once."""
+    since: dict[Option, tuple[int, int]] = {}
+    for owner, options, version, *_ in SET + LEFT_OUT:
+        for option in re.findall(r"`([^`]+)`", options):
+            assert (owner.strip("`"), option) not in since
+            since[owner.strip("`"), option] = release(version)
+    return since
+
+
+def differences(version: tuple[int, int]) -> set[Option]:
+    """Return what the installed torch has and the tables lack, or the tables state of that version and torch lacks."""
+    since = documented_options()
+    return options_of_torch() ^ {option for option, first in since.items() if first <= version}
+
+
+def test_torch_has_just_the_options_that_the_tables_state_for_its_version() -> None:
+    assert min(documented_options().values()) == OLDEST
+    assert not differences(release(torch.__version__))
+
+
+def test_fields_that_set_torchs_options_exist() -> None:
+    known = FIELDS | {f"Scenario.{field.name}" for field in dataclasses.fields(Scenario)}
+    for _, options, _, fields in SET:
+        named = re.findall(r"`([^`]+)`", fields)
+        assert named and set(named) <= known, options
+
+
+def with_parameter(function: Callable[..., Any]) -> Callable[..., Any]:
+    def more(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    old = inspect.signature(function)
+    new = inspect.Parameter("made_up", inspect.Parameter.KEYWORD_ONLY, default=None)
+    positional = [one for one in old.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    more.__signature__ = old.replace(parameters=[*positional, new])  # type: ignore[attr-defined]
+    return more
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "owner"),
+    [
+        ("torch.distributed.fsdp.FSDPModule.made_up", lambda _: with_parameter, "FSDPModule"),
+        ("torch.distributed.fsdp._fully_shard.fully_shard", with_parameter, "fully_shard"),
+        ("torch.nn.parallel.DistributedDataParallel.__init__", with_parameter, "DistributedDataParallel"),
+        ("torch.distributed.pipelining.schedules.ScheduleGPipe.__init__", with_parameter, "parameters of schedules"),
+        ("torch.distributed.pipelining.PipelineStage.__init__", with_parameter, "PipelineStage"),
+        (
+            "torch.distributed.tensor.experimental._context_parallel.context_parallel",
+            with_parameter,
+            "context_parallel",
+        ),
+        ("torch.distributed.tensor.experimental._context_parallel._cp_options.made_up", lambda _: 1, "_cp_options"),
+    ],
+)
+def test_an_option_that_a_torch_adds_is_missed(
+    monkeypatch: pytest.MonkeyPatch, target: str, change: Callable[[Any], Any], owner: str
+) -> None:
+    before = differences(release(torch.__version__))
+    where, _, name = target.rpartition(".")
+    holder: Any = pkgutil.resolve_name(where)
+    monkeypatch.setattr(holder, name, change(getattr(holder, name, None)), raising=False)
+    assert differences(release(torch.__version__)) - before == {(owner, "made_up")}
+
+
+def test_an_option_that_a_torch_takes_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    before = differences(release(torch.__version__))
+    monkeypatch.delattr(FSDPModule, "set_all_reduce_hook")
+    assert differences(release(torch.__version__)) - before == {("FSDPModule", "set_all_reduce_hook")}

@@ -215,7 +215,7 @@ class Tripled(nn.Module):
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("what", ["a tensor", "a DTensor", "after a graph break"])
 def test_what_a_collective_still_fills_is_waited_for_and_keeps_its_gradient(context: RankContext, what: str) -> None:
-    """torch 2.13 drops the gradient of such an input of compiled code, or does not wait for it in a DTensor."""
+    """torch 2.12 to 2.15 drop the gradient of such an input of compiled code; 2.11 to 2.13 do not wait in a DTensor."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     def gathered(own: torch.Tensor) -> Any:

@@ -1,5 +1,7 @@
 """How far off a step may be: rounding as measured on one device, the bounds that follow, and the sentences."""
 
+import importlib
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +24,7 @@ from distbench.worker.models.blueprint import blueprint
 from distbench.worker.models.likely_causes import of_compiled
 from distbench.worker.plans.batch import batch_of
 from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
+from distbench.worker.torch_internals import fake_ranks, loses_gradients_of_pending_inputs
 
 BASE = Allowance(1e-5, 1e-5, "as for every f32 step")
 RIGHT = Difference(0.0, 1.0)
@@ -243,9 +245,21 @@ def test_dropout_and_batch_statistics_are_named_and_nothing_else_is(
 def test_a_gradient_that_compiled_code_may_have_dropped_is_told_where_a_module_is_compiled(
     error: float, is_told: bool
 ) -> None:
-    assert not list(of_compiled(None, error))
-    told = list(of_compiled("0", error))
-    assert [one.startswith("0 is compiled, and torch 2.13 drops") for one in told] == [True] * is_told
+    assert not list(of_compiled(None, error, lambda: True))
+    assert not list(of_compiled("0", error, lambda: False))
+    told = list(of_compiled("0", error, lambda: True))
+    what = f"0 is compiled, and torch {torch.__version__} drops"
+    assert [one.startswith(what) for one in told] == [True] * is_told
+
+
+def test_whether_torch_drops_such_gradients_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 keeps them; 2.12 to 2.15 drop them (pytorch PR 191113)."""
+    module: Any = importlib.import_module("torch._functorch.aot_autograd")
+    plain = inspect.unwrap(module.process_inputs)  # without the work-around that an earlier test may have left
+    monkeypatch.setattr(module, "process_inputs", plain)
+    torch.compiler.reset()
+    assert loses_gradients_of_pending_inputs.__wrapped__() == (release(torch.__version__) >= (2, 12))
+    torch.compiler.reset()
 
 
 def test_a_model_that_cannot_be_rounded_otherwise_keeps_the_blanket_bound(context: RankContext) -> None:

@@ -71,8 +71,8 @@ class FsdpPlan(Declared):
             unit of its own: experts, which expert parallel has sharded over one of the others. Gradients are summed
             over these, and divided as all others are.
         spmd_mesh: make the model's parameters and inputs DTensors on the whole mesh, which `fully_shard` is given with
-            `dp_mesh_dims` (torch 2.13). What TP has to communicate then follows from `shard_params` and the model's
-            operators, or from what `Scenario.parallelize` does. Inputs are split on tensor dim 0.
+            `dp_mesh_dims` (torch 2.12 or newer). What TP has to communicate then follows from `shard_params` and the
+            model's operators, or from what `Scenario.parallelize` does. Inputs are split on tensor dim 0.
     """
 
     wrap: tuple[str, ...] | Literal["auto"] = ()

@@ -34,7 +34,13 @@ from distbench.worker.rank.device import products_of_f32
 from distbench.worker.rank.dtypes import default_dtype_kept, dtype_name
 from distbench.worker.rank.failure import called_at, one_line, one_line_and_place, place_of
 from distbench.worker.rank.rank_context import BATCH_DIMS, RankContext
-from distbench.worker.torch_internals import Unsupported, divide_factors, is_compiled, replaced
+from distbench.worker.torch_internals import (
+    Unsupported,
+    divide_factors,
+    is_compiled,
+    loses_gradients_of_pending_inputs,
+    replaced,
+)
 
 T = TypeVar("T")
 
@@ -365,7 +371,7 @@ class StepCheck:
             *likely_causes.of_loss(found.mean_loss, found.expected_loss, num_parts),
             *likely_causes.of_labels(dict(tensors_of(made.tree)), made.split_dims, num_parts),
             *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, [prints for prints, _ in told]),
-            *likely_causes.of_compiled(compiled, max(errors, default=0)),
+            *likely_causes.of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
             *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
             *likely_causes.of_replicas([gradients for _, gradients in told if not found.is_random], has_ddp),
             *likely_causes.of_another_run(loss, rerun),

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -178,13 +178,14 @@ def of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
         yield f"{what}; say gradient_divide_factor={odd[0]:g} where that is meant"
 
 
-def of_compiled(module: str | None, error: float) -> Iterator[str]:
-    """Of a module that the user's own code compiles, and the largest relative error of a gradient."""
-    if module is not None and error >= LOST:
+def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], bool]) -> Iterator[str]:
+    """Of a module that the user's own code compiles, the largest relative error of a gradient, and whether this torch
+    loses gradients of pending inputs."""
+    if module is not None and error >= LOST and loses_gradients():
         yield (
-            f"{module or 'the model'} is compiled, and torch 2.13 drops the gradient of what a collective of tensor "
-            "parallel still has to fill when compiled code is given it (pytorch PR 191113); compile by "
-            "ParallelPlan(compile=CompilePlan(...)), which waits for it first"
+            f"{module or 'the model'} is compiled, and torch {torch.__version__} drops the gradient of an input of "
+            "compiled code that a collective of tensor parallel still has to fill (pytorch PR 191113); compile by "
+            "ParallelPlan(compile=CompilePlan(...)), which waits for such inputs first"
         )
 
 

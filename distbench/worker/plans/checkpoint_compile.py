@@ -54,8 +54,8 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
     """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
 
     What a collective of TP still has to fill is waited for before compiled code is given it, as that would do first:
-    torch 2.13 drops the gradient of such an input (pytorch PR 191113), and does not wait for it in a DTensor (pytorch
-    issue 180614).
+    torch 2.12 to 2.15 drop the gradient of such an input (pytorch PR 191113), and torch 2.11 to 2.13 do not wait for it
+    in a DTensor (pytorch issue 180614).
 
     Args:
         tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.

@@ -23,6 +23,7 @@ from distbench.worker.torch_internals.collective_mode import (
     keep_compiled_graphs_apart,
     keep_gradients_of_pending_inputs,
     kind_of,
+    loses_gradients_of_pending_inputs,
     no_collectives,
     waited_for,
     written_by,

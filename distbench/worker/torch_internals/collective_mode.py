@@ -4,6 +4,7 @@ results of functional collectives that nobody has waited for yet."""
 import contextlib
 import functools
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -150,8 +151,8 @@ def keep_gradients_of_pending_inputs() -> None:
     """From now on a functional collective's result that compiled code is given gets its gradient, also where a graph
     begins in the middle of a module.
 
-    AOTAutograd of torch 2.13 waits for such an input before it looks whether it has one, and what it then holds has
-    none; later ones look before: https://github.com/pytorch/pytorch/pull/191113.
+    AOTAutograd of torch 2.12 to 2.15 waits for such an input before it checks whether the input needs a gradient, and
+    the result of the wait needs none: https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
     """
     from torch._functorch import aot_autograd as module
 
@@ -172,6 +173,19 @@ def keep_gradients_of_pending_inputs() -> None:
     module.process_inputs = process_inputs  # type: ignore[attr-defined]
 
 
+@functools.cache
+def loses_gradients_of_pending_inputs() -> bool:
+    """Return whether compiled code drops the gradient of an input that a collective still has to fill.
+
+    Compiles a function of one element, without a collective: torch wraps the results of all of them in one type.
+    """
+    own = torch.ones(1, requires_grad=True)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler reads .grad of what is no leaf, and warns of that itself
+        given = _Pending.apply(own)
+        return not torch.compile(lambda given: given * 1.0, backend="aot_eager")(given).requires_grad
+
+
 def keep_compiled_graphs_apart() -> None:
     """From now on take no graphs from AOTAutograd's cache, which ranks share on disk.
 
@@ -186,6 +200,16 @@ def keep_compiled_graphs_apart() -> None:
 def is_compiled(module: Any) -> bool:
     """Whether somebody has called `module.compile()`, or wrapped it in `torch.compile`."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+class _Pending(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, given: Any) -> torch.Tensor:
+        return _pending_type()(given.detach())  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
 
 
 class _Waited(torch.autograd.Function):
