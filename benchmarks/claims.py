@@ -4,19 +4,22 @@ A benchmark is a module `bench_NAME.py` with `main()`, which returns measurement
 what the table shall say of it, `CLAIMS`. `IS_LONG` says that it takes more than about two minutes.
 """
 
+import datetime
 import importlib
 import math
 import pkgutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 Row = tuple[str, float, float]
 """Name, measured, allowed: a ceiling, or with a minus sign before it a floor; infinity promises nothing."""
 
-HEAD = "| promise | measured | wanted | `./run.sh` ... |\n|---|---|---|---|"
+HEAD = "| promise | measured | wanted | date, commit | `./run.sh` ... |\n|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,15 @@ class Claim:
 
     def line(self, measured: str, benchmark: str) -> str:
         """The row of the table."""
-        return f"| {self.promise} | {measured} | {self.wanted} | `bench {benchmark}` |"
+        return f"| {self.promise} | {measured} | {self.wanted} | {date_and_commit()} | `bench {benchmark}` |"
+
+
+@cache
+def date_and_commit() -> str:
+    """Today, and the commit that is measured, with "-dirty" where files differ from it; "no commit" outside of git."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--match="]
+    described = subprocess.run(describe, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return f"{datetime.date.today()}, {described.stdout.strip() or 'no commit'}"
 
 
 def names() -> list[str]:

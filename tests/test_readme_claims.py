@@ -13,9 +13,14 @@ from benchmarks.__main__ import main
 from benchmarks.claims import HEAD, Claim, benchmark, claims_of, detail, holds, lines, names
 
 
+@pytest.fixture(autouse=True)
+def a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.claims.date_and_commit", lambda: "2026-01-01, 1234567")
+
+
 def cells(line: str) -> tuple[str, str, str]:
-    """(promise, wanted, command) of a row: all but what was measured."""
-    promise, _, wanted, command = line.strip().strip("|").split(" | ")
+    """(promise, wanted, command) of a row: all but what was measured, and when."""
+    promise, _, wanted, _, command = line.strip().strip("|").split(" | ")
     return promise.strip(), wanted, command.strip()
 
 

@@ -28,7 +28,7 @@ def test_pyproject_and_the_docs_state_the_versions_of_the_constant() -> None:
 
 
 def test_the_product_states_the_bound_by_the_constant() -> None:
-    """What a message says of supported versions would else go stale; ranges of a defect or of a source read may differ."""
+    """Else messages go stale. The versions of a defect, or of a source that was read, may be others."""
     of_something_else = {"simulate/allocator.py", "worker/plans/checkpoint_compile.py"}
     oldest = ".".join(map(str, versions.OLDEST))
     stale = [
