@@ -216,8 +216,17 @@ def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]]
     def asked(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
         return issue([op.tensor for op in ops], [_message(op) for op in ops]) if ops else []
 
-    with replaced(schedules, "_batch_p2p", asked):
+    with replaced(schedules, "_batch_p2p", asked), replaced(torch.random, "fork_rng", _fork_rng_of_any_device):
         yield
+
+
+fork_rng = torch.random.fork_rng
+
+
+def _fork_rng_of_any_device(devices: Any = None, *args: Any, **options: Any) -> Any:
+    """`torch.random.fork_rng`, whose `device_type` the schedules of torch 2.12 leave at its default, CUDA's."""
+    types = {device.type for device in devices or () if isinstance(device, torch.device)}
+    return fork_rng(devices, *args, **({"device_type": types.pop()} if len(types) == 1 else {}) | options)
 
 
 def _message(op: dist.P2POp) -> CollectiveCall:
