@@ -23,7 +23,9 @@ from conftest import DATA, ROOT, run_files
 from processes import PATIENCE_S, Ranks
 
 from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
-from distbench.nodes import NodeLaunch, slurm_script, torchrun_lines
+from distbench.nodes.node_launch import NodeLaunch
+from distbench.nodes.slurm_job import slurm_script
+from distbench.nodes.torchrun_nodes import torchrun_lines
 from distbench.runs.run_file import read_run
 
 # The command itself takes signals as it does for a user; its ranks are forked.

@@ -60,15 +60,18 @@ def run_on_nodes(
     Raises:
         UserError: ranks that cannot be counted or do not fit the mesh, or a launcher that is not here.
     """
-    from distbench import nodes
+    from distbench.nodes.node_launch import NodeLaunch, launcher_here
+    from distbench.nodes.slurm_job import has_gpus, run_by_slurm, slurm_text
+    from distbench.nodes.torchrun_nodes import run_by_torchrun, torchrun_lines
+    from distbench.nodes.torchx_job import run_by_torchx, torchx_line
 
     if is_joined:
         raise UserError("--nodes launches ranks, and this process is one already; leave it out under a launcher")
-    num_nodes, launcher = asked["nodes"] or 1, asked["launcher"] or nodes.launcher_here()
+    num_nodes, launcher = asked["nodes"] or 1, asked["launcher"] or launcher_here()
     if launcher != "torchx":  # whose image may have other files
         _require_scenarios(scenarios, asked["choices"])
     device, ranks_per_node = _ranks_per_node(scenarios, mesh, num_nodes, asked)
-    launch = nodes.NodeLaunch(
+    launch = NodeLaunch(
         arguments=without_where(click.get_current_context().meta[ARGUMENTS]),
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
@@ -80,13 +83,13 @@ def run_on_nodes(
     )
     asks = asked["device"] or device != "cpu" or any(ASKS_FOR_GPUS.match(word) for word in launch.extra)
     # A batch file may be written where there is no Slurm to ask: then nobody knows what its nodes have.
-    if launcher == "slurm" and not asks and (has_gpus := nodes.has_gpus()) is not False:
-        say(NO_DEVICE_ASKED.format(CLUSTER_HAS if has_gpus else ""), err=True)
+    if launcher == "slurm" and not asks and (have_gpus := has_gpus()) is not False:
+        say(NO_DEVICE_ASKED.format(CLUSTER_HAS if have_gpus else ""), err=True)
     if asked["dry_run"]:
-        texts = {"torchrun": nodes.torchrun_lines, "slurm": nodes.slurm_text, "torchx": nodes.torchx_line}
+        texts = {"torchrun": torchrun_lines, "slurm": slurm_text, "torchx": torchx_line}
         say(texts[launcher](launch).rstrip("\n"))
         return 0
-    run = {"torchrun": nodes.run_by_torchrun, "slurm": nodes.run_by_slurm, "torchx": nodes.run_by_torchx}[launcher]
+    run = {"torchrun": run_by_torchrun, "slurm": run_by_slurm, "torchx": run_by_torchx}[launcher]
     return run(launch, lambda text: say(text, err=True))
 
 
